@@ -53,7 +53,7 @@ class PortInUse(WorkerError):
 
 
 class BadFunction(WorkerError, ValueError):
-    """The argument of `cache_compile` is no undecorated method of a module instance."""
+    """The argument of `cache_compile` is no method of a module instance."""
 
 
 class ConfigMismatch(WorkerError, ValueError):

@@ -54,7 +54,7 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
     Source of names and defaults: TorchAir's ``torchair.inference.cache_compile``.
 
     Args:
-        func: an undecorated method of an ``nn.Module`` instance; it must form one whole graph.
+        func: a method of an ``nn.Module`` instance; it must form one whole graph, its decorators included.
         config: how to compile; defaults to ``CompilerConfig()``. TorchAir's own configurations are
         translated.
         backend: what `get_npu_backend` returned; its config is used, and must equal ``config`` if both
@@ -76,12 +76,12 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
             ignored with a warning.
 
     Raises:
-        BadFunction: ``func`` is no undecorated method of a module.
+        BadFunction: ``func`` is no method of a module.
         ConfigMismatch: ``config`` and ``backend`` disagree.
         BadConfig: a misspelt parameter, or a value that is not allowed.
         NotYet: the configuration asks for what is not built yet.
     """
-    from warmrank.worker.runtime.options import CacheOptions
+    from warmrank.worker.configs.compiler_config import CacheOptions
 
     with collection.paused(), _torch_errors_named():  # a full collection takes longer than all these imports
         from warmrank.worker.runtime.function import CachedFunction
@@ -133,20 +133,18 @@ def _torch_errors_named() -> Iterator[None]:
 def _method(func: Any) -> MethodType:
     import torch
 
-    name = getattr(func, "__qualname__", repr(func))
+    name = getattr(func, "__qualname__", "")
     if not isinstance(func, MethodType) or not isinstance(func.__self__, torch.nn.Module):
-        what = (
-            type(func).__name__
-            if not isinstance(func, MethodType)
-            else f"method of {type(func.__self__).__name__}"
-        )
-        msg = f"cache_compile takes a bound method of an nn.Module, got {name} ({what}); pass self.method"
+        is_method = isinstance(func, MethodType)
+        what = f"method of {type(func.__self__).__name__}" if is_method else type(func).__name__
+        got = f"{name} ({what})" if name else f"a {what}"
+        msg = f"cache_compile takes a bound method of an nn.Module, got {got}; pass self.method"
         raise BadFunction(msg, function=name)
-    if not isinstance(func.__func__, FunctionType) or hasattr(func.__func__, "__wrapped__"):
+    if not isinstance(func.__func__, FunctionType):
+        kind = type(func.__func__).__qualname__
         msg = (
-            f"{name} is decorated, and a cached function must not be: the decorator would be lost or traced. "
-            "Move the body into an undecorated method, cache that one, and call it from the decorated one. "
-            "Of a class that is not yours, cache a method of a module of your own that holds this one."
+            f"{name} is a {kind}, and a cached function must be one of Python's own. "
+            "Cache a method that calls this one."
         )
         raise BadFunction(msg, function=name)
     if func.__func__.__code__.co_flags & _RUN_IN_STEPS:
@@ -155,7 +153,20 @@ def _method(func: Any) -> MethodType:
             "whole. Cache the method that makes one step, and call it in the generator."
         )
         raise BadFunction(msg, function=name)
-    return func
+    return (
+        func if func.__func__.__code__.co_argcount else MethodType(_of_module(func.__func__), func.__self__)
+    )
+
+
+def _of_module(function: FunctionType) -> FunctionType:
+    """The function with a parameter for the module, where a decorator takes only ``(*args, **kwargs)``."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(self, *args, **kwargs)
+
+    for name in functools.WRAPPER_ASSIGNMENTS:
+        setattr(method, name, getattr(function, name))
+    return method  # type: ignore[return-value]
 
 
 def _translated(config: Any, parameter: str) -> CompilerConfig:
@@ -259,7 +270,7 @@ def set_dim_gears(t: torch.Tensor, dim_gears: Mapping[int, Sequence[int]]) -> No
     Raises:
         GearError: `t` is no tensor, the gears are not allowed, or `t` has other gears already.
     """
-    from warmrank.worker.gears.carried import carry
+    from warmrank.worker.gears.model import carry
 
     carry(t, dim_gears)
 

@@ -155,50 +155,16 @@ def translating(model: Any, cached: Cached, *, whole: bool) -> Calls:
 
 
 def generating(model: Any, cached: Cached, *, whole: bool) -> Calls:
-    """The package's own ``generate``, whose steps of one token are a cached function."""
-    plain = type(model)
-
-    class Served(plain):  # type: ignore[misc, valid-type]
-        def step(self, input_ids: Any, position_ids: Any, past_key_values: Any) -> Any:
-            return plain.forward(
-                self,
-                input_ids=input_ids,
-                position_ids=position_ids,
-                past_key_values=past_key_values,
-                use_cache=True,
-            )
-
-        def forward(
-            self,
-            input_ids: Any = None,
-            attention_mask: Any = None,
-            position_ids: Any = None,
-            past_key_values: Any = None,
-            **more: Any,
-        ) -> Any:
-            step = vars(self).get("cached_step")
-            if step is not None and input_ids.shape[1] == 1:
-                return step(input_ids, position_ids, past_key_values)
-            return plain.forward(
-                self,
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                past_key_values=past_key_values,
-                **more,
-            )
-
-    Served.__name__ = plain.__name__  # generate looks the class up by name
+    """The package's own ``generate`` of a model whose decorated ``forward`` is cached."""
 
     def run() -> Any:
         asked = {"min_new_tokens": 6, "max_new_tokens": 6, "do_sample": False, "output_logits": True}
         made = model.generate(tokens(2, 5), **asked, return_dict_in_generate=True)
         return made.sequences, made.logits
 
-    model.__class__ = Served
     wanted = run()
-    model.cached_step = cached(model.step)
-    return [model.cached_step], furthest(wanted, run())
+    model.forward = function = cached(model.forward)
+    return [function], furthest(wanted, run())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import pickle
 import re
 import stat
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -269,10 +270,6 @@ def test_model_directory_is_torchairs(dynamic: bool, mode: str, expected: str) -
 
 
 class Decorated(nn.Module):
-    @torch.no_grad()
-    def quiet(self, x: torch.Tensor) -> torch.Tensor:
-        return x
-
     @staticmethod
     def static(x: torch.Tensor) -> torch.Tensor:
         return x
@@ -310,9 +307,9 @@ def model() -> Plain:
 @pytest.mark.parametrize(
     "function",
     [plain, Plain.affine, Plain(), Decorated.static, Decorated().static, NoModule().method,
-     Decorated.of_class, torch.relu, len, "affine", None],
+     Decorated.of_class, Decorated().partial, torch.relu, len, "affine", None],
     ids=["function", "unbound", "module", "static", "static of an instance", "of no module", "class method",
-         "operator", "builtin", "text", "none"],
+         "partial", "operator", "builtin", "text", "none"],
 )  # fmt: skip
 def test_function_that_is_no_method_of_a_module_is_refused(function: Any) -> None:
     with pytest.raises(
@@ -326,10 +323,16 @@ def test_layer_without_shapes_is_refused_by_name() -> None:
         cache_compile(torch.nn.LazyLinear(3).forward)(torch.ones(2))
 
 
-@pytest.mark.parametrize("name", ["quiet", "partial"])
-def test_decorated_method_is_refused_with_the_remedy(name: str) -> None:
-    with pytest.raises(BadFunction, match=r"Move the body into an undecorated method|pass self.method"):
-        cache_compile(getattr(Decorated(), name))
+def test_module_is_named_by_its_class_not_by_all_of_its_layers() -> None:
+    with pytest.raises(
+        BadFunction, match=r"^cache_compile takes a bound method of an nn.Module, got a Plain;"
+    ):
+        cache_compile(Plain())
+
+
+def test_method_of_c_is_refused_with_the_remedy() -> None:
+    with pytest.raises(BadFunction, match=r"is a builtin_function_or_method, .*Cache a method that calls"):
+        cache_compile(MethodType(len, nn.Linear(2, 2)))
 
 
 # Configuration and backend.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import logging
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MethodType
@@ -29,12 +32,13 @@ from tests.support.tracing import (
     model_of,
     outcome,
     reason,
+    traces_more,
     warm,
-)  # fmt: skip
+)
 from warmrank.worker.compile import compiler
+from warmrank.worker.configs.compiler_config import LaunchDefaults
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.runtime.function import CachedFunction
-from warmrank.worker.runtime.options import LaunchDefaults
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -153,6 +157,145 @@ def test_threads_that_call_at_once_compile_once(cache: Path, monkeypatch: pytest
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(call, range(4))) == [ROWS.shape] * 4
     assert len(compiles) == 1
+
+
+# Decorated methods.
+
+
+FACTOR = 2.0
+
+
+def times(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def multiplied(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs) * FACTOR
+
+    return multiplied
+
+
+def adding(value: float) -> Callable[..., Any]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def added(self: nn.Module, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            return function(self, x, *args, **kwargs) + value
+
+        return added
+
+    return decorate
+
+
+class Decorated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    @torch.inference_mode()
+    def quiet(self, x: torch.Tensor) -> Any:
+        return self.layer(x)
+
+    @times
+    def scaled(self, x: torch.Tensor, *, by: float = 1.0) -> Any:
+        return self.layer(x) * by
+
+    @adding(3.0)
+    @times
+    def both(self, x: torch.Tensor, by: float = 1.0) -> Any:
+        return self.layer(x) * by
+
+
+@pytest.mark.parametrize("name", ["quiet", "scaled", "both"])
+def test_decorated_method_is_loaded_with_what_its_decorators_do(name: str, cache: Path) -> None:
+    x = torch.rand(3, 4)
+    for expected in ("compiled", "loaded"):
+        model = Decorated()
+        function = cached(getattr(model, name), cache)
+        assert torch.equal(function(x), getattr(model, name)(x))
+        assert outcome(function) == expected
+        assert Path(files(cache)[0]).parent.name == name
+
+
+def test_module_of_a_decorators_arguments_is_no_argument(cache: Path) -> None:
+    """Weights are used where they lie, and inputs at another address are copied, not captured again."""
+    function = cached(Decorated().scaled, cache)
+    for _ in range(4):
+        function(torch.rand(3, 4))
+    assert (function.statistics.captures, function.statistics.recaptures) == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["scaled", "both"])
+def test_what_a_decorator_reads_is_a_condition(name: str, cache: Path, monkeypatch) -> None:
+    model = Decorated()
+    cached(getattr(model, name), cache)(ROWS)
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 3.0)
+    function = cached(getattr(model, name), cache)
+    assert torch.equal(function(ROWS), getattr(model, name)(ROWS))
+    assert "FACTOR: 2.0 -> 3.0" in reason(function)
+
+
+def test_body_of_a_decorated_method_is_a_condition(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cached(Decorated().scaled, cache)(ROWS)
+
+    def scaled(self: Any, x: torch.Tensor, *, by: float = 1.0) -> Any:
+        return self.layer(x) * by - 1
+
+    monkeypatch.setattr(Decorated, "scaled", times(scaled))
+    model = Decorated()
+    function = cached(model.scaled, cache)
+    assert torch.equal(function(ROWS), model.scaled(ROWS))
+    assert outcome(function) == "compiled"
+
+
+def test_method_that_its_cached_function_takes_the_place_of(cache: Path) -> None:
+    for expected in ("compiled", "loaded"):
+        model = Decorated()
+        wanted = model.both(ROWS)
+        function = cached(model.both, cache)
+        model.both = function
+        assert torch.equal(model.both(ROWS), wanted)
+        assert outcome(function) == expected
+
+
+# Copies of what a module holds.
+
+
+class Options:
+    def __init__(self) -> None:
+        self.scale, self.steps = 2.0, [1.0]
+        self.again = self.steps
+
+
+class Copying(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.options = Options()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        options = copy.deepcopy(self.options)
+        options.steps.append(2.0)
+        return x * options.scale + sum(options.again)
+
+
+CHANGES = {
+    "a value of it": ("scale", 3.0, "self.options.__dict__['scale']: 2.0 -> 3.0"),
+    "what is one object in it": ("again", [1.0], "are no longer the same object"),
+}
+
+
+@traces_more
+@pytest.mark.parametrize("change", CHANGES)
+def test_deep_copy_of_an_object_of_the_module_is_followed(change: str, cache: Path) -> None:
+    for expected in ("compiled", "loaded"):
+        model = Copying()
+        function = cached(model.forward, cache)
+        assert torch.equal(function(ROWS), model(ROWS))
+        assert outcome(function) == expected
+        assert model.options.steps == [1.0]
+    name, value, said = CHANGES[change]
+    model = Copying()
+    setattr(model.options, name, value)
+    function = cached(model.forward, cache)
+    assert torch.equal(function(ROWS), model(ROWS))
+    assert said in reason(function)
 
 
 # Several functions of one module.

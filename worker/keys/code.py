@@ -38,6 +38,7 @@ _IGNORED_CLASS_NAMES = frozenset(
         "__orig_bases__",
         "__abstractmethods__",
         "_abc_impl",
+        "__slotnames__",  # which copy and pickle put into a class when they first meet it
     }
 )
 # Py_TPFLAGS_IMMUTABLETYPE: nobody can put anything into such a class.

@@ -33,7 +33,7 @@ from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.artifact import Check, Node, PortableGuards
 from warmrank.worker.runtime.decoding import decode, describe_named, device_name, equal, keys_of
 from warmrank.worker.runtime.sources import changed
-from warmrank.worker.torch_private.switches import dict_keys
+from warmrank.worker.torch_private.warm import dict_keys
 
 MAX_REASONS = 8
 _PARAMETER = type_name(torch.nn.Parameter)
@@ -325,7 +325,7 @@ def holds(kind: str, value: Any, expected: Any) -> bool:  # noqa: C901, PLR0911,
 
 def _holds_of_process(kind: str, value: Any, expected: Any) -> bool:
     """A condition on gears or on process groups, which most functions have none of."""
-    from warmrank.worker.gears.carried import carried, encoded
+    from warmrank.worker.gears.model import carried, encoded
     from warmrank.worker.groups import role_of
 
     if kind == "gears":

@@ -6,6 +6,7 @@
 * ``"%s" % value`` and ``str`` take the text of an object from its ``__str__`` or ``__repr__``, f-strings from
   ``__format__`` too, and these are traced; so is ``__eq__`` of a dict's keys, as from torch 2.14 on.
 * An object with an ``__enter__`` of the user's can be entered, whenever it was made.
+* ``id`` is no condition where Python or torch ask for it: ``copy.deepcopy`` keys its memo by addresses.
 * Copies and repetitions of a deque have its limit, as in torch 2.14 and 2.15.
 
 Tested in ``tests/unit/test_like_eager.py`` and ``test_evaluated_paths.py``.
@@ -36,6 +37,7 @@ FACTS = {
     "torch._dynamo.variables": "TupleVariable UserDefinedObjectVariable",
     "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
     "torch._dynamo.variables.ctx_manager": "GenericContextWrappingVariable",
+    "torch._guards:GuardsSet": "add(guard)",
 }
 
 _DISPATCHING: Final = functools.singledispatch(lambda _: None).__code__  # type: ignore[attr-defined]
@@ -45,6 +47,9 @@ _TEXTS: Final = {"s": str, "r": repr, "a": ascii}
 
 class PythonChanges:
     """Steps in where Dynamo is to trace what the module's docstring says."""
+
+    def __init__(self) -> None:
+        self._is_asking = False  # the library for an address
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
@@ -96,9 +101,7 @@ class PythonChanges:
             return original(tx, spec, flags)
         if _is_of_user(value, "__format__"):
             tx.push(tx.pop().realize().call_method(tx, "__format__", [spec], {}))
-        elif not spec.as_python_constant() and any(
-            _is_of_user(value, name) for name in ("__str__", "__repr__")
-        ):
+        elif not spec.as_python_constant() and (_is_of_user(value, "__str__") or _is_shown(value)):
             tx.push(VariableTracker.build(tx, str).call_function(tx, [tx.pop()], {}))
         else:
             return original(tx, spec, flags)
@@ -116,6 +119,20 @@ class PythonChanges:
             return bool(original(variable, other))
         answer = variable.call_method(InstructionTranslator.current_tx(), "__eq__", [other], {})
         return answer.as_python_constant() is True
+
+    @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_id(tx, args)")
+    def _address(self, original: Any, variable: Any, tx: Any, *args: Any) -> Any:
+        args = tuple(arg.realize() for arg in args)  # with the guards of its own
+        self._is_asking = is_pinned_module(tx.f_globals.get("__name__"))
+        try:
+            return original(variable, tx, *args)
+        finally:
+            self._is_asking = False
+
+    @steps_in("torch._guards:GuardsSet", "add(guard)")
+    def _guard(self, original: Any, guards: Any, guard: Any, *args: Any, **kwargs: Any) -> None:
+        if not self._is_asking:
+            original(guards, guard, *args, **kwargs)
 
     @steps_in("torch._dynamo.variables.builder:VariableBuilder", "_wrap(value)")
     def _wrap(self, original: Any, builder: Any, value: Any) -> Any:
