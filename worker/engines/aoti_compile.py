@@ -38,7 +38,8 @@ from warmrank.worker.errors import NotPortable, NotYet
 from warmrank.worker.keys.machine import instruction_set
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.settings import settings
-from warmrank.worker.torch_private.inductor import bind_inputs, compile_library
+from warmrank.worker.torch_private.inductor import compile_library
+from warmrank.worker.torch_private.library_inputs import bind_inputs
 from warmrank.worker.torch_private.lowering import (
     LoweredGraph,
     graph_of,
