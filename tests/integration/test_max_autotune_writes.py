@@ -1,4 +1,4 @@
-"""Mode max-autotune: what compiled kernels write, and which casts they make, beside eager."""
+"""Mode max-autotune: what compiled kernels write, cast, raise and hand to operators, beside eager."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 
 from tests.support.tracing import compiles_ahead, in_mode
 from warmrank.inference import cache_compile
+from warmrank.worker.errors import NotPortable
 from warmrank.worker.runtime.function import CachedFunction
 
 pytestmark = [compiles_ahead, pytest.mark.usefixtures("no_grad")]
@@ -87,3 +88,72 @@ def test_what_is_read_between_two_writes_is_not_computed_after_them(tmp_path: Pa
         x, at = torch.full((2, 4), step + 0.5), torch.tensor([step, step + 1])
         torch.testing.assert_close(function(x, at), eager(x, at))
         torch.testing.assert_close(model.cache, eager.cache)
+
+
+@torch.library.custom_op("warmrank_tests::scaled", mutates_args=())
+def scaled(x: torch.Tensor, by: float, *, times: int = 2, plus: int = 1, name: str = "a") -> torch.Tensor:
+    return x * by * times + plus + len(name)
+
+
+@scaled.register_fake
+def _(x: torch.Tensor, by: float, *, times: int = 2, plus: int = 1, name: str = "a") -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("warmrank_tests::noted", mutates_args=())
+def noted(x: torch.Tensor) -> None:
+    """Has no result."""
+
+
+@noted.register_fake
+def _(x: torch.Tensor) -> None:
+    """Has none either."""
+
+
+class Operators(torch.nn.Module):
+    """Calls operators by name that have defaults, some on complex numbers, some that return bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(5, 2)
+
+    def forward(self, x: torch.Tensor, index: torch.Tensor, number: int) -> Any:
+        z = torch.view_as_complex(self.table(index))
+        scales = scaled(x, 2.0), scaled(x, 3.0, plus=4), scaled(x, 3.0, times=4, name="bb")
+        computed = z - 1, 2.5 - z, z * number, z[0] / 2, z - z * 2, 1j - z, z + True, z == 1, z.isclose(z * 1)
+        large = index.to(torch.uint8) * 100
+        of_nothing = torch.var_mean(x[:0]), x[:0].mean(), x[:0].sum(), x[:0].prod()
+        return scales, computed, large.any() * 3, large.all(0), large.any(0, keepdim=True) + large, of_nothing
+
+    def noting(self, x: torch.Tensor) -> torch.Tensor:
+        noted(x)
+        return x + 1
+
+
+@pytest.fixture(scope="module")
+def operators(tmp_path_factory: pytest.TempPathFactory) -> CachedFunction:
+    return cache_compile(
+        Operators().forward, config=in_mode("max-autotune"), cache_dir=tmp_path_factory.mktemp("operators")
+    )
+
+
+@pytest.mark.filterwarnings("ignore:var_mean")
+@pytest.mark.parametrize("number", [3, 5])
+def test_types_and_values_of_operators_are_eagers(operators: CachedFunction, number: int) -> None:
+    given = torch.arange(3.0), torch.tensor([1, 4, 0]), number
+    torch.testing.assert_close(operators(*given), operators.module.forward(*given), equal_nan=True)
+
+
+def test_error_of_an_operator_is_eagers(operators: CachedFunction) -> None:
+    given = torch.arange(3.0), torch.tensor([1, 9, 0]), 3
+    with pytest.raises(IndexError) as wanted:
+        operators.module.forward(*given)
+    with pytest.raises(IndexError) as found:
+        operators(*given)
+    assert str(found.value) == str(wanted.value)
+
+
+def test_operator_that_returns_nothing_is_refused_by_name(tmp_path: Path) -> None:
+    function = cache_compile(Operators().noting, config=in_mode("max-autotune"), cache_dir=tmp_path)
+    with pytest.raises(NotPortable, match=r"warmrank_tests\.noted\.default returns nothing(?s:.*)noted\(x\)"):
+        function(torch.ones(3))

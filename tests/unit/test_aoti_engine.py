@@ -129,6 +129,23 @@ def test_results_in_one_buffer_are_taken_apart() -> None:
         assert [value.tolist() for value in results] == [[0.0] * 4, [0.0] * 4, [1.0] * 4]
 
 
+def failing(_taken: Any) -> Any:
+    raise RuntimeError("no kernel\n# of this kind")
+
+
+def test_graph_whose_kernels_fail_is_replayed_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    graph = CompiledGraph(parts(failing))
+    with caplog.at_level(logging.WARNING, logger="torchair"):
+        for _ in range(2):
+            assert graph(torch.zeros(1), torch.zeros(1)) == parts(failing).replay()
+    assert caplog.text.count("(no kernel)") == 1
+
+
+def test_graph_whose_kernels_may_have_written_is_not_run_again() -> None:
+    with pytest.raises(RuntimeError, match="no kernel"):
+        CompiledGraph(parts(failing, written=(1,)))(torch.zeros(1), torch.zeros(1))
+
+
 def test_shared_inputs_of_a_writing_graph_are_replayed(caplog: pytest.LogCaptureFixture) -> None:
     graph = CompiledGraph(parts(lambda _: [torch.zeros(1)], written=(1,)))
     memory = torch.zeros(8)

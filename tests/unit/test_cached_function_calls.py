@@ -26,7 +26,9 @@ from tests.support.tracing import (
     ROWS,
     cached,
     cached_in_launch,
+    compiles_ahead,
     files,
+    in_mode,
     model_of,
     outcome,
     reason,
@@ -83,26 +85,55 @@ def test_second_trace_abandons_the_cache_where_that_was_asked(cache: Path) -> No
 
 
 class Counts(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, start: float) -> None:
         super().__init__()
-        self.calls = 0
+        self.calls = start
+        self.seen = {"rows": 4}
+        self.marks: list[str] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        return x * self.calls
+        self.seen["rows"] += x.shape[0]
+        return x * self.calls + self.seen["rows"] + (1 if self.calls > 4 else 0)
+
+    def named(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * len(f"{self.calls:+}")
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", pytest.param("max-autotune", marks=compiles_ahead)])
+def test_function_that_counts_in_integers_compiles_once_for_each_side_of_a_branch(
+    cache: Path, mode: str
+) -> None:
+    model, eager = Counts(2), Counts(2)
+    function = cached(model.forward, cache, config=in_mode(mode))
+    for _ in range(6):
+        assert torch.equal(function(ROWS), eager(ROWS))
+        assert (model.calls, model.seen) == (eager.calls, eager.seen)
+    model.calls = eager.calls = 40
+    assert torch.equal(function(ROWS), eager(ROWS))
+    assert len(function.variants) == 2
+
+
+def test_integer_of_which_no_symbol_can_be_made_is_a_condition(cache: Path) -> None:
+    model, eager = Counts(8), Counts(8)
+    function = cached(model.named, cache)
+    for _ in range(2):
+        assert torch.equal(function(ROWS), eager.named(ROWS))
+    assert "self.calls: 8 -> 9" in str(function.last_result)
 
 
 def test_function_that_changes_itself_runs_eagerly_after_some_traces(cache, monkeypatch, caplog):
     monkeypatch.setattr("warmrank.worker.runtime.compiling.MAX_TRACES_OF_CHANGING", 2)
-    model = Counts()
+    model, eager = Counts(0.0), Counts(0.0)
     function = cached(model.forward, cache)
     with caplog.at_level(logging.WARNING, logger="torchair"):
-        for count in range(1, 6):
-            assert torch.equal(function(ROWS), ROWS * count)
+        for _ in range(5):
+            assert torch.equal(function(ROWS), eager(ROWS))
     assert model.calls == 5
     assert len(function.variants) == 2
     assert caplog.text.count("Counts.forward was traced 2 times in this process") == 1
-    assert "self.calls: 0 -> 1" in caplog.text
+    assert "self.calls: 0.0 -> 1.0" in caplog.text
 
 
 def test_threads_that_call_at_once_compile_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

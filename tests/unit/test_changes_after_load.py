@@ -379,14 +379,10 @@ def test_complex_constants_are_kept(tmp_path: Path) -> None:
 @pytest.mark.slow
 @compiles_ahead
 @torch.no_grad()
-def test_complex_constants_are_compiled_right_or_refused_by_name(tmp_path: Path) -> None:
+def test_complex_constants_are_compiled(tmp_path: Path) -> None:
     model, x = Lazy(), torch.tensor([1 + 2j])
     function = cached(model.complex_constants, tmp_path, config=in_mode("max-autotune"))
-    with contextlib.suppress(NotPortable):  # Inductor takes them from torch 2.15 on
-        torch.testing.assert_close(function(x), model.complex_constants(x), equal_nan=True)
-        return
-    with pytest.raises(NotPortable, match=r"complex.*\n.*reduce-overhead"):
-        function(x)
+    torch.testing.assert_close(function(x), model.complex_constants(x), equal_nan=True)
 
 
 LAZY = {

@@ -417,7 +417,7 @@ def test_variable_of_the_environment_that_a_fake_kernel_reads_is_a_condition(mon
 class Counted:
     """A class that counts."""
 
-    number = 3
+    number: float = 3
 
 
 class Counts(nn.Module):
@@ -436,6 +436,8 @@ def test_trace_writes_nothing_to_a_class(monkeypatch: pytest.MonkeyPatch) -> Non
     assert Counted.number == 3
     assert misfits(artifact, Counts().forward, X) == ()
     Counted.number = 4
+    assert misfits(artifact, Counts().forward, X) == ()
+    Counted.number = 4.5
     assert misfits(artifact, Counts().forward, X) != ()
 
 

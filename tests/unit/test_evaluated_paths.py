@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 from collections import deque
@@ -379,3 +380,58 @@ def test_object_from_before_the_call_is_entered_and_gives_its_text(cache: Path) 
     module.depth.step = 3
     torch.testing.assert_close(function(X), X * 3 + 5)
     assert module.depth.depth == 0
+
+
+class Own:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Own) and other.number == self.number
+
+    def __repr__(self) -> str:
+        return f"own '{self.number}'"
+
+    def __format__(self, spec: str) -> str:
+        return spec * self.number
+
+
+class Texts(torch.nn.Module):
+    """Makes texts of an object in each of Python's ways, and looks it up among equal ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = Own(3)
+        self.by_own = {Own(3): 2.0}
+
+    def formatted(self, x: torch.Tensor) -> Any:
+        made = "%r|100%%|%-9s|%.2f" % (self.own, self.own, 2.5)  # noqa: UP031 - the subject
+        return x * len(made) + len(f"{self.own:ab}") * 100 + len(f"{self.own}") + 7 * (made[0] == "o")
+
+    def keyed(self, x: torch.Tensor) -> Any:
+        made = {Own(3): 1.0, Own(4): 2.0, Own(3): 3.0}
+        return x * made[self.own] + len(made)
+
+    def looked_up(self, x: torch.Tensor) -> Any:
+        return x * self.by_own[self.own]
+
+
+@torch.no_grad()
+def test_texts_of_an_object_are_those_of_its_own_methods(tmp_path: Path) -> None:
+    model = Texts()
+    function = cached(model.formatted, tmp_path)
+    for number in (3, 4):
+        model.own.number = number
+        assert torch.equal(function(X), model.formatted(X))
+
+
+@torch.no_grad()
+def test_keys_that_say_themselves_which_are_equal_are_asked_or_refused_by_name(tmp_path: Path) -> None:
+    model = Texts()
+    with contextlib.suppress(GraphBreak):  # torch up to 2.12
+        assert torch.equal(cached(model.keyed, tmp_path)(X), model.keyed(X))
+    with pytest.raises((NotPortable, GraphBreak), match=r"Key the dict by texts|overridden __hash__"):
+        cached(model.looked_up, tmp_path)(X)

@@ -161,14 +161,34 @@ class CompiledGraph:
             try:
                 made = self._run(taken)
             except RuntimeError as error:
-                from warmrank.worker.torch_private.libraries import changed_result
-
-                raise changed_result(error) or error from None
+                return self._after(error, inputs)
             if self._copied is None or self._copied:
                 made = self._own(made, taken)
         if parts.tail is None:
             return tuple(made)
         return parts.tail(*self._tail_inputs(inputs), *made)
+
+    def _after(self, error: RuntimeError, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        """The results of a call that the library gave up: those of the replay, which raises as eager does.
+
+        Raises:
+            StateChanged: the result of an operator is not as in the trace.
+            RuntimeError: the library may have written to its inputs already, so nothing can be replayed.
+        """
+        from warmrank.worker.torch_private.libraries import changed_result
+
+        changed = changed_result(error)
+        if changed or self._parts.written:
+            raise changed or error from None
+        results = self._parts.replay(*inputs)
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "compiled kernels fail where the graph itself does not (%s); it is replayed operator by "
+                "operator whenever they do",
+                str(error).partition("\n")[0],
+            )
+        return results
 
     def _may_not_be_written(self, inputs: Sequence[Any]) -> bool:
         """True if an input that the library writes to was made in inference mode, which this is not."""

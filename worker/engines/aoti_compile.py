@@ -22,7 +22,6 @@ import operator
 import shutil
 import stat
 import tempfile
-from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import geteuid
@@ -39,10 +38,12 @@ from warmrank.worker.errors import NotPortable, NotYet
 from warmrank.worker.keys.machine import instruction_set
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.settings import settings
-from warmrank.worker.torch_private.inductor import bind_inputs, compile_library
+from warmrank.worker.torch_private.inductor import compile_library
+from warmrank.worker.torch_private.library_inputs import bind_inputs
 from warmrank.worker.torch_private.lowering import (
     LoweredGraph,
     graph_of,
+    has_effect,
     line_of,
     operators_as_they_are,
 )
@@ -117,8 +118,8 @@ _VIEWS = {
         ("unsqueeze_.default", "unsqueeze", "default"),
     )
 }
-
-_ARITHMETIC = {getattr(torch.ops.aten, name).Tensor for name in ("add", "sub", "mul", "div")}
+# An assertion that Inductor leaves out: the overload that it keeps, and what that says more.
+_SAID = {"aten._assert_async.default": ("msg", "expected a nonzero value")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,12 +136,17 @@ def divide(graph: GraphModule) -> Division:
     """Take ``graph`` apart.
 
     Raises:
-        NotPortable: it changes the shape of an input in place.
+        NotPortable: it changes the shape of an input in place, or calls an operator for its effect alone.
         NotYet: it uses a process group.
     """
     for node in graph.graph.nodes:
         if "c10d" in str(node.target):
             raise NotYet(f"process groups in mode max-autotune ({node.target})", instead=_INSTEAD)
+        if node.op == "call_function" and node.target not in _SAID and has_effect(node) > node.is_impure():
+            msg = f"{node.target} returns nothing, so compiled kernels leave it out:\n{line_of(node)}\n"
+            raise NotPortable(
+                f"{msg}Return a tensor from it that is used, or {_INSTEAD}.", what=str(node.target)
+            )
     graph = _with_new_views(graph)
     (results,) = next(node for node in graph.graph.nodes if node.op == "output").args
     inputs, bases, order = _needed_by_tail(graph, results)
@@ -264,30 +270,15 @@ def _library_of(source: GraphModule, bases: list[Node]) -> GraphModule | None:
         elif str(node.target) in DROPOUTS:
             made[node] = made[node.args[0]]
         else:
-            arguments = ChainMap(_floats_beside_complex(node, graph, made), made)
-            made[node] = graph.node_copy(node, arguments.__getitem__)
+            made[node] = graph.node_copy(node, made.__getitem__)
+            if str(node.target) in _SAID:
+                overload, text = _SAID[str(node.target)]
+                made[node].target = getattr(node.target.overloadpacket, overload)
+                made[node].args = (*made[node].args, text)
     graph.eliminate_dead_code()
     if not bases and not any(node.op == "call_function" for node in graph.nodes):
         return None
     return GraphModule(source, graph)
-
-
-def _floats_beside_complex(node: Node, graph: Graph, made: dict[Node, Node]) -> dict[Node, Node]:
-    """The integers that ``node`` computes with a complex number, made floats, as eager does.
-
-    AOTInductor hands the number over as a tensor of complex128, which turns integers into that type.
-    """
-    if node.target not in _ARITHMETIC or not any(isinstance(value, complex) for value in node.args):
-        return {}
-    floats: dict[Node, Node] = {}
-    traced = node.meta["val"].dtype
-    for argument in node.all_input_nodes:
-        value = argument.meta["val"]
-        if not (value.is_floating_point() or value.is_complex()):
-            to = torch.ops.prims.convert_element_type.default
-            floats[argument] = graph.call_function(to, (made[argument], traced.to_real()))
-            floats[argument].meta["val"] = value.to(traced.to_real())
-    return floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

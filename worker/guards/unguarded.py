@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from warmrank.worker.errors import NotPortable
 from warmrank.worker.groups import is_group
 from warmrank.worker.guards.paths import NodeValues, PathTable
 from warmrank.worker.keys.code import globals_module, is_pinned_module
@@ -107,7 +108,14 @@ def _names(value: Any) -> tuple[str, Any]:
     """The condition on all names of a dict; of a class, the tree names its dict like the class itself."""
     if isinstance(value, type):
         return "identity", describe(value)
-    return "keys", [*map(encode_key, keys_of(value))]
+    try:
+        return "keys", [*map(encode_key, keys_of(value))]
+    except NotPortable as error:
+        msg = (
+            f"the function depends on the keys of a dict, and {error.message}. Key the dict by texts, "
+            "numbers or members of an enum."
+        )
+        raise NotPortable(msg, what="keys") from error
 
 
 def _takes_part(value: Any) -> bool:

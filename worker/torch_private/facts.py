@@ -40,7 +40,7 @@ _COMPILE = (
 GROUPS: Final = {
     "compile": _COMPILE,
     "trial": ("trial",),
-    "inductor": ("inductor", "libraries"),
+    "inductor": ("inductor", "libraries", "library_inputs"),
     "torchair": ("torchair",),
     "offline": ("fake_ranks",),
 }

@@ -4,10 +4,7 @@ Relied on (``tests/unit/test_aoti_engine.py``; compiled kernels:
 ``tests/integration/test_max_autotune.py``):
 
 * ``compile_fx_aot`` within a tracing context uses that context's ``ShapeEnv``, so the conditions it puts on
-  symbolic sizes are guards of the trace; it takes no symbolic integer as an input. A tensor with a symbolic
-  size and stride 0 carries a number into the library, where ``sym_size`` reads it. The value of a
-  ``SymInt`` placeholder has its symbol as ``node.expr``, after what was substituted since, and
-  ``node.maybe_as_int()`` where it was specialised;
+  symbolic sizes are guards of the trace; it takes no symbolic integer as an input (`library_inputs`);
 * with ``aot_inductor.package`` it returns the paths of what it made, one of them the ``.so``; with
   ``model_name_for_generated_files`` no name depends on a hash. Operators that have no C interface are
   called by name; ``<stem>.json`` beside the library lists them;
@@ -36,9 +33,8 @@ import torch
 
 from warmrank.worker.errors import NotPortable, NotYet
 from warmrank.worker.torch_private.libraries import LIBRARY, NODES
-from warmrank.worker.torch_private.operators import constant_of, memory_of, mutated_arguments, nodes_at
+from warmrank.worker.torch_private.operators import memory_of, mutated_arguments, nodes_at
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
-from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
@@ -48,8 +44,9 @@ FACTS = {
     "torch._inductor.compile_fx": "compile_fx_aot",
     "torch._inductor.config": "get_config_copy patch",
     "torch._inductor.exc": "InductorError",
+    "torch._inductor.ir": "TensorBox",
+    "torch._inductor.lowering": "fallback_handler(kernel, add_to_fallback_set) to_dtype(x, dtype)",
     "torch._inductor.virtualized": "V",
-    "torch._subclasses.fake_tensor": "FakeTensorMode(shape_env)",
 }
 
 _NAME = "graph"
@@ -85,7 +82,7 @@ def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, An
         "keep_output_stride": True,
         "fallback_random": False,
         "size_asserts": True,
-        "post_grad_custom_post_pass": read_before_overwritten,
+        "post_grad_custom_post_pass": _as_libraries_can,
     }
     from torch._inductor import config
 
@@ -111,6 +108,58 @@ class SizeChecks:
         else:
             code.writeline(f'assert_size_stride({name}, {size}, {stride}, "{operator}");')
             code.writeline(_compared_dtype(wrapper, name, operator))
+
+
+class WrittenDefaults:
+    """Steps in where Inductor writes down the arguments of an operator that the library calls by name.
+
+    It leaves out defaults of keywords, and yet hands over those that are integers, which are then too many.
+    """
+
+    @steps_in("torch._export.serde.serialize:GraphModuleSerializer", "serialize_inputs(target, args, kwargs)")
+    def _complete(
+        self, original: Any, serializer: Any, target: Any, args: Any, kwargs: Mapping[str, Any]
+    ) -> Any:
+        arguments = target._schema.arguments if isinstance(target, torch._ops.OpOverload) else ()
+        defaults = {
+            argument.name: argument.default_value
+            for argument in arguments
+            if argument.kwarg_only and argument.has_default_value()
+        }
+        return original(serializer, target, args, {**defaults, **kwargs})
+
+
+class LikeEager:
+    """Steps in where Inductor makes kernels of a node.
+
+    Some have another dtype (``any`` of bytes), and some other results of nothing (``var_mean``).
+    """
+
+    @steps_in("torch._inductor.graph:GraphLowering", "call_function(target, args, kwargs)")
+    def _lower(self, original: Any, lowering: Any, target: Any, args: Any, kwargs: Any) -> Any:
+        from torch._inductor.ir import TensorBox
+        from torch._inductor.lowering import fallback_handler, to_dtype
+
+        node = lowering.current_node
+        if _makes_something_of_nothing(node):
+            return fallback_handler(target, add_to_fallback_set=False)(*args, **kwargs)  # type: ignore[no-untyped-call]
+        made, traced = original(lowering, target, args, kwargs), node.meta.get("val")
+        if isinstance(made, TensorBox) and isinstance(traced, torch.Tensor):
+            return made if made.get_dtype() == traced.dtype else to_dtype(made, traced.dtype)
+        return made
+
+
+def _makes_something_of_nothing(node: Node) -> bool:
+    """Whether all tensors that an operator takes are empty, and none that it returns."""
+    given = [item.meta.get("val") for item in node.all_input_nodes]
+    made = node.meta.get("val")
+    results = made if isinstance(made, list | tuple) else [made]
+    return (
+        isinstance(node.target, torch._ops.OpOverload)
+        and bool(given)
+        and all(isinstance(value, torch.Tensor) and 0 in value.shape for value in given)
+        and all(isinstance(value, torch.Tensor) and 0 not in value.shape for value in results)
+    )
 
 
 class OutOfPlace:
@@ -148,6 +197,50 @@ def _compared_dtype(wrapper: Any, name: str, operator: str) -> str:
         f"if (found != {wrapper.codegen_dtype(dtype)}) "
         f'throw std::runtime_error("expected dtype {dtype}\\nError in op: {operator}"); }}'
     )
+
+
+def _as_libraries_can(graph: Graph) -> None:
+    """Change a graph to what a library computes right; Inductor's own passes are over."""
+    read_before_overwritten(graph)
+    _numbers_beside_complex(graph)
+
+
+def _numbers_beside_complex(graph: Graph) -> None:
+    """Make numbers tensors of the type that complex operators compute in, as eager does.
+
+    Inductor has no kernels for complex numbers, and hands a number over as it is, or as complex128.
+    """
+    for node in list(graph.nodes):
+        values = [item.meta.get("val") for item in (*node.all_input_nodes, node)]
+        dtypes = [value.dtype for value in values if isinstance(value, torch.Tensor) and value.is_complex()]
+        if not dtypes or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        for index, (value, taken) in enumerate(zip(node.args, node.target._schema.arguments, strict=False)):
+            if isinstance(taken.type, torch.TensorType) and _is_number(value):
+                with graph.inserting_before(node):
+                    node.update_arg(index, _complex_tensor(graph, value, dtypes[0], node.meta["val"]))
+
+
+def _complex_tensor(graph: Graph, number: Any, dtype: torch.dtype, like: torch.Tensor) -> Node:
+    """A tensor without dimensions of a number, on the device of another tensor."""
+    real, imaginary = (number.real, number.imag) if isinstance(number, complex) else (number, 0)
+    options: dict[str, Any] = {"dtype": dtype.to_real(), "device": like.device}
+    parts = [
+        graph.call_function(
+            torch.ops.aten.full.default, ((), float(part) if isinstance(part, int) else part), options
+        )
+        for part in (real, imaginary)
+    ]
+    made = graph.call_function(torch.ops.aten.complex.default, tuple(parts))
+    for node, of in ((made, dtype), *((part, dtype.to_real()) for part in parts)):
+        node.meta["val"] = like.new_empty((), dtype=of)
+    return made
+
+
+def _is_number(value: Any) -> bool:
+    """Whether an argument is a number, or stands for one."""
+    known = value.meta.get("val") if hasattr(value, "meta") else value
+    return isinstance(known, int | float | complex | torch.SymInt | torch.SymFloat)
 
 
 def read_before_overwritten(graph: Graph) -> None:
@@ -235,7 +328,14 @@ def _made(graph: GraphModule, inputs: Sequence[Any], cache: Path, settings: dict
         _environment({"TORCHINDUCTOR_CACHE_DIR": str(cache)}),
         config.patch(settings),
         torch.no_grad(),
-        intercepted(hooks_of(SizeChecks(), *([OutOfPlace()] if _writes_twice(graph.graph) else []))),
+        intercepted(
+            hooks_of(
+                SizeChecks(),
+                WrittenDefaults(),
+                LikeEager(),
+                *([OutOfPlace()] if _writes_twice(graph.graph) else []),
+            )
+        ),
     ):
         try:
             return compile_fx_aot(graph, list(inputs))
@@ -264,139 +364,3 @@ def _environment(changes: Mapping[str, str]) -> Iterator[None]:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
-
-
-class LibraryInputs(Value):
-    """Arguments of a library, in their order."""
-
-    fakes: tuple[torch.Tensor, ...]  # fake tensors, in the order of the call
-    tensors: tuple[int, ...]  # positions of the graph's inputs that are handed on
-    # positions of the graph's inputs that are numbers, each handed on as a tensor of that size
-    numbers: tuple[int, ...]
-    constants: tuple[str, ...]  # names of the graph's constants
-
-
-def bind_inputs(library: GraphModule) -> LibraryInputs:
-    """Rewrite ``library`` so that all of its inputs are tensors: first tensors, then numbers, then constants.
-
-    Raises:
-        NotPortable: an input is neither a tensor nor a number, or a constant cannot be kept.
-    """
-    graph = library.graph
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    tensors = tuple(index for index, node in enumerate(placeholders) if _is_tensor(node))
-    fakes = [_alone(placeholders[index]) for index in tensors]
-    numbers = _bind_numbers(library, placeholders, fakes)
-    constants = _lift_constants(library, fakes)
-    graph.lint()
-    library.recompile()
-    return LibraryInputs(fakes=tuple(fakes), tensors=tensors, numbers=numbers, constants=constants)
-
-
-def _alone(node: Node) -> Any:
-    """A fake tensor like a placeholder's in memory of its own: a library is for inputs that lie apart."""
-    value = node.meta["val"]
-    with value.fake_mode:
-        alone = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    node.meta["val"] = alone
-    return alone
-
-
-def _is_tensor(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def _bind_numbers(library: GraphModule, placeholders: list[Node], fakes: list[Any]) -> tuple[int, ...]:
-    graph = library.graph
-    sizes = {
-        size.node.expr: (node, dim)
-        for node in reversed(placeholders)
-        if _is_tensor(node)
-        for dim, size in enumerate(node.meta["val"].shape)
-        if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol
-    }
-    first = next(node for node in graph.nodes if node.op != "placeholder")
-    carried: list[int] = []
-    for index, node in enumerate(placeholders):
-        if _is_tensor(node):
-            continue
-        value = node.meta.get("val")
-        known = value.node.maybe_as_int() if isinstance(value, torch.SymInt) else value
-        if known is None and isinstance(value, torch.SymInt) and node.users and not value >= 0:
-            known = int(value)  # no size can carry it: a condition of the artifact says that it is this one
-        if not node.users:
-            pass
-        elif known is None and isinstance(value, torch.SymInt):
-            with graph.inserting_before(first):
-                if value.node.expr not in sizes:
-                    carried.append(index)
-                    sizes[value.node.expr] = (_carrier(library, node, fakes), 0)
-                read = graph.call_function(torch.ops.aten.sym_size.int, sizes[value.node.expr])
-            read.meta["val"] = value
-            node.replace_all_uses_with(read)
-        elif type(known) in (bool, int, float):
-            for user in tuple(node.users):
-                _replace(user, node, known)
-        else:
-            msg = f"the graph has an input {value!r} ({type(value).__qualname__}), which no library can take"
-            raise NotPortable(msg, what=repr(value))
-        graph.erase_node(node)
-    return tuple(carried)
-
-
-def _carrier(library: GraphModule, node: Node, fakes: list[Any]) -> Node:
-    """A new input, after the others, whose size is the number that ``node`` stands for.
-
-    As a size it counts as 2 or more, which is a condition of the artifact from then on; Dynamo gives other
-    numbers an artifact of their own.
-    """
-    value = node.meta["val"]
-    env = value.node.shape_env
-    with env.ignore_fresh_unbacked_symbols(), _fake_mode(library, fakes, env):
-        fake = torch.empty_strided((value,), (0,), dtype=torch.uint8)
-    last = [other for other in library.graph.nodes if other.op == "placeholder"][-1]
-    with library.graph.inserting_after(last):
-        carrier = library.graph.placeholder(f"{node.name}_carrier")
-    carrier.meta["val"] = fake
-    fakes.append(fake)
-    return carrier
-
-
-def _fake_mode(library: GraphModule, fakes: list[Any], env: Any = None) -> Any:
-    """The mode of a graph's fake tensors; a new one where it has none."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    values = (*fakes, *(node.meta.get("val") for node in library.graph.nodes))
-    found = (value.fake_mode for value in values if hasattr(value, "fake_mode"))
-    return next(found, None) or FakeTensorMode(shape_env=env)
-
-
-def _lift_constants(library: GraphModule, fakes: list[Any]) -> tuple[str, ...]:
-    names: dict[str, Node] = {}
-    mode = None
-    for node in [node for node in library.graph.nodes if node.op == "get_attr"]:
-        target = str(node.target)
-        if target not in names:
-            value = constant_of(library, target)
-            mode = mode or _fake_mode(library, fakes)
-            inputs = [other for other in library.graph.nodes if other.op == "placeholder"]
-            point = (
-                library.graph.inserting_after(inputs[-1])
-                if inputs
-                else library.graph.inserting_before(next(iter(library.graph.nodes)))
-            )
-            with point:
-                names[target] = library.graph.placeholder(f"constant_{len(names)}")
-            names[target].meta["val"] = mode.from_tensor(value, static_shapes=True)
-            fakes.append(names[target].meta["val"])
-        node.replace_all_uses_with(names[target])
-        library.graph.erase_node(node)
-    return tuple(names)
-
-
-def _replace(user: Node, node: Node, literal: Any) -> None:
-    def swap(argument: Node) -> Any:
-        return literal if argument is node else argument
-
-    user.args = torch.fx.node.map_arg(user.args, swap)
-    user.kwargs = torch.fx.node.map_arg(user.kwargs, swap)

@@ -3,7 +3,8 @@
 * ``functools.cached_property`` takes no lock, as from Python 3.12 on; ``functools.partialmethod`` binds its
   function without ``__get__``; ``functools.singledispatch`` and ``singledispatchmethod`` look up the bases of
   a class in their registry, which is guarded. Where that holds an abstract class, the graph breaks.
-* ``"%s" % value`` takes the text of an object from its ``__str__`` or ``__repr__``, which are traced.
+* ``"%s" % value`` and ``str`` take the text of an object from its ``__str__`` or ``__repr__``, f-strings from
+  ``__format__`` too, and these are traced; so is ``__eq__`` of a dict's keys, as from torch 2.14 on.
 * An object with an ``__enter__`` of the user's can be entered, whenever it was made.
 * ``id`` is no condition where Python or torch ask for it: ``copy.deepcopy`` keys its memo by addresses.
 * Copies and repetitions of a deque have its limit, as in torch 2.14 and 2.15.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import operator
 import re
 from collections import deque
@@ -31,6 +33,7 @@ FACTS = {
     "functools:partialmethod": "__get__",
     "functools:singledispatchmethod": "__get__",
     "torch._dynamo.source": "AttrSource GetItemSource",
+    "torch._dynamo.symbolic_convert:InstructionTranslator": "current_tx",
     "torch._dynamo.variables": "TupleVariable UserDefinedObjectVariable",
     "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
     "torch._dynamo.variables.ctx_manager": "GenericContextWrappingVariable",
@@ -79,10 +82,43 @@ class PythonChanges:
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_function")
     def _call_builtin(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        from torch._dynamo.variables.base import VariableTracker
+
         is_text = variable.fn in (operator.mod, operator.imod) and args[0].is_python_constant()
         if is_text and isinstance(template := args[0].as_python_constant(), str):
-            args = [args[0], _with_texts(tx, template, args[1].realize())]
+            args = _with_texts(tx, template, args[0], args[1].realize())
+        elif variable.fn is str and len(args) == 1 and _is_shown(args[0].realize()):
+            variable = VariableTracker.build(tx, repr)
         return original(variable, tx, args, kwargs)
+
+    @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "_format_value(fmt_spec, flags)")
+    def _format(self, original: Any, tx: Any, spec: Any, flags: int) -> Any:
+        from torch._dynamo.variables import UserDefinedObjectVariable
+        from torch._dynamo.variables.base import VariableTracker
+
+        value = tx.stack[-1].realize()
+        if flags & 3 or not isinstance(value, UserDefinedObjectVariable):
+            return original(tx, spec, flags)
+        if _is_of_user(value, "__format__"):
+            tx.push(tx.pop().realize().call_method(tx, "__format__", [spec], {}))
+        elif not spec.as_python_constant() and (_is_of_user(value, "__str__") or _is_shown(value)):
+            tx.push(VariableTracker.build(tx, str).call_function(tx, [tx.pop()], {}))
+        else:
+            return original(tx, spec, flags)
+        return None
+
+    @steps_in(
+        "torch._dynamo.variables.user_defined:UserDefinedObjectVariable",
+        "is_python_equal(other)",
+        is_optional=True,  # up to torch 2.13
+    )
+    def _is_equal(self, original: Any, variable: Any, other: Any) -> bool:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        if not _is_of_user(variable, "__eq__"):
+            return bool(original(variable, other))
+        answer = variable.call_method(InstructionTranslator.current_tx(), "__eq__", [other], {})
+        return answer.as_python_constant() is True
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_id(tx, args)")
     def _address(self, original: Any, variable: Any, tx: Any, *args: Any) -> Any:
@@ -127,23 +163,44 @@ def _can_be_entered(kind: type) -> bool:
     )
 
 
-def _with_texts(tx: Any, template: str, given: Any) -> Any:
-    """Fill a template with texts in place of objects that it asks for their texts."""
+def _is_of_user(variable: Any, name: str) -> bool:
+    """True if the class of an object has a method of the user's."""
+    return isinstance(inspect.getattr_static(variable.python_type(), name, None), FunctionType)
+
+
+def _is_shown(variable: Any) -> bool:
+    """True if the text of an object is what its class, one of the user's, has for ``repr``."""
+    from torch._dynamo.variables import UserDefinedObjectVariable
+
+    return (
+        isinstance(variable, UserDefinedObjectVariable)
+        and inspect.getattr_static(variable.python_type(), "__str__") is vars(object)["__str__"]
+        and _is_of_user(variable, "__repr__")
+    )
+
+
+def _with_texts(tx: Any, template: str, held: Any, given: Any) -> list[Any]:
+    """A template (its text and its variable) and what fills it, with texts in place of objects."""
     from torch._dynamo.variables import TupleVariable
     from torch._dynamo.variables.base import VariableTracker
 
     items = given.items if isinstance(given, TupleVariable) else [given]
-    kinds = _CONVERSION.findall(template.replace("%%", ""))
+    kinds = [kind for kind in _CONVERSION.findall(template) if kind != "%"]
     if given.is_python_constant() or len(kinds) != len(items):
-        return given
-    return TupleVariable(
-        [
-            VariableTracker.build(tx, _TEXTS[kind]).call_function(tx, [item], {})
-            if kind in _TEXTS and not item.is_python_constant()
-            else item
-            for kind, item in zip(kinds, items, strict=True)
-        ]
-    )
+        return [held, given]
+    pairs = list(zip(kinds, items, strict=True))
+    is_asked = [kind in _TEXTS and not item.is_python_constant() for kind, item in pairs]
+    texts = [
+        VariableTracker.build(tx, _TEXTS[kind]).call_function(tx, [item], {}) if asked else item
+        for (kind, item), asked in zip(pairs, is_asked, strict=True)
+    ]
+    waiting = iter(is_asked)
+
+    def taking_text(found: re.Match[str]) -> str:
+        return f"{found[0][:-1]}s" if found[1] != "%" and next(waiting) else found[0]
+
+    template = _CONVERSION.sub(taking_text, template)
+    return [VariableTracker.build(tx, template), TupleVariable(texts)]
 
 
 def _registry(tx: Any, function: Any) -> Any:

@@ -16,8 +16,9 @@ import re
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -79,9 +80,10 @@ class TracedWrite(Value):
 class TraceNotes:
     """Steps in where Dynamo looks at objects and writes the frame."""
 
-    def __init__(self, note: Callable[[str, str, Any], None]) -> None:
-        """``note`` takes a fact about an object: kind, expression and detail."""
+    def __init__(self, note: Callable[[str, str, Any], None], free: Container[str]) -> None:
+        """Args: what takes a fact about an object (kind, expression, detail); integers that stay symbols."""
         self._note = note
+        self._free = free
         self.objects: dict[str, Any] = {}  # that it looked at, by their source expressions
         self.writes: dict[TracedWrite, None] = {}  # of the frame, in their order
 
@@ -94,6 +96,20 @@ class TraceNotes:
         if type(value) is deque:  # Dynamo takes each for one without a limit
             variable.maxlen = ConstantVariable.create(value.maxlen)
         return variable
+
+    @steps_in("torch._dynamo.variables.builder", "is_dynamic_source(source_name)")
+    def _is_symbol(self, original: Any, name: str, *dimension: Any) -> Any:
+        return name in self._free or original(name, *dimension)
+
+    def counters(self) -> frozenset[str]:
+        """Integers that the frame reads and may write: attributes, and members of containers."""
+        integers = {name for name, value in self.objects.items() if type(value) is int}
+        return frozenset(
+            name
+            for write in self.writes
+            for name in integers
+            if name in _spellings(write) or (not write.attribute and _holder(name) == write.source)
+        )
 
     @steps_in("torch._dynamo.side_effects:SideEffects", "codegen_update_mutated")
     def _update(self, original: Any, effects: Any, *args: Any, **kwargs: Any) -> None:
@@ -121,6 +137,24 @@ class TraceNotes:
         self._note("has_attr" if hasattr(value, name) else "no_attr", source, name)
         if hasattr(value, "__dict__"):
             self._note("has_key" if name in vars(value) else "no_key", f"{source}.__dict__", name)
+
+
+def _spellings(write: TracedWrite) -> tuple[str, str]:
+    """Dynamo's expressions for an attribute."""
+    return f"{write.source}.{write.attribute}", f"{write.source}.__dict__[{write.attribute!r}]"
+
+
+def _holder(expression: str) -> str:
+    """The container in an expression for a member of it."""
+    return expression.rpartition("[")[0]
+
+
+class _Counts(Exception):
+    """A trace reads and writes integers that would be constants of it."""
+
+    def __init__(self, sources: frozenset[str]) -> None:
+        super().__init__()
+        self.sources = sources
 
 
 Built = TypeVar("Built")
@@ -164,6 +198,8 @@ def trace(
 ) -> tuple[Trace, Built]:
     """Trace ``method`` without running it: fake tensors, no collective, no accelerator memory.
 
+    An integer that the method counts with (``self.seen += n``) is a symbol, as sizes are.
+
     Args:
         method: a bound method.
         args: of the call to trace.
@@ -176,6 +212,34 @@ def trace(
         GraphBreak: the method does not form one whole graph; the message has Dynamo's reason and line.
         FunctionRaised: it raises an exception itself, or calls an operator with what does not fit.
         NotPortable: it calls a function that Dynamo was told not to look into.
+    """
+    attempt = partial(
+        _trace, method, args, kwargs, dynamic=dynamic, decompositions=decompositions, build=build
+    )
+    try:
+        return attempt(free=frozenset() if dynamic else None)
+    except _Counts as found:
+        free = found.sources
+    try:
+        return attempt(free=free)
+    except WorkerError:  # not all that Python makes of numbers can be made of symbols
+        return attempt(free=None)
+
+
+def _trace(  # noqa: PLR0913 - those of `trace`, and integers
+    method: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    dynamic: bool,
+    decompositions: Mapping[Any, Callable[..., Any]],
+    build: Callable[[LoweredGraph], Built],
+    free: frozenset[str] | None,
+) -> tuple[Trace, Built]:
+    """As `trace`, with some integers as symbols.
+
+    Raises:
+        _Counts: ``free`` is empty, and the method writes integers that it reads.
     """
     from time import perf_counter
 
@@ -192,7 +256,7 @@ def trace(
         evaluated.noted(),
     ):
         started = perf_counter()
-        notes, name = TraceNotes(evaluated.note), getattr(method, "__qualname__", repr(method))
+        notes, name = TraceNotes(evaluated.note, free or ()), getattr(method, "__qualname__", repr(method))
         with (
             TracerChanges(name, evaluated.note_call).made(),
             PythonChanges().made(),
@@ -200,6 +264,8 @@ def trace(
             intercepted(hooks_of(notes)),
         ):
             captured = _capture(convert_frame, method, args, dict(kwargs))
+        if free is not None and not free and (counters := notes.counters()):
+            raise _Counts(counters)
         if evaluated.refused:
             raise NotPortable(evaluated.refused[0], what=evaluated.refused[0].partition(" ")[0])
         backend_input = captured.backend_input
