@@ -25,7 +25,7 @@ from warmrank.worker.groups import role_of
 from warmrank.worker.torch_private import facts as torch_facts
 from warmrank.worker.torch_private.lowering import LoweredGraph, lower
 from warmrank.worker.torch_private.switches import known_groups
-from warmrank.worker.torch_private.symbols import make_static
+from warmrank.worker.torch_private.symbols import make_floats_constants, make_static
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -61,6 +61,7 @@ def compile_graph(
         return compiled_by_backend(
             graph_module, example_inputs, config=compiler_config, decompositions=custom_decompositions
         )
+    make_floats_constants(graph_module)
     wanted = [value for value in tensors if value.requires_grad]
     if wanted and _records_gradients(graph_module):
         if not all(isinstance(value, torch.nn.Parameter) for value in wanted):
