@@ -122,8 +122,9 @@ def compile_alone(options: argparse.Namespace, rank: int, work: str) -> float:
     """Seconds of the compile of one rank's functions in this process."""
     from warmrank.orchestrator.build.ranks import init_of
     from warmrank.orchestrator.gang.rank_host import rank_spec
-    from warmrank.worker.keys.environment import Target, environment
+    from warmrank.worker.keys.request import environment
     from warmrank.worker.rank.offline import OfflineRank
+    from warmrank.worker.settings import Target
     from warmrank.worker.torch_private.fake_ranks import import_tracer
 
     import_tracer()

@@ -146,11 +146,11 @@ def sizes_of(count: int, size_bytes: int) -> list[int]:
 def fill(config_file: Path, sizes: list[int]) -> None:
     """Publish a launch of one rank whose artifacts have these sizes."""
     from tests.support.stored import CREATED, make_partition, make_record
+    from warmrank.orchestrator.config.models import identity, launch_key
     from warmrank.orchestrator.config.reading import load
-    from warmrank.orchestrator.launch.identity import identity, launch_key
     from warmrank.orchestrator.seed.seeding import check_store
-    from warmrank.orchestrator.store.stores import open_store
-    from warmrank.worker.keys.environment import environment
+    from warmrank.orchestrator.stores import open_store
+    from warmrank.worker.keys.request import environment
 
     config = load(config_file)
     work = Path.cwd() / f"work-{config.name}"

@@ -31,7 +31,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 from warmrank.cache_store.backends.backend import NewFile
-from warmrank.cache_store.backends.objects.store import ObjectBackend
+from warmrank.cache_store.backends.object_store import ObjectBackend
 from warmrank.cache_store.digests import digest_file
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.layout import blob_name

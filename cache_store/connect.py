@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from warmrank.cache_store.backends.backend import BlobBackend
-from warmrank.cache_store.backends.deadline import Call, Ticks
+from warmrank.cache_store.backends.deadline import Call, Ticks, wait_for
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.durability import FlushChoice
 from warmrank.cache_store.backends.places import ANSWER_S, Circuit, Tier, TieredBackend, TierState, away
@@ -102,11 +102,9 @@ def _wait(spec: TierSpec, call: Call[BlobBackend] | None, spent_s: float) -> flo
     circuit = _circuit_of(spec.location, spec.options)
     if call is None or circuit.is_open:
         return spent_s
-    for seconds in Ticks().until(call.ended):
-        spent_s += seconds
-        if spent_s >= spec.answer_s:
-            circuit.open(f"no answer within {spec.answer_s:g} s", where=spec.location)
-            break
+    spent_s = wait_for(call.ended, spec.answer_s, spent_s=spent_s, ticks=Ticks())
+    if not call.ended.is_set():
+        circuit.open(f"no answer within {spec.answer_s:g} s", where=spec.location)
     return spent_s
 
 
@@ -134,7 +132,7 @@ def _outcome(spec: TierSpec, call: Call[BlobBackend] | None) -> Tier | StoreErro
 def open_backend(spec: TierSpec, *, create: bool) -> BlobBackend:
     """Open one place, however long that takes; raises `StoreError`."""
     if "://" in spec.location:
-        from warmrank.cache_store.backends.objects.store import ObjectBackend
+        from warmrank.cache_store.backends.object_store import ObjectBackend
 
         return ObjectBackend(
             spec.location,

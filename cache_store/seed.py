@@ -17,7 +17,6 @@ from pathlib import Path
 
 from warmrank.cache_store.cache_dir.marks import Marks
 from warmrank.cache_store.cache_dir.node_files import NodeCaches, NodeFile, place_files, refusal
-from warmrank.cache_store.changes import explain_miss
 from warmrank.cache_store.errors import StoreError, outcome_of
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.fetch.fetch import FetchOutcome, FetchReport
@@ -25,7 +24,7 @@ from warmrank.cache_store.fetch.node_artifacts import Launch
 from warmrank.cache_store.records.documents import LaunchSummary, StoredLaunch
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.text import count_text, time_text
+from warmrank.cache_store.text import count_text, explain_miss, time_text
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
+from warmrank.cache_store import publish
 from warmrank.cache_store.backends.backend import BlobBackend, NewFile
 from warmrank.cache_store.backends.deadline import Deadline
 from warmrank.cache_store.backends.places import Tier, TieredBackend, TierState
@@ -34,8 +35,7 @@ from warmrank.cache_store.gc.pins import Pin
 from warmrank.cache_store.gc.verify import VerifyReport, verify_places
 from warmrank.cache_store.layout import USED, blob_name, manifest_name, record_name
 from warmrank.cache_store.progress import OnProgress, while_asked
-from warmrank.cache_store.publish import publish
-from warmrank.cache_store.publish.publish import PublishReport
+from warmrank.cache_store.publish import PublishReport
 from warmrank.cache_store.records import documents as records
 from warmrank.cache_store.records.directory_listing import newest_listings
 from warmrank.cache_store.records.documents import Documents, StoredLaunch, read_stored_form

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.torch_private.switches import rank_and_world
+from warmrank.worker.torch_private.warm import rank_and_world
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

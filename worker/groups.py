@@ -24,11 +24,9 @@ def declare_groups(groups: Mapping[str, ProcessGroup]) -> None:
     The same group may serve under several roles (``tp`` is ``world`` without other axes); the first one
     in the mapping names it in artifacts.
     """
-    from warmrank.worker.torch_private.switches import group_name
-
     _registered.clear()
     for role, group in groups.items():
-        _registered.setdefault(group_name(group), role)
+        _registered.setdefault(str(group.group_name), role)
 
 
 def is_group(kind: type[Any]) -> bool:
@@ -43,9 +41,9 @@ def is_group(kind: type[Any]) -> bool:
 
 def role_of(group: ProcessGroup | str) -> str:
     """The role of a group, given the group or its name in this process."""
-    from warmrank.worker.torch_private.switches import group_name, known_groups
+    from warmrank.worker.torch_private.warm import known_groups
 
-    name = group if isinstance(group, str) else group_name(group)
+    name = group if isinstance(group, str) else str(group.group_name)
     if name in _registered:
         return _registered[name]
     for position, known in enumerate(known_groups()):
@@ -57,7 +55,7 @@ def role_of(group: ProcessGroup | str) -> str:
 
 def resolve(role: str) -> tuple[str, Any]:
     """Name and group of a role in this process."""
-    from warmrank.worker.torch_private.switches import known_groups
+    from warmrank.worker.torch_private.warm import known_groups
 
     groups = known_groups()
     for name, group in groups.items():

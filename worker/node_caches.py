@@ -66,8 +66,7 @@ from warmrank.cache_store.cache_dir.private_files import (
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.paths import path_fault
-from warmrank.worker.device_kinds import kind_of
-from warmrank.worker.settings import Settings, expanded, settings
+from warmrank.worker.settings import Settings, expanded, kind_of, settings
 
 if TYPE_CHECKING:
     from torch import nn
@@ -128,14 +127,14 @@ def own(name: str, cache_dir: Path, *, collect: Collect = "all") -> NodeCache:
 
 
 def operators(settings: Settings) -> NodeCache:
-    """Where CANN keeps compiled operators, of all jobs of this user: only a config that names it has it."""
+    """CANN's cache of compiled operators, of all jobs of this user: only a config that names it has it."""
     named = settings.op_compiler_cache or settings.ascend.get("ASCEND_CACHE_PATH") or "~/atc_data"
     patterns = ("kernel_cache*/*", "fuzzy_kernel_cache*/*")
     return NodeCache(name=OPERATORS, directory=expanded(named), patterns=patterns)
 
 
 def engine_directory(cache_dir: Path, name: str) -> Path:
-    """Where what engine torchair's tools made waits for a launch to collect it."""
+    """Directory in which products of engine torchair's tools wait for a launch to collect them."""
     return cache_dir / _OWN_DIRECTORY / name
 
 
@@ -156,7 +155,7 @@ _TEMPORARY = ".warmrank-"
 
 
 class KernelFiles:
-    """What TorchAir and GE make beside ``compiled_module`` for one loaded artifact.
+    """Files that TorchAir and GE make beside ``compiled_module`` for one loaded artifact.
 
     GE's graphs are not kept where parameters are frozen: one may stand in them by its value, and other ranks
     have other values.

@@ -1,4 +1,4 @@
-"""What the first rank of a node takes into its manifest of the node's caches, after a launch.
+"""Files of the node's caches that a node's first rank takes into its manifest after a launch.
 
 Invariants: nothing here fails a launch: what cannot be taken is a reason, in text that can be printed; it is
 decided before a file is copied whether it may be; nothing is taken of a directory into which, by the time it
@@ -29,9 +29,9 @@ from warmrank.cache_store.cache_dir.node_files import (
     split_node_path,
 )
 from warmrank.cache_store.cache_dir.private_files import check_owned, os_errors_are_unusable
+from warmrank.cache_store.digests import canonical_json, key_of
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.fetch.node_artifacts import MAX_BYTES, MAX_FILES
-from warmrank.cache_store.keys import canonical_json, key_of
 from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
 from warmrank.cache_store.paths import MAX_PARTS, collisions
 from warmrank.cache_store.records.manifest import (
@@ -53,7 +53,7 @@ Listing = Mapping[tuple[str, str], Identity]
 
 
 class Room(Value):
-    """What the manifest of a node's first rank leaves to the node."""
+    """Bytes and entries that the manifest of a node's first rank leaves to the node."""
 
     # beginnings of the digests of its artifacts, as prefixes of an engine's files
     artifacts: frozenset[str] = frozenset()
@@ -63,7 +63,7 @@ class Room(Value):
 
 
 class Collected(Value):
-    """What the first rank of a node found."""
+    """Files that the first rank of a node found."""
 
     # the node artifacts of its manifest; the cache directory keeps their bytes
     files: tuple[NodeFile, ...] = ()
@@ -131,7 +131,7 @@ def collect(
 
 
 def entries(files: Iterable[NodeFile]) -> tuple[ArtifactEntry, ...]:
-    """What a manifest says of node artifacts; nobody can tell what determined their bytes."""
+    """Manifest entries of node artifacts; nobody can tell what determined their bytes."""
     return tuple(
         ArtifactEntry(
             scope="node",
@@ -148,7 +148,7 @@ def entries(files: Iterable[NodeFile]) -> tuple[ArtifactEntry, ...]:
 
 @dataclass(slots=True, kw_only=True)
 class _Taking:
-    """What is taken so far, by path, and why other files are not."""
+    """Files taken so far, by path, and the reasons for leaving others."""
 
     cache_root: Path
     room: Room
@@ -213,7 +213,7 @@ class _Taking:
 def _found(
     cache: NodeCache, artifacts: Collection[str], before: Listing, leave_out: Callable[[str], None]
 ) -> dict[str, os.stat_result]:
-    """What may be taken of a node cache; of an engine's the newest archive of each artifact."""
+    """Files that may be taken of a node cache; of an engine's the newest archive of each artifact."""
     if cache.collect == "none":
         return {}
     found = {
@@ -232,7 +232,7 @@ def _found(
 
 
 def listing(caches: Iterable[NodeCache]) -> Listing:
-    """What lies there now and does not count as new later; what cannot be looked at is left out."""
+    """Files that lie there now, and are not new later; those that cannot be looked at are left out."""
     return {
         (cache.name, path): identity_of(status)
         for cache in caches

@@ -1,17 +1,36 @@
-"""The only place where warmrank's ranks read their settings from environment variables.
+"""Settings of this process: environment variables, kinds of devices, machines to build for.
 
-Elsewhere variables are only handed on: `worker.rank.script` gives a script those of its launch,
-`worker.rank.start` gives HCCL its time-outs and TorchAir this rank's place on its node, and
-`worker.torch_private.inductor` sets one of Inductor's while it compiles.
+This is the only place where warmrank's ranks read their settings from environment variables. Elsewhere
+variables are only handed on: `worker.rank.workload` gives a script those of its launch, `worker.rank.start`
+gives HCCL its time-outs and TorchAir this rank's place on its node, and `worker.torch_private.inductor` sets
+one of Inductor's while it compiles.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from typing import Literal
+
+from warmrank.worker.values import Value
 
 DEFAULT_CACHE_DIR = ".torchair_cache"
 _ASCEND = ("ASCEND_", "ATB_", "HCCL_")
+ASCEND_DEVICE = "davinci"  # device files: this, and a number
+
+_ASCEND_ROOT = Path("/usr/local/Ascend")
+# Of installations with default paths, newest first: CANN 8.5 and later install into `cann-<version>` beside a
+# link `cann`, earlier ones into `ascend-toolkit/<version>` beside a link `latest`.
+# https://www.hiascend.com/document/detail/en/CANNCommunityEdition/850/softwareinst/instg/instg_0000.html
+_CANN_HOMES = ("cann", "ascend-toolkit/latest", "latest", "nnae/latest", "nnrt/latest")
+DeviceKind = Literal["cpu", "cuda", "npu"]
+# Every type of a torch device is its own kind. Tests, whose emulated NPU keeps its tensors on the CPU, say
+# otherwise, once.
+_KINDS: dict[str, str] = {}
 
 
 class Settings:
@@ -123,3 +142,91 @@ def _home(variable: str, usual: str, path: str) -> Path | None:
         except RuntimeError:
             return None
     return home / path
+
+
+class AscendPlaces(Value):
+    """Paths of the software and the devices of Ascend."""
+
+    cann: tuple[Path, ...]  # directories that may hold CANN; the first that does is it
+    nnal: tuple[Path, ...]  # files that may name the version of NNAL (ATB); the first that does counts
+    # names the directories of driver and firmware, where they are not the default ones
+    install_info: Path = Path("/etc/ascend_install.info")
+    ascend: Path = _ASCEND_ROOT  # the default directory of driver and firmware
+    devices: Path = Path("/dev")  # directory of the device files
+    pci: Path = Path("/sys/bus/pci/devices")  # sysfs's directory of PCI devices
+    npu_smi: str = "npu-smi"  # the management tool: a name, or a path
+
+    def hold_nothing(self) -> bool:
+        """True if no trace of CANN, a driver or a device is there, as on most machines."""
+        if self.install_info.exists() or self.ascend.exists() or any(map(Path.is_dir, self.cann)):
+            return False
+        try:
+            with os.scandir(self.devices) as files:
+                return not any(file.name.startswith(ASCEND_DEVICE) for file in files)
+        except OSError:
+            return True
+
+
+def ascend_places() -> AscendPlaces:
+    """Paths at which this machine keeps the software and the devices of Ascend.
+
+    A directory that CANN's ``set_env.sh`` names is the only one: torch_npu loads what lies there, and the
+    version of another installation would be the wrong one.
+    """
+    roots = [_ASCEND_ROOT]
+    with contextlib.suppress(RuntimeError):  # a user without a home has no installation without root
+        roots.append(Path.home() / "Ascend")
+    environ = settings().ascend
+    named = environ.get("ASCEND_HOME_PATH") or environ.get("ASCEND_TOOLKIT_HOME")
+    atb = environ.get("ATB_HOME_PATH")
+    return AscendPlaces(
+        cann=(Path(named),) if named else tuple(root / name for root in roots for name in _CANN_HOMES),
+        # set_env.sh names `<version>/atb/cxx_abi_<n>`; the version stands two levels above.
+        nnal=tuple(file / "version.info" for file in ((Path(atb), *Path(atb).parents[:2]) if atb else ()))
+        or tuple(root / "nnal/atb/latest/version.info" for root in roots),
+    )
+
+
+def stand_for(memory: str, kind: str) -> None:
+    """Let tensors on ``memory`` (``cpu``) count as being on a device of ``kind`` (``npu``)."""
+    _KINDS[memory] = kind
+
+
+def kind_of(memory: str) -> str:
+    """The device kind of tensors whose device has this type."""
+    return _KINDS.get(memory, memory)
+
+
+def memory_of(kind: str) -> str:
+    """The type of the devices on which tensors of a device kind lie."""
+    return next((memory for memory, standing in _KINDS.items() if standing == kind), kind)
+
+
+class Target(Value):
+    """The machines that artifacts are built for.
+
+    Attributes:
+        device_kind: ``cpu``, ``cuda`` or ``npu``.
+        environment: named components of their environment fingerprint.
+    """
+
+    device_kind: str
+    environment: Mapping[str, str]
+
+
+_target: ContextVar[Target | None] = ContextVar("target", default=None)
+
+
+def target() -> Target | None:
+    """The machines that this process builds for; None where it is for itself."""
+    return _target.get()
+
+
+@contextmanager
+def building_for(machines: Target) -> Iterator[None]:
+    """Build for other machines within."""
+    token = _target.set(machines)
+    try:
+        yield
+    finally:
+        _target.reset(token)

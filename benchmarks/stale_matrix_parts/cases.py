@@ -20,7 +20,7 @@ os.environ['ASCEND_HOME_PATH'] = str(write_tree(Path(DIRECTORY, 'cann'), version
 # A package of another release, as far as its ``version.py`` and the package itself say.
 _RELEASE = """
 import importlib.metadata, importlib.util, re, types
-import {package}, warmrank.worker.keys.environment as key
+import {package}, warmrank.worker.keys.request as key
 text = Path({package}.__file__).with_name('version.py').read_text()
 fake = Path(DIRECTORY, '{package}')
 fake.mkdir(exist_ok=True)
@@ -36,14 +36,15 @@ _NPU_VERSION = _RELEASE.format(package="torch_npu", version="2.13.0.post9")
 _TORCH_VERSION = _RELEASE.format(package="torch", version="2.13.9")
 # A machine that has something of Ascend's, beside the CANN that there is.
 _MACHINE = """
-import torch_npu, warmrank.worker.ascend.places as places
+import torch_npu
+from warmrank.worker import settings
 from tests.support import ascend_machine
 from warmrank.worker.values import replace
 root = Path(DIRECTORY, 'machine')
 ascend_machine.{laid_out}
-real, other = places.here(), ascend_machine.ascend_places(root)
+real, other = settings.ascend_places(), ascend_machine.ascend_places(root)
 found = replace(real, ascend=other.ascend, devices=other.devices, npu_smi=other.npu_smi)
-places.here = lambda: found
+settings.ascend_places = lambda: found
 """
 _SOC = (
     _MACHINE.format(laid_out="lay_out_npus(root, '910_9391', 1)")

@@ -233,7 +233,7 @@ def compile_something() -> None:
                 function, _ = _function(job, {"model": model}, _Log())
                 function(torch.ones(4, 6), torch.zeros(4, 6), 0.5)
                 torch._dynamo.reset()  # noqa: SLF001 - as if nothing had been traced
-    environment: Any = importlib.import_module("warmrank.worker.keys.environment")
+    environment: Any = importlib.import_module("warmrank.worker.keys.request")
     environment._components.cache_clear()  # noqa: SLF001 - each job has its own
 
 

@@ -3,7 +3,7 @@
 A name is a posix path relative to the store's root (`cache_store.layout` makes all of them). Every
 implementation keeps (``tests/contract/test_backend.py``): a name appears with all its bytes or not at all, is
 never overwritten, and survives a power cut once `put_new` returned; correctness rests on no lock. Any number
-of threads may call one backend at once; a forked child opens its own (`objects.client`).
+of threads may call one backend at once; a forked child opens its own (`object_client`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
 
 from warmrank.cache_store.cache_dir.private_files import open_owned, open_private, os_errors_are_unusable
 from warmrank.cache_store.digests import Digest, digest_bytes
@@ -21,6 +21,9 @@ from warmrank.cache_store.errors import Corrupt, StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE, TOP_LEVEL
 from warmrank.cache_store.parsing import Strict, parse_document
 from warmrank.cache_store.paths import path_fault
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 STORE_FORMAT: Final = 1
 # Most names, at a tenth of the time that `path_fault` takes, which has the last word on all others.
@@ -74,6 +77,39 @@ class _SourceFile(io.BufferedReader):
     def read(self, size: int | None = -1, /) -> bytes:
         with os_errors_are_unusable("file", self._path):
             return super().read(size)
+
+
+class ChunkFile(io.RawIOBase):
+    """A file for reading what an iterator gives; closing it closes the iterator."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks = iter(chunks)
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        """Fill ``buffer`` with what there is next; 0 at the end."""
+        if not self._rest:
+            self._rest = memoryview(next((chunk for chunk in self._chunks if chunk), b""))
+        target = memoryview(buffer).cast("B")
+        size = min(len(target), len(self._rest))
+        target[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
+
+    def readall(self) -> bytes:
+        """Read the rest; the default would take it in small pieces."""
+        rest, self._rest = self._rest, memoryview(b"")
+        return b"".join([rest, *self._chunks])
+
+    def close(self) -> None:
+        """Let go of the iterator, and so of the connection behind it."""
+        self._chunks = iter(())
+        self._rest = memoryview(b"")
+        super().close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

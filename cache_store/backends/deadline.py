@@ -82,6 +82,30 @@ class Call(Generic[T]):
             self.ended.set()
 
 
+def wait_for(ended: threading.Event, limit_s: float, *, spent_s: float, ticks: Ticks) -> float:
+    """Wait for an event until ``limit_s`` have been spent, ``spent_s`` before; returns the seconds spent."""
+    for seconds in ticks.until(ended) if spent_s < limit_s else ():
+        spent_s += seconds
+        if spent_s >= limit_s:
+            break
+    return spent_s
+
+
+def all_within(
+    functions: Sequence[Callable[[], T]], *, timeout_s: float, ticks: Ticks | None = None
+) -> tuple[T | None, ...]:
+    """Results of functions that may hang, such as looks at a network disk; raises what one of them raised.
+
+    They run side by side. None stands for one that is silent, and left in its thread. Only time in which this
+    process ran counts.
+    """
+    ticks, spent_s = ticks or Ticks(), 0.0
+    calls = [Call(function, name="store-look") for function in functions]
+    for call in calls:
+        spent_s = wait_for(call.ended, timeout_s, spent_s=spent_s, ticks=ticks)
+    return tuple(call.result() if call.ended.is_set() else None for call in calls)
+
+
 class Deadline:
     """Runs verbs on the places of one store, nearest first; used by one thread at a time.
 

@@ -45,7 +45,7 @@ from warmrank.cache_store.cache_dir.private_files import (
     sweep_debris,
     temporary_name,
 )
-from warmrank.cache_store.digests import copy_fault
+from warmrank.cache_store.digests import canonical_json, copy_fault
 from warmrank.cache_store.errors import (
     Corrupt,
     NoStoreYet,
@@ -53,7 +53,6 @@ from warmrank.cache_store.errors import (
     StoreUnavailable,
     os_errors_are_unavailable,
 )
-from warmrank.cache_store.keys import canonical_json
 from warmrank.cache_store.layout import FORMAT_FILE, TMP, TRASH, file_depth
 from warmrank.cache_store.parallel import each, threads_for
 from warmrank.cache_store.parsing import Strict

@@ -27,6 +27,7 @@ from warmrank.cache_store.digests import (
     CHUNK_BYTES,
     Digest,
     TooLong,
+    canonical_json,
     copy_and_digest,
     digest_bytes,
     digest_stream,
@@ -41,7 +42,6 @@ from warmrank.cache_store.errors import (
     outcome_of,
 )
 from warmrank.cache_store.gc.trash import bring_back, whole_blobs
-from warmrank.cache_store.keys import canonical_json
 from warmrank.cache_store.layout import blob_name, manifest_name
 from warmrank.cache_store.parallel import each
 from warmrank.cache_store.progress import OnProgress, nothing

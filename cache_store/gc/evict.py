@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _MOVERS = 8
 DAY_S = 86400.0
+QUARANTINE_S = 30 * DAY_S  # what was found bad is evidence for so long, at least for the grace
 Kind = Literal["record", "manifest", "blob"]
 
 
@@ -51,11 +52,10 @@ class EvictPolicy:
     max_bytes: int | None = None  # least recently used records go until what stands has at most this size
     keep: int = 1  # newest records of each key and environment that stay in any case, trusted ones first
     grace_s: float = DAY_S
-    quarantine_s: float = 30 * DAY_S  # what was found bad is evidence for so long, at least for the grace
     expects_records: bool = True  # refuse a store of blobs and no record, which looks like half a listing
 
     def __post_init__(self) -> None:
-        limits = (self.older_than_s, self.max_bytes, self.keep, self.grace_s, self.quarantine_s)
+        limits = (self.older_than_s, self.max_bytes, self.keep, self.grace_s)
         if any(limit is not None and limit < 0 for limit in limits):
             raise ValueError(f"a limit of an evict is not negative: {self}")
 
@@ -357,7 +357,7 @@ def _spent(inventory: Inventory, policy: EvictPolicy, needed: frozenset[str]) ->
     for name in sorted(inventory.trash, key=blobs_first, reverse=True):
         if name not in needed or name in inventory.files:
             yield from (info for info in inventory.trash[name] if is_older(info, policy.grace_s))
-    yield from (info for info in inventory.quarantine if is_older(info, policy.quarantine_s))
+    yield from (info for info in inventory.quarantine if is_older(info, QUARANTINE_S))
     yield from (info for info in inventory.debris if is_older(info, DEBRIS_S))
     newest = {info.name for record, info in inventory.uses.items() if record in inventory.files}
     yield from (info for info in inventory.marks if info.name not in newest and is_older(info, 0.0))

@@ -23,16 +23,15 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from warmrank.cache_store.backends.backend import FileInfo
-from warmrank.cache_store.changes import explain_miss
+from warmrank.cache_store.digests import key_of
 from warmrank.cache_store.errors import Corrupt, NotInStore, UnusableCache
-from warmrank.cache_store.keys import key_of
 from warmrank.cache_store.layout import DIRECTORIES, record_prefix
 from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES, faults_of, parse_document
 from warmrank.cache_store.paths import collision, part_fault, path_fault, refusing
 from warmrank.cache_store.records.documents import Documents, age, seconds_of, take_usable
 from warmrank.cache_store.records.manifest import BlobEntry, Components, Document, Utc, utc_now
 from warmrank.cache_store.signing.trust import signer_id
-from warmrank.cache_store.text import time_text
+from warmrank.cache_store.text import explain_miss, time_text
 
 MAX_FILES = 100_000
 MAX_ROOT_CHARACTERS = 4096

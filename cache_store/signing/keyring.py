@@ -39,8 +39,8 @@ from warmrank.cache_store.cache_dir.private_files import (
     os_errors_are_unusable,
     write_whole,
 )
-from warmrank.cache_store.errors import Conflict, Corrupt, UnusableCache
-from warmrank.cache_store.keys import canonical_json
+from warmrank.cache_store.digests import canonical_json
+from warmrank.cache_store.errors import Conflict, Corrupt, StoreError, UnusableCache
 from warmrank.cache_store.parsing import Strict, parse_document
 from warmrank.cache_store.paths import part_fault
 
@@ -368,3 +368,55 @@ def _not_there(path: Path) -> UnusableCache:
 
 def _taken(path: Path, remedy: str) -> Conflict:
     return Conflict(what="key file", where=str(path), expected="no such file", actual="a file", remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyLine:
+    """One key."""
+
+    name: str  # empty if it is only known as revoked
+    key_id: str
+    own: bool  # its private half is here, so it can sign
+    trusted: bool  # its public half is here, and it is not revoked
+    revoked: Revocation | None
+    files: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyList:
+    """All keys of a keyring, by name."""
+
+    keyring: Path
+    keys: tuple[KeyLine, ...]
+    problems: tuple[str, ...]  # private keys that cannot be used
+
+
+def list_keys(keyring: Path) -> KeyList:
+    """Read a keyring; raises `cache_store.errors.StoreError` if it cannot be believed."""
+    ring = read_keyring(keyring)
+    problems: list[str] = []
+    own: dict[tuple[str, str], Path] = {}
+    for path in private_keys(keyring):
+        try:
+            own[path.stem, key_id(load_signer(path).public_key)] = path
+        except StoreError as error:
+            problems.append(str(error))
+    public = {
+        (name, key_id(key)): keyring / TRUSTED / f"{name}{PUBLIC_SUFFIX}"
+        for name, key in ring.trusted.items()
+    }
+    keys = {*own, *public}
+    unknown = ring.revoked.keys() - {wanted for _, wanted in keys}
+    keys |= {(ring.revoked[wanted].name, wanted) for wanted in unknown}
+    lines = [
+        KeyLine(
+            name=name,
+            key_id=wanted,
+            own=(name, wanted) in own,
+            trusted=(name, wanted) in public and wanted not in ring.revoked,
+            revoked=ring.revoked.get(wanted),
+            files=tuple(files[name, wanted] for files in (own, public) if (name, wanted) in files),
+        )
+        for name, wanted in sorted(keys)
+    ]
+    return KeyList(keyring=keyring, keys=tuple(lines), problems=tuple(problems))

@@ -27,9 +27,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import AfterValidator, Field
 
-from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.digests import Digest, canonical_json, digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, Untrusted, UntrustedReason
-from warmrank.cache_store.keys import canonical_json
 from warmrank.cache_store.parsing import Strict, parse_document
 from warmrank.cache_store.paths import part_fault, refusing
 from warmrank.cache_store.signing.keyring import (

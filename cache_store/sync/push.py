@@ -23,7 +23,7 @@ from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, Unusabl
 from warmrank.cache_store.layout import blob_name, record_name
 from warmrank.cache_store.parallel import NUM_THREADS, each
 from warmrank.cache_store.paths import collisions, path_fault
-from warmrank.cache_store.publish.publish import absent_blobs
+from warmrank.cache_store.publish import absent_blobs
 from warmrank.cache_store.records.directory_listing import (
     DirectoryListing,
     ListedFile,

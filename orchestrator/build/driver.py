@@ -29,11 +29,10 @@ from warmrank.orchestrator.build.plan import (
     replica,
 )
 from warmrank.orchestrator.build.ranks import OfflineHost, OfflineLauncher, init_of
-from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.config.models import Config, identity, launch_key
 from warmrank.orchestrator.errors import BadArgument, BuildFailed, ranks_text
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.launch import steps
-from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.launch.rounds import Ledger, settle_all
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.launch.state import Listener, silence
@@ -93,7 +92,7 @@ def build(
 
 def _open_store(config: Config) -> Store | None:
     """The config's store, which must be there and writable: a build has nobody else to tell."""
-    from warmrank.orchestrator.store.stores import access, is_writable, may_publish
+    from warmrank.orchestrator.stores import access, is_writable, may_publish
 
     if config.store is None:
         return None

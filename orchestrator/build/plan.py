@@ -16,15 +16,15 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from warmrank.cache_store.changes import changed_components
 from warmrank.cache_store.records.manifest import ArtifactEntry, PartitionManifest
+from warmrank.cache_store.text import changed_components
 from warmrank.orchestrator.config.models import Config, ScriptWorkload
 from warmrank.orchestrator.config.reading import require_workload
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.launch.events import AuditReport
 from warmrank.orchestrator.launch.plan_state import Slot
 from warmrank.orchestrator.launch.report import StageReport
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 from warmrank.worker.results import FunctionProbe, FunctionResult, Outcome
 
 

@@ -86,8 +86,8 @@ class OfflineHost(RankHost):
         The environment is that of the machines that are built for. Without ``kernels``, functions are only
         traced.
         """
-        from warmrank.worker.keys.environment import Target
         from warmrank.worker.rank.offline import OfflineRank
+        from warmrank.worker.settings import Target
 
         ensure_cache_dir(init.config.cache_dir)
         self._init, self._store, self._away = init, None, ""

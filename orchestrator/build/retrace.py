@@ -18,9 +18,9 @@ from warmrank.cache_store.store import Store
 from warmrank.orchestrator.build.driver import BuildOptions, fetch, probed
 from warmrank.orchestrator.build.plan import built_ranks, check_target
 from warmrank.orchestrator.build.ranks import OfflineHost, OfflineLauncher
+from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.gang.launcher import Launcher
-from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.launch.state import Listener, silence
 from warmrank.orchestrator.signals import undisturbed

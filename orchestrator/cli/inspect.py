@@ -29,7 +29,7 @@ from warmrank.orchestrator.cli.options import (
     load_optional,
     refuse_shadows,
 )
-from warmrank.worker.device_kinds import DeviceKind
+from warmrank.worker.settings import DeviceKind
 
 
 @command
@@ -166,7 +166,7 @@ def doctor(
     if all_nodes and config is None:
         raise typer.BadParameter("it needs a CONFIG, which names the cluster", param_hint="--all-nodes")
     if environment:
-        from warmrank.worker.keys.environment import environment as here
+        from warmrank.worker.keys.request import environment as here
 
         print_json(here())
         return

@@ -14,7 +14,7 @@ from warmrank.orchestrator.cli.options import AsJson, check_line, group_of_comma
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from warmrank.orchestrator.inspect.key_list import KeyList
+    from warmrank.cache_store.signing.keyring import KeyList
 
 KeyringPath = Annotated[
     Path | None,
@@ -62,7 +62,7 @@ def generate(
 @command
 def list_(keyring: KeyringPath = None, as_json: AsJson = False) -> None:
     """List the keys: which sign, which are trusted, which are revoked."""
-    from warmrank.orchestrator.inspect.key_list import list_keys
+    from warmrank.cache_store.signing.keyring import list_keys
     from warmrank.orchestrator.ui.inspect_tables import render_keys
 
     answer(list_keys(_place(keyring)), render_keys, as_json=as_json)
@@ -113,9 +113,8 @@ def revoke(
     keyring: KeyringPath = None,
 ) -> None:
     """Believe a key no more, whoever trusts it; one's own key then signs nothing."""
-    from warmrank.cache_store.signing.keyring import Revocation
+    from warmrank.cache_store.signing.keyring import Revocation, list_keys
     from warmrank.cache_store.signing.keyring import revoke as run
-    from warmrank.orchestrator.inspect.key_list import list_keys
 
     check_line(reason, "--reason")
     place = _place(keyring)

@@ -1,21 +1,39 @@
-"""The command that launches, and the one that renders a launch's report again."""
+"""The command that launches, with its demo, and the one that renders a launch's report again.
+
+The demo launches the embedded default twice, in fresh processes, cold and then warm. Only a directory that an
+earlier demo made is emptied; the numbers at the end come from the two launches' reports and from this
+process's clock, and each says what it spans.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
 
 from warmrank.orchestrator.cli.console import command, exit_code_of, others_on_stderr, output
 from warmrank.orchestrator.cli.options import NodeNames, Overrides, ReportFile, load_config, refuse_what_fails
-from warmrank.orchestrator.signals import leave_at_once_later, named, undisturbed
+from warmrank.orchestrator.errors import BadArgument, DemoFailed
+from warmrank.orchestrator.signals import Terminated, leave_at_once_later, named, undisturbed
+from warmrank.orchestrator.text import count_text, seconds_text
+from warmrank.orchestrator.ui.table import WIDE, table_of
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from warmrank.orchestrator.launch.report import Report
+    from warmrank.orchestrator.launch.report import RankReport, Report
+
 
 OptionalLaunch = Annotated[
     Path | None, typer.Argument(metavar="CONFIG", help="YAML file.", show_default=False)
@@ -63,8 +81,6 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     if (config is None) == (demo is None):
         raise typer.BadParameter("expected either a CONFIG or --demo DIR", param_hint="CONFIG")
     if config is None:
-        from warmrank.orchestrator.cli.demo import demo as run_demo
-
         run_demo(demo or Path(), output())
         return
     from warmrank.orchestrator.config.reading import require_workload
@@ -143,3 +159,131 @@ def report(
         console.print(render(found))
     for what, path in written:
         console.print(f"{what}: {path}", soft_wrap=True, markup=False)
+
+
+MARKER = ".made-by-warmrank-demo"
+_STATE = ("cache", "store", "cold.json", "warm.json", "cold.html", "warm.html")
+
+
+Run = Callable[[Sequence[str]], int]
+
+
+def run_demo(out: Path, console: Console, *, run: Run | None = None) -> None:
+    """Launch cold, launch warm, and compare; ``run`` runs a command and returns its exit status.
+
+    Raises:
+        BadArgument: ``out`` holds something that no demo made; nothing was touched.
+        DemoFailed: a launch failed, or the warm one compiled.
+    """
+    import importlib.resources
+
+    prepare_demo(out)
+    config = Path(str(importlib.resources.files("warmrank.cluster_configs") / "llama-cpu.yaml"))
+    if config.is_relative_to(Path.cwd()):  # as people would name it from here
+        config = config.relative_to(Path.cwd())
+    cold, cold_s = _launch("cold", config, out, console, run or run_process)
+    warm, warm_s = _launch("warm", config, out, console, run or run_process)
+    before_s, after_s = (max(map(_saved_s, report.ranks)) for report in (cold, warm))
+    saved = (
+        f"{seconds_text(before_s)} of tracing and compiling, cold; {seconds_text(after_s)} of loading, warm"
+    )
+    faster = (f"   {_ratio(before_s, after_s)} faster", "bold green")
+    console.print()
+    console.print(Text.assemble(("To get warm: ", "bold"), saved, faster), soft_wrap=True)
+    console.print(_comparison(cold, cold_s, warm, warm_s))
+    totals = warm.totals
+    if totals.num_compiled:
+        compiled = count_text(totals.num_compiled, "function")
+        raise DemoFailed(f"the warm launch compiled {compiled}; expected none", exit_code=1)
+    kept = f"{totals.num_loaded} loaded, {totals.num_adopted} adopted, 0 compiled"
+    program = "warmrank" if shutil.which("warmrank") else f"{sys.executable} -m warmrank"
+    sets = f" --set cache_dir={out}/cache --set store.path={out}/store"
+    for text, style in (
+        (f"The warm launch compiled nothing: {kept}.", "bold green"),
+        (f"  artifacts  {out / 'cache'}", ""),
+        (f"  store      {out / 'store'}", ""),
+        (f"  reports    {out / 'cold.html'}, {out / 'warm.html'}, for a browser; beside them as JSON", ""),
+        ("Try next, with twice the ranks: they adopt, and nothing is compiled either.", ""),
+        (f"  {program} launch {config} --set ranks=4 --set parallel.dp=2{sets}", "bold"),
+        (f"  {program} explain {config}{sets}", "bold"),
+    ):
+        console.print(Text(text, style=style), soft_wrap=True)
+
+
+def prepare_demo(out: Path) -> None:
+    """Make ``out``, or empty it of what an earlier demo left.
+
+    Raises:
+        BadArgument: it holds something, and no demo made it.
+    """
+    if out.exists() and not (out.is_dir() and ((out / MARKER).is_file() or not any(out.iterdir()))):
+        raise BadArgument(
+            f"{out} exists, and no demo made it (it has no {MARKER}), so it is left alone; "
+            "move it away, or name another directory"
+        )
+    for name in _STATE:
+        path = out / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / MARKER).write_text("`warmrank launch --demo` empties this directory when it runs again.\n")
+
+
+def run_process(command: Sequence[str]) -> int:
+    """Run a command to its end. Ctrl-C reaches it too, SIGTERM is passed on; it gets the time to clean up."""
+    with subprocess.Popen(command) as process:  # noqa: S603 - our own interpreter and module
+        try:
+            return process.wait()
+        except KeyboardInterrupt as stop:
+            if isinstance(stop, Terminated):
+                process.terminate()
+            with undisturbed():
+                process.wait()
+            raise
+
+
+def _comparison(cold: Report, cold_s: float, warm: Report, warm_s: float) -> Table:
+    """Speed-ups of the warm launch: first of the work that a cache can save, last of the whole process."""
+    starts = [sum(each.seconds for each in report.stages if each.stage == "start") for report in (cold, warm)]
+    rows = [
+        (f"rank {before.rank}: trace + compile + load", _saved_s(before), _saved_s(after))
+        for before, after in zip(cold.ranks, warm.ranks, strict=True)
+    ]
+    after_start = (cold.totals.wall_s - starts[0], warm.totals.wall_s - starts[1])
+    rows.append(("launch, once its ranks are started", *after_start))
+    rows.append(("start of Ray and of its ranks, which no cache saves", starts[0], starts[1]))
+    rows.append(("whole process, all that included", cold_s, warm_s))
+    table = table_of("what the seconds span", ">cold", ">warm", ">faster", title="cold and warm")
+    for what, before_s, after_s in rows:
+        table.add_row(what, seconds_text(before_s), seconds_text(after_s), _ratio(before_s, after_s))
+    return table
+
+
+def _launch(name: str, config: Path, out: Path, console: Console, run: Run) -> tuple[Report, float]:
+    """One launch of the demo: its report, and the wall seconds of its process."""
+    from warmrank.orchestrator.launch.report import from_json
+
+    path = out / f"{name}.json"
+    console.print()
+    console.print(Rule(Text(f"{name} launch", style="bold"), align="left"), width=min(console.width, WIDE))
+    started = time.perf_counter()
+    settings = ("--set", f"cache_dir={out / 'cache'}", "--set", f"store.path={out / 'store'}")
+    files = ("--json", str(path), "--report", str(path.with_suffix(".html")))
+    status = run((sys.executable, "-m", "warmrank", "launch", str(config), *settings, *files))
+    process_s = time.perf_counter() - started
+    if status != 0:
+        raise DemoFailed(
+            f"the {name} launch ended with status {status}; its own message stands above",
+            exit_code=status if status > 0 else 128 - status,
+        )
+    return from_json(path.read_text(encoding="utf-8")), process_s
+
+
+def _saved_s(rank: RankReport) -> float:
+    return sum(each.seconds.trace_s + each.seconds.compile_s + each.seconds.load_s for each in rank.functions)
+
+
+def _ratio(cold_s: float, warm_s: float) -> str:
+    return f"{cold_s / warm_s:.1f} x" if warm_s > 0 else "-"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,6 @@ import typer
 from typer import Argument, Option
 from typer.core import TyperGroup
 
-from warmrank.cache_store.errors import UnusableCache
 from warmrank.orchestrator.errors import BadArgument, ConfigError, ConfigProblem
 
 if TYPE_CHECKING:
@@ -135,27 +135,17 @@ def refuse_what_fails(
 
 def _refuse_unusable(cache_dir: Path) -> None:
     """Refuse a cache directory that is not private to this user, or cannot be made or written."""
+    from warmrank.cache_store.backends.deadline import all_within
     from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
-    from warmrank.orchestrator.bounded import all_within
     from warmrank.orchestrator.config.store import LOOK_S
 
-    def fault() -> UnusableCache | None:
-        try:
-            ensure_cache_dir(cache_dir)
-        except UnusableCache as error:
-            return error
-        return None
-
     # A disk that does not answer is left to the ranks, whose stages have time-outs.
-    (error,) = all_within([fault], timeout_s=LOOK_S)
-    if error is not None:
-        raise error
+    all_within([partial(ensure_cache_dir, cache_dir)], timeout_s=LOOK_S)
 
 
 def refuse_shadows() -> None:
     """Refuse a directory with a module that ranks and nodes would import in place of `warmrank`."""
-    from warmrank.orchestrator.config.entrypoint import shadow
-    from warmrank.orchestrator.config.lint import shadow_finding
+    from warmrank.orchestrator.config.lint import shadow, shadow_finding
 
     path = shadow(Path.cwd())
     if path is not None:

@@ -98,7 +98,7 @@ def _here(config: Config, plan: SeedPlan) -> tuple[NodeSeed, ...]:
 def _once(config: Config, plan: SeedPlan) -> tuple[NodeSeed, ...]:
     from warmrank.orchestrator.nodes import choose, this_node
     from warmrank.orchestrator.seed import on_ray
-    from warmrank.orchestrator.seed.show import seed_lines
+    from warmrank.orchestrator.seed.seeding import seed_lines
 
     if on_ray.is_this_machine(config):
         choose((this_node(),), plan.wanted)
@@ -114,7 +114,7 @@ def _watch(
 ) -> tuple[NodeSeed, ...]:
     """Watch; show a table also when interrupted, with ``as_json`` a line for each node that ended instead."""
     from warmrank.orchestrator.seed.on_ray import Watch, is_this_machine, seeding_process
-    from warmrank.orchestrator.seed.show import seed_lines
+    from warmrank.orchestrator.seed.seeding import seed_lines
 
     if is_this_machine(config):
         raise BadArgument(

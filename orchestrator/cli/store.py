@@ -25,11 +25,11 @@ from warmrank.orchestrator.cli.options import (
     load_optional,
 )
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.store.sync import Scope
+from warmrank.orchestrator.stores import Scope
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.store import StoreConfig
-    from warmrank.orchestrator.store.sync import Target
+    from warmrank.orchestrator.stores import Target
 
 app = group_of_commands("Make, fill, check and clean a store.")
 sync_app = group_of_commands(
@@ -65,7 +65,7 @@ def parse_size_bytes(text: str) -> int:
 @command
 def init(config: ConfigFile, overrides: Overrides = None) -> None:
     """Make the store of a config where there is none yet; a launch makes none that is required."""
-    from warmrank.orchestrator.store.stores import make
+    from warmrank.orchestrator.stores import make
 
     loaded = load_config(config, overrides)
     if loaded.store is None:
@@ -78,7 +78,7 @@ def init(config: ConfigFile, overrides: Overrides = None) -> None:
 @command
 def publish(config: ConfigFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Publish what launches left on this node while the store was away; imports neither torch nor Ray."""
-    from warmrank.orchestrator.store.stores import publish_late
+    from warmrank.orchestrator.stores import publish_late
     from warmrank.orchestrator.ui.table import render_queue
 
     loaded = load_config(config, overrides)
@@ -112,7 +112,7 @@ def verify(
 ) -> None:
     """Read store and cache again, byte for byte, and say what is wrong."""
     from warmrank.orchestrator.inspect import store_contents as look
-    from warmrank.orchestrator.inspect.verify import verify as run
+    from warmrank.orchestrator.inspect.store_contents import verify as run
     from warmrank.orchestrator.ui.inspect_tables import render_verified
     from warmrank.orchestrator.ui.progress import fetch_progress
 
@@ -302,7 +302,7 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
     as_json: AsJson = False,
 ) -> None:
     """Store directories; locks and temporary files are left out."""
-    from warmrank.orchestrator.store.stores import open_store
+    from warmrank.orchestrator.stores import open_store
     from warmrank.orchestrator.ui.table import render_pushes
 
     wanted = _targets(directories, keys, per, rank, world_size)
@@ -349,7 +349,7 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
     Exit status 3 when nothing was pushed under these keys (all the others are restored all the same).
     """
     from warmrank.cache_store.cache_dir.marks import check_marks
-    from warmrank.orchestrator.store.stores import load, open_to_fetch
+    from warmrank.orchestrator.stores import load, open_to_fetch
     from warmrank.orchestrator.ui.table import render_pulls
 
     wanted = _targets(directories, keys, per, rank, world_size)
@@ -383,13 +383,13 @@ def _targets(
     rank: int | None,
     world_size: int | None,
 ) -> tuple[Target, ...]:
-    from warmrank.orchestrator.store.sync import targets
+    from warmrank.orchestrator.stores import targets
 
     return targets(directories, keys or (), per=per, rank=rank, world_size=world_size)
 
 
 def _named(config: Path | None, location: str | None, key: Path | None) -> StoreConfig:
-    from warmrank.orchestrator.store.stores import named_store
+    from warmrank.orchestrator.stores import named_store
 
     loaded = load_optional(config, None)
     if (loaded is None) == (location is None):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+import posixpath
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,10 +15,11 @@ from pydantic import BaseModel, Discriminator, Field, JsonValue, Tag, field_vali
 from pydantic_core import PydanticCustomError
 
 from warmrank.cache_store.cache_dir.node_files import Collect
+from warmrank.cache_store.digests import canonical_json, key_of
 from warmrank.orchestrator.config.store import Seconds, StoreConfig, Strict, Text
 from warmrank.worker import node_caches
-from warmrank.worker.device_kinds import DeviceKind
-from warmrank.worker.runtime.options import EngineChoice, GuardMode
+from warmrank.worker.configs.compiler_config import EngineChoice, GuardMode
+from warmrank.worker.settings import DeviceKind
 
 AuditMode = Literal["one", "all", "off"]
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
@@ -405,6 +407,33 @@ def _strides(config: Config) -> dict[str, tuple[int, int]]:
         found[name] = stride, size
         stride *= size
     return found
+
+
+def identity(config: Config) -> dict[str, str]:
+    """Named components of what is launched; one for each argument, so that a difference can be named.
+
+    Left out on purpose: the number of ranks and the sizes of the parallel axes, so that a launch of another
+    world size is found and adopted from; and whatever changes no artifact: the launch's name, Ray settings,
+    paths of store and cache, time-outs. Only what `warmrank exec` runs of a config without a workload goes by
+    its name.
+    """
+    components: dict[str, str] = {"device": config.device, "guards": config.guards}
+    if isinstance(config.workload, EntrypointWorkload):
+        components["entrypoint"] = config.workload.entrypoint
+        for name, value in config.workload.arguments.items():
+            components[f"argument {name}"] = canonical_json(value).decode()
+        return components
+    if config.workload is None:
+        return components | {"name": config.name}
+    script = config.workload.script  # without anything of this machine
+    components["script"] = Path(script).name if Path(script).is_absolute() else posixpath.normpath(script)
+    components["arguments"] = canonical_json(list(config.workload.arguments)).decode()
+    return components
+
+
+def launch_key(config: Config) -> str:
+    """The key that every launch of the same thing has, whatever its world size."""
+    return key_of(identity(config))
 
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"

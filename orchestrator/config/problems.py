@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from warmrank.cache_store.backends.objects.client import KNOWN_OPTIONS
+from warmrank.cache_store.backends.object_client import KNOWN_OPTIONS
 from warmrank.orchestrator.config import models
 from warmrank.orchestrator.config import store as store_config
 from warmrank.orchestrator.errors import ConfigProblem

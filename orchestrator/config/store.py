@@ -2,7 +2,7 @@
 
 Invariants: no secret stands in a config, because it goes to every node and into messages; once loaded, paths
 of keys are absolute, and what the driver's keyring revokes is revoked on every node. The policy that a config
-leaves open is decided later, by `orchestrator.store.stores`, because that looks at the store.
+leaves open is decided later, by `orchestrator.stores`, because that looks at the store.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from warmrank.cache_store.backends.deadline import all_within
 from warmrank.cache_store.backends.durability import FlushChoice
-from warmrank.cache_store.backends.objects.client import KNOWN_OPTIONS, SCHEMES, is_usable
+from warmrank.cache_store.backends.object_client import KNOWN_OPTIONS, SCHEMES, is_usable
 from warmrank.cache_store.backends.places import ANSWER_S
 from warmrank.cache_store.connect import SpecMode
 from warmrank.cache_store.signing.trust import TrustPolicy
 from warmrank.cache_store.signing.trust_policy import PolicyChoice, choose_policy
-from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.worker.settings import settings
 

@@ -29,7 +29,7 @@ from warmrank.orchestrator.gang.reservation import slots
 from warmrank.orchestrator.nodes import Node, choose, this_node
 from warmrank.orchestrator.reaper_client import Chunk, Stream
 from warmrank.orchestrator.signals import noted, undisturbed
-from warmrank.orchestrator.store.stores import decided
+from warmrank.orchestrator.stores import decided
 from warmrank.orchestrator.text import count_text
 
 T = TypeVar("T")

@@ -28,17 +28,15 @@ from warmrank.cache_store.cache_dir.private_files import (
 )
 from warmrank.cache_store.errors import NotInStore, StoreError, UnusableCache, is_final
 from warmrank.cache_store.publish_pending import QueueReport, add_partition, publish_pending
-from warmrank.orchestrator.config.models import Config, variable_of
+from warmrank.orchestrator.config.models import Config, launch_key, variable_of
 from warmrank.orchestrator.errors import BadArgument, OrchestratorError
 from warmrank.orchestrator.gang.launcher import free_port
 from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, enter_cache_dir, fetch_partitions, keeper_of
-from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.reaper_client import Chunk, ReapedCommand
-from warmrank.orchestrator.store.stores import is_writable, may_publish, open_store, open_to_fetch
-from warmrank.orchestrator.store.sync import Target, targets
+from warmrank.orchestrator.stores import Target, is_writable, may_publish, open_store, open_to_fetch, targets
 from warmrank.orchestrator.text import count_text
 from warmrank.worker import journal
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.manifests import of_journals, with_node_files
 from warmrank.worker.results import Published
 from warmrank.worker.settings import expanded

@@ -59,7 +59,7 @@ def fetch_partitions(
     ``ranks`` are those of this node; None for all, where it is not known yet which run here.
     """
     from warmrank.cache_store.seed import Wanted, seed
-    from warmrank.worker.keys.environment import environment
+    from warmrank.worker.keys.request import environment
 
     wanted = Wanted(
         launch_key=launch_key,

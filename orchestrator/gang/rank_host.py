@@ -1,26 +1,35 @@
-"""One rank's process: the worker, or the script, and the store; a plain object without Ray.
+"""One rank's process: the worker, or the script, and the store, and the Ray actor around them.
 
-`answer` is the edge of the rank: past it, failures are values.
+A `RankHost` is a plain object without Ray; `answer` is the edge of the rank: past it, failures are values.
+The actor is a thin shell that sends the process's output to a log file.
 """
 
 from __future__ import annotations
 
+import importlib
 import logging
+import os
+import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir, make_private_directories
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache, UnwritableDisk
 from warmrank.orchestrator.causes import FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload, ScriptWorkload, groups
 from warmrank.orchestrator.errors import FunctionFailed, VerificationFailed
-from warmrank.orchestrator.gang.launcher import Shared
-from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
+from warmrank.orchestrator.gang import rank_files
+from warmrank.orchestrator.gang.launcher import Process, Shared, free_port
 from warmrank.orchestrator.nodes import Seat
+from warmrank.worker import collection
 from warmrank.worker.errors import CompileForbidden
 from warmrank.worker.keys.code import package_of
+from warmrank.worker.rank import Rank
 from warmrank.worker.results import (
     CaptureProposal,
     FunctionProbe,
@@ -36,7 +45,6 @@ if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
     from warmrank.orchestrator.gang.node_artifacts import NodeKeeper
     from warmrank.orchestrator.nodes import NodeArtifacts
-    from warmrank.worker.rank import Rank
     from warmrank.worker.rank.start import RankSpec
 
 logger = logging.getLogger(__name__)
@@ -142,10 +150,10 @@ class RankHost:
         self._worker = (self._make_worker or RankWorker)(rank_spec(init), self._store)
         self._is_open = True
         if isinstance(config.workload, ScriptWorkload):
-            from warmrank.worker.keys.environment import environment
+            from warmrank.worker.keys.request import environment
 
             return Opened(environment=environment(), problem=problem)
-        self.note(RENDEZVOUS)
+        self.note(rank_files.RENDEZVOUS)
         return Opened(environment=self._worker.start(), problem=problem)
 
     def fetch(self, launch_key: str, ranks: tuple[int, ...]) -> SeedReport | None:
@@ -163,14 +171,14 @@ class RankHost:
 
     def silent_places(self) -> tuple[str, ...]:
         """The places of the store that gave this rank no answer."""
-        from warmrank.orchestrator.store.stores import silent_places
+        from warmrank.orchestrator.stores import silent_places
 
         config = self._init.config.store
         return silent_places(config) if config is not None else ()
 
     def leave_alone(self, places: tuple[str, ...]) -> None:
         """Ask these places of the store no more: other ranks have waited for them already."""
-        from warmrank.orchestrator.store.stores import leave_alone
+        from warmrank.orchestrator.stores import leave_alone
 
         if self._init.config.store is not None:
             leave_alone(self._init.config.store, places)
@@ -278,7 +286,7 @@ class RankHost:
 
     def run_script(self) -> tuple[FunctionResult, ...]:
         """Run the script to its end; raises worker's `CompileForbidden` or `ScriptFailed`."""
-        from warmrank.worker.rank.script import run_script
+        from warmrank.worker.rank.workload import run_script
 
         workload = self._init.config.workload
         assert isinstance(workload, ScriptWorkload)  # noqa: S101 - the driver asks no other
@@ -286,7 +294,7 @@ class RankHost:
 
     def close(self) -> None:
         """Take the rank down."""
-        from warmrank.worker.rank.script import journal_of
+        from warmrank.worker.rank.workload import journal_of
 
         if self._is_open:
             self._is_open = False
@@ -350,7 +358,7 @@ def failure_of(error: Exception | SystemExit, *, rank: int, stage: str) -> Worke
 
 
 def _open_store(init: RankInit) -> tuple[Store | None, str]:
-    from warmrank.orchestrator.store.stores import open_store
+    from warmrank.orchestrator.stores import open_store
 
     if init.config.store is None or init.store_away:
         return None, ""
@@ -360,3 +368,82 @@ def _open_store(init: RankInit) -> tuple[Store | None, str]:
         if error.required:
             raise
         return None, str(error)
+
+
+# Appending: a launch of the same name beside this one does not write over its lines.
+_LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW
+
+
+class RankActor:
+    """One process of the gang; becomes a rank when the driver has seen where all processes are.
+
+    It sets ``environ``, in time: torch reads it when the worker imports it, later.
+    """
+
+    def __init__(self, environ: Mapping[str, str], make_worker: MakeWorker | None) -> None:
+        os.environ.update(environ)
+        if make_worker is None:
+            # Beside all that is to be done before the rank has a place; torch alone takes a second or two.
+            threading.Thread(target=_import_ahead, name="import-ahead", daemon=True).start()
+        self._host = RankHost(make_worker)
+        self._step: rank_files.StepFile | None = None
+
+    def process(self) -> Process:
+        """This process, for the driver to assign a rank to."""
+        import ray
+
+        node_id, address = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        return Process(node_id=node_id, host=os.uname().nodename, address=address, pid=os.getpid())
+
+    def free_port(self, address: str) -> int:
+        """A TCP port that is free on this node."""
+        return free_port(address)
+
+    def log_to(self, rank: int, cache_dir: Path, log: Path) -> None:
+        """Send log records, prints and a crash's last words of this process to a file of its own."""
+        try:
+            ensure_cache_dir(cache_dir)
+            make_private_directories(log.parent)
+            descriptor = os.open(log, _LOG_FLAGS, 0o600)
+        except (StoreError, OSError):
+            return  # stage start meets the same fault, and reports it
+        self._step = rank_files.StepFile(rank_files.step_file(log))
+        self._host.note = self._step.note
+        rank_files.record_stacks(rank_files.stacks_file(log))
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(descriptor, stream.fileno())
+        os.close(descriptor)
+        line = f"%(asctime)s %(levelname)s rank {rank} %(name)s: %(message)s"
+        logging.basicConfig(level=logging.INFO, format=line, stream=sys.stderr, force=True)
+        logging.getLogger(__name__).info("Process %d on %s", os.getpid(), os.uname().nodename)
+
+    def call(self, rank: int, stage: str, method: str, *arguments: Any) -> Any:
+        """Call a method of the rank's host; a failure comes back as a value."""
+        if self._step is not None:
+            self._step.note(_in_words(stage, method, arguments))
+        found = answer(self._host, rank, stage, method, arguments)
+        if self._step is not None:
+            self._step.note("")
+            if method == RankHost.close.__name__:
+                self._step.close()
+        if method == Rank.build.__name__:
+            # torch and the model live as long as this process: without this, each full collection walks
+            # all of it (0.13 s), and one falls into the load by chance.
+            collection.freeze()
+        return found
+
+
+def _import_ahead() -> None:
+    """Import what `open` needs; should that fail, `open` meets the same fault, and reports it."""
+    with suppress(Exception):
+        importlib.import_module("warmrank.worker.rank.start")
+        importlib.import_module("torch.distributed")
+
+
+def _in_words(stage: str, method: str, arguments: tuple[Any, ...]) -> str:
+    """A call's work in words: ``compile Model.decode``."""
+    if method == RankHost.compile.__name__:
+        doing = zip(("compile", "audit"), arguments, strict=True)
+        return "; ".join(f"{what} {', '.join(names)}" for what, names in doing if names)
+    return stage if method == stage else f"{stage}: {method.replace('_', ' ')}"

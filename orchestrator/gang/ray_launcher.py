@@ -19,13 +19,12 @@ from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, WorkerFa
 from warmrank.orchestrator.config.models import Config, packed_ranks
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.actor import RankActor
 from warmrank.orchestrator.gang.eligible import HeadWatch, NodesUp, eligible, nodes_of_ray, silent_among
 from warmrank.orchestrator.gang.launcher import NOBODY_WAITS, Process, Shared, logs_of, seat_ranks
 from warmrank.orchestrator.gang.node_group import TICK_S, answer_of, await_some, left_s
 from warmrank.orchestrator.gang.node_watch import Charge
 from warmrank.orchestrator.gang.rank_files import launch_directory
-from warmrank.orchestrator.gang.rank_host import MakeWorker
+from warmrank.orchestrator.gang.rank_host import MakeWorker, RankActor
 from warmrank.orchestrator.gang.ray_session import Beginning, TookTooLong
 from warmrank.orchestrator.gang.ray_watch import RayWatch, all_lost, failures_on
 from warmrank.orchestrator.gang.reservation import GivenGroup, Reservation, refuse_missing_devices

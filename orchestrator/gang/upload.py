@@ -10,11 +10,12 @@ import fnmatch
 import os
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from warmrank.cache_store.backends.deadline import all_within
 from warmrank.orchestrator import import_root
-from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import LOOK_S, is_url
 from warmrank.orchestrator.errors import ConfigError, ConfigProblem
@@ -75,8 +76,8 @@ def own_places(config: Config, directory: Path) -> dict[str, str]:
 
 def _inside(path: Path, directory: Path) -> str:
     """The path relative to the directory; empty where it does not lie under it."""
-    (resolved,) = all_within([path.resolve], timeout_s=LOOK_S)  # its disk may give no answer
-    places = (Path(os.path.normpath(path)), directory), (resolved or path, directory.resolve())
+    (real,) = all_within([partial(os.path.realpath, path)], timeout_s=LOOK_S)  # its disk may give no answer
+    places = (Path(os.path.normpath(path)), directory), (Path(real or path), directory.resolve())
     for place, root in places:
         if place != root and place.is_relative_to(root):
             return place.relative_to(root).as_posix()

@@ -17,11 +17,12 @@ from pathlib import Path
 
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.backends.deadline import all_within
 from warmrank.cache_store.cache_dir.private_files import FILE_MODE, create_private, temporary_name
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.layout import TMP
-from warmrank.orchestrator.bounded import all_within
+from warmrank.orchestrator import stores
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig, is_url
 from warmrank.orchestrator.errors import BadArgument
@@ -41,9 +42,8 @@ from warmrank.orchestrator.inspect.findings import (
 )
 from warmrank.orchestrator.inspect.store_contents import can_be_made
 from warmrank.orchestrator.nodes import Node, this_node
-from warmrank.orchestrator.store import stores
 from warmrank.orchestrator.text import brief_names, count_text, grouped, size_text
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 
 NODE_S = 180.0
 """Longest wait for a node: a first import of torch, and every place of the store silent, in one."""

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Literal
 
 from warmrank.cache_store.cache_dir.local import find_file, is_companion_name
-from warmrank.cache_store.changes import nearest
 from warmrank.cache_store.errors import NoStoreYet, StoreError, StoreUnavailable
 from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest, RequestEntry
 from warmrank.cache_store.seed import pick_launch
 from warmrank.cache_store.store import Store
+from warmrank.cache_store.text import nearest
+from warmrank.orchestrator.config.models import identity, launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.inspect.store_contents import (
     OtherRanks,
+    cached_files,
     nearest_record,
     num_artifacts,
     open_if_there,
@@ -28,10 +30,8 @@ from warmrank.orchestrator.inspect.store_contents import (
     read_manifests,
     record_changes,
 )
-from warmrank.orchestrator.inspect.verify import cached_files
-from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.text import count_text, time_text
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 
 logger = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from warmrank.cache_store.backends.deadline import all_within
 from warmrank.orchestrator import import_root
-from warmrank.orchestrator.bounded import all_within
 from warmrank.orchestrator.inspect.findings import Finding, error, note, ok, warning
 from warmrank.orchestrator.text import size_text
 from warmrank.worker.ascend.chips import Installation, installation, visible_devices

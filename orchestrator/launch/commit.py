@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache
 from warmrank.cache_store.publish_pending import AwaitedPartition, WaitingLaunch, add_launch
 from warmrank.cache_store.records.manifest import environments_of, utc_now
+from warmrank.orchestrator.config.models import identity, launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import ranks_text
 from warmrank.orchestrator.gang.rank_host import RankHost
-from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.launch.report import Committed, NodePublish, Nondeterministic
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.nodes import Gang
-from warmrank.orchestrator.store.stores import Access, is_writable, may_publish
+from warmrank.orchestrator.stores import Access, is_writable, may_publish
 from warmrank.orchestrator.text import grouped
 from warmrank.worker.results import Published
 

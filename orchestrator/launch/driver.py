@@ -20,6 +20,7 @@ from warmrank.cache_store.backends.places import TierState
 from warmrank.cache_store.cache_dir.single_flight import LOCKS, lock_in
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.records.manifest import CaptureEntry, environments_of, utc_now
+from warmrank.orchestrator.config.models import identity, launch_key
 from warmrank.orchestrator.config.reading import Config, require_workload
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed, in_words
 from warmrank.orchestrator.gang.launcher import Launcher
@@ -27,7 +28,6 @@ from warmrank.orchestrator.gang.ray_session import way_in_now
 from warmrank.orchestrator.launch import steps
 from warmrank.orchestrator.launch.commit import commit
 from warmrank.orchestrator.launch.failures import Compiling, RetryBudget
-from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.launch.report import (
     SCHEMA_VERSION,
     Committed,
@@ -47,7 +47,7 @@ from warmrank.worker.results import Verification, function_of_unit
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from warmrank.orchestrator.store.stores import Access
+    from warmrank.orchestrator.stores import Access
 
 logger = logging.getLogger(__name__)
 

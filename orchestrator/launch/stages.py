@@ -156,7 +156,7 @@ class Stages:
         answers = self.ask(stage, RankHost.silent_places, asked, is_work=False)
         silent = frozenset.intersection(*(frozenset(places) for places in answers.values()))
         if silent - self._silent:
-            from warmrank.orchestrator.store.stores import leave_alone
+            from warmrank.orchestrator.stores import leave_alone
 
             self._silent |= silent
             leave_alone(config, silent)

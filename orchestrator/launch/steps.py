@@ -15,14 +15,13 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from warmrank.cache_store.changes import changed_components
 from warmrank.cache_store.records.manifest import environments_of
+from warmrank.cache_store.text import changed_components
 from warmrank.orchestrator.causes import FailureKind, WorkerFailure
-from warmrank.orchestrator.config.models import packed_ranks
+from warmrank.orchestrator.config.models import launch_key, packed_ranks
 from warmrank.orchestrator.config.reading import declared_caches
 from warmrank.orchestrator.errors import ranks_text
 from warmrank.orchestrator.gang.rank_host import RankHost, RankInit
-from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.report import NodeFetch, NodeReport
 from warmrank.orchestrator.launch.rounds import Ledger, settle_all
 from warmrank.orchestrator.launch.stages import Stages
@@ -39,7 +38,7 @@ from warmrank.worker.results import (
 
 if TYPE_CHECKING:
     from warmrank.cache_store.records.manifest import CaptureEntry
-    from warmrank.orchestrator.store.stores import Access
+    from warmrank.orchestrator.stores import Access
 
 Proposals = Mapping[int, tuple[CaptureProposal, ...]]
 Results = dict[int, tuple[FunctionResult, ...]]
@@ -55,7 +54,7 @@ def open_store(stages: Stages) -> Access | None:
     Raises:
         cache_store.errors.StoreError: what is there cannot be used, or a required place is away.
     """
-    from warmrank.orchestrator.store.stores import access
+    from warmrank.orchestrator.stores import access
 
     if stages.config.store is None:
         return None

@@ -24,7 +24,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.backends.backend import ChunkFile, NewFile
 from warmrank.cache_store.cache_dir.private_files import open_private
 from warmrank.cache_store.errors import NotInStore, StoreError, StoreUnavailable, UnusableCache
 from warmrank.cache_store.fetch.blobs import FetchOptions
@@ -40,11 +40,11 @@ from warmrank.orchestrator.seed.seeding import (
     NodeSeed,
     NodeState,
     Seeding,
+    SeedLines,
     SeedPlan,
     failed,
     seed_here,
 )
-from warmrank.orchestrator.seed.show import SeedLines
 from warmrank.orchestrator.signals import undisturbed
 
 logger = logging.getLogger(__name__)
@@ -108,7 +108,15 @@ class SharedBlobs:
         """Open a blob by its name; raises `NotInStore` where the share has none such."""
         if name not in self._share.places or self._is_gone.is_set():
             raise NotInStore(what=name, where="another node")
-        return io.BufferedReader(_Stream(self._piece, *self._share.places[name]))
+        return io.BufferedReader(ChunkFile(self._chunks(*self._share.places[name])))
+
+    def _chunks(self, begin: int, num_bytes: int) -> Iterator[bytes]:
+        end = begin + num_bytes
+        while begin < end and (
+            data := self._piece(begin // PIECE_BYTES)[begin % PIECE_BYTES :][: end - begin]
+        ):
+            yield data
+            begin += len(data)
 
     def _get_piece(self, number: int) -> bytes:
         if self._is_gone.is_set():
@@ -120,27 +128,6 @@ class SharedBlobs:
         except StoreUnavailable:
             self._is_gone.set()
             raise
-
-
-class _Stream(io.RawIOBase):
-    """The bytes of one blob."""
-
-    def __init__(self, piece: Callable[[int], bytes], offset: int, num_bytes: int) -> None:
-        super().__init__()
-        self._piece = piece
-        self._offset = offset
-        self._end = offset + num_bytes
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, target: Any) -> int:
-        number, start = divmod(self._offset, PIECE_BYTES)
-        size = min(len(target), self._end - self._offset)
-        data = self._piece(number)[start : start + size] if size else b""
-        target[: len(data)] = data
-        self._offset += len(data)
-        return len(data)
 
 
 GET_TIMEOUT_S = 60.0

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from warmrank.cache_store.changes import changed_components
+from warmrank.cache_store.text import changed_components
 from warmrank.orchestrator.causes import Cause, policy_of
 from warmrank.orchestrator.launch.report import Report, config_words
 from warmrank.orchestrator.signals import EXIT_INTERRUPTED, EXIT_TERMINATED

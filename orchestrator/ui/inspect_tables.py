@@ -9,18 +9,18 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from warmrank.cache_store.records.manifest import RequestEntry
+from warmrank.cache_store.signing.keyring import KeyList
 from warmrank.orchestrator.errors import ranks_text
 from warmrank.orchestrator.inspect.explain import Explanation, FunctionView
 from warmrank.orchestrator.inspect.findings import LEVELS, Diagnosis
-from warmrank.orchestrator.inspect.key_list import KeyList
 from warmrank.orchestrator.inspect.store_contents import (
     DirectoryLine,
     LaunchLine,
     Listing,
     OtherRanks,
     PartitionView,
+    Verified,
 )
-from warmrank.orchestrator.inspect.verify import Verified
 from warmrank.orchestrator.text import brief_names, count_text, grouped, size_text, time_text
 from warmrank.orchestrator.ui.table import (
     KEY_CHARS,

@@ -306,7 +306,7 @@ def render_outcomes(outcomes: Sequence[Outcome]) -> RenderableType:
 def render_seeds(seeds: Sequence[NodeSeed]) -> RenderableType:
     """One line for each seeded node, then where the bytes came from, and reasons, equal ones together."""
     from warmrank.orchestrator.nodes import distinct_names
-    from warmrank.orchestrator.seed.show import STYLES as SEED_STYLES
+    from warmrank.orchestrator.seed.seeding import STYLES as SEED_STYLES
 
     names = distinct_names(item.node for item in seeds)
     table = table_of(

@@ -20,7 +20,7 @@ from dataclasses import fields
 from typing import Any
 
 from warmrank.orchestrator.vllm_plugin import ascend
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 
 HASH = "vllm hash"
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
@@ -108,7 +108,7 @@ def _check(expected: str, found: str) -> None:
 
 def differences(stored: Mapping[str, str], here: Mapping[str, str]) -> str:
     """The components in which an entry on this disk is another one than is asked for; empty for none."""
-    from warmrank.cache_store.changes import changed_components
+    from warmrank.cache_store.text import changed_components
 
     return "; ".join(str(change) for change in changed_components(stored, here) if change.name != HASH)
 

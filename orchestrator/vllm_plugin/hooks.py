@@ -1,25 +1,43 @@
-"""The places of vLLM that the plugin hooks: loads of artifacts, ends of workers' starts, metrics.
+"""The places of vLLM that the plugin hooks: loads of artifacts and graphs, ends of workers' starts, metrics.
 
 `vllm.compilation.decorators._try_load_aot_compiled_fn` is called with the path of the one artifact that vLLM
-looks for, in the process that will run it, before anything is compiled. Whatever fails here is one line in
-the log, and vLLM goes on as without.
+looks for, in the process that will run it, before anything is compiled. For vllm-ascend's graphs
+`vllm.compilation.backends.VllmBackend.__call__` asks its `CompilerManager` for a directory of graphs, loads
+those in its index, compiles the others, and saves the index; in between, the directory is had from the store.
+What is on this disk is checked, and what is not there fetched. Whatever fails here is one line in the log,
+and vLLM goes on as without.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from warmrank.orchestrator.vllm_plugin import graphs
-from warmrank.orchestrator.vllm_plugin.access import Access, access
-from warmrank.orchestrator.vllm_plugin.entries import Entry, Outcome, read_outcomes
-from warmrank.orchestrator.vllm_plugin.factors import components
-from warmrank.orchestrator.vllm_plugin.publishing import Publisher
-from warmrank.orchestrator.vllm_plugin.visits import Visit, visit_entry
+from warmrank.cache_store.cache_dir.marks import check_marks
+from warmrank.cache_store.errors import NoStoreYet, NotInStore, RefusedCache, StoreError
+from warmrank.orchestrator.stores import load, open_to_fetch
+from warmrank.orchestrator.vllm_plugin import ascend
+from warmrank.orchestrator.vllm_plugin.entries import (
+    Entry,
+    Kind,
+    Outcome,
+    discard,
+    files_digest,
+    node_lock,
+    note_published,
+    read_components,
+    read_outcomes,
+    set_aside,
+)
+from warmrank.orchestrator.vllm_plugin.factors import components, differences, graph_components
+from warmrank.orchestrator.vllm_plugin.store import NO_STORE, Access, Publisher, access, bounded
 
 logger = logging.getLogger("vllm.warmrank")
 
@@ -50,7 +68,7 @@ def install() -> None:
     loader = Loader(opened, publisher, original, compilation_counter)
     decorators._try_load_aot_compiled_fn = loader  # noqa: SLF001
     _hook_warm_up(WorkerWrapperBase, publisher)
-    graphs.hook(VllmBackend, opened, publisher, compilation_counter)
+    hook_graphs(VllmBackend, opened, publisher, compilation_counter)
     REGISTRY.register(OutcomeCollector(Path(envs.VLLM_CACHE_ROOT), time.time()))
 
 
@@ -167,3 +185,206 @@ class OutcomeCollector:
             for gauge, value in zip(gauges, values, strict=True):
                 gauge.add_metric(labels, value)
         yield from gauges
+
+
+@dataclass(slots=True, kw_only=True)
+class Visit:
+    """State of one artifact while vLLM looks for it."""
+
+    entry: Entry  # the artifact's place
+    model: str  # path or name of the model
+    components: dict[str, str] = field(default_factory=dict)  # what it depends on
+    source: Literal["store", "disk"] = "disk"  # where it came from, if it is there
+    may_load: bool = True  # vLLM may load what is there
+    is_over: bool = False  # vLLM does not wait any more
+    why: str = ""  # why there is none, or none that may be loaded
+    fetch_s: float = 0.0  # seconds that vLLM waited for the store
+    fetched_bytes: int = 0  # bytes copied
+
+    def outcome(self, *, is_loaded: bool, compile_s: float, why: str) -> Outcome:
+        """The visit once vLLM has loaded or compiled; ``why`` counts where the visit knows no reason."""
+        return Outcome(
+            entry=self.entry.top.name,
+            rank=self.entry.rank,
+            model=self.model,
+            outcome="loaded" if is_loaded else "compiled",
+            source=self.source if is_loaded else "",
+            why=why if is_loaded else self.why or why,
+            fetch_s=self.fetch_s,
+            fetched_bytes=self.fetched_bytes,
+            compile_s=compile_s,
+            at_s=time.time(),
+        )
+
+
+def visit_entry(
+    opened: Access, entry: Entry, config: Any, components: Callable[[], dict[str, str]]
+) -> Visit | None:
+    """Have the artifact there if the store has it; None where the plugin cannot serve this vLLM.
+
+    ``config`` is vLLM's; ``components`` gives what the entry depends on.
+    """
+    visit = Visit(entry=entry, model=str(getattr(config.model_config, "model", "")))
+    started_s = time.monotonic()
+    try:
+        visit.components = components()
+        _drop_another(visit)
+        bounded(lambda: _prepare(opened, visit), opened.timeout_s)
+    except (StoreError, TimeoutError, OSError) as error:
+        _explain(visit, f"{NO_STORE}: {error}")
+    except Exception as error:  # noqa: BLE001 - vLLM has to start whatever happens here
+        logger.warning("warmrank: %s is not served: %s", entry.rank, error)
+        return None
+    visit.is_over = True
+    visit.fetch_s = time.monotonic() - started_s
+    _drop_another(visit)
+    return visit
+
+
+def _drop_another(visit: Visit) -> None:
+    """Remove an artifact from this disk that was compiled for something else, or nobody knows for what.
+
+    vLLM's own hash says enough of what was compiled without the plugin; vllm-ascend's does not.
+    """
+    if not visit.entry.artifact.exists():
+        return
+    stored = read_components(visit.entry)
+    changes = differences(stored, visit.components) if stored else ""
+    if changes:
+        _explain(visit, f"the artifact on this disk is another one: {changes}")
+    elif not stored and ascend.OPERATORS in visit.components:
+        _explain(visit, "the artifact on this disk is of unknown custom operators, made without the plugin")
+    else:
+        return
+    try:
+        discard(visit.entry)
+    except OSError:
+        visit.may_load = False
+
+
+def _explain(visit: Visit, why: str) -> None:
+    visit.why = "; ".join(filter(None, (visit.why, why)))
+
+
+def _prepare(opened: Access, visit: Visit) -> None:
+    entry = visit.entry
+    with node_lock(entry, timeout_s=opened.timeout_s):
+        if visit.is_over:
+            return
+        trust = load(opened.config, to_sign=False)
+        try:
+            check_marks(entry.root, trust.policy, trust.revoked)
+        except RefusedCache as refusal:
+            logger.warning("warmrank: %s; moved to %s", refusal, set_aside(entry))
+        if entry.artifact.exists():
+            return
+        try:
+            store = open_to_fetch(opened.config)
+            report = store.pull_directory(entry.kind.value, entry.root, visit.components)
+        except NoStoreYet:
+            _explain(visit, "there is no store yet")
+            return
+        except NotInStore as miss:
+            _explain(visit, f"the store has no such entry: {miss.remedy}")
+            return
+        visit.source, visit.fetched_bytes = "store", report.bytes_copied
+        note_published(entry, files_digest(entry.root))
+
+
+def hook_graphs(backend: Any, opened: Access, publisher: Publisher, counter: Any) -> None:
+    """Serve the graphs that the class `VllmBackend` compiles by `AscendCompiler`; ``counter`` is vLLM's."""
+    original = backend.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, graph: Any, example_inputs: Any) -> Any:
+        compiler = getattr(getattr(self, "compiler_manager", None), "compiler", None)
+        if getattr(compiler, "name", "") != ascend.COMPILER:
+            return original(self, graph, example_inputs)
+        lookup = _Lookup(self, graph, opened, counter)
+        result = original(self, graph, example_inputs)
+        with _harmless():
+            lookup.end(publisher)
+        return result
+
+    backend.__call__ = call
+
+
+@contextlib.contextmanager
+def _harmless() -> Iterator[None]:
+    """Log what goes wrong: vLLM has to start whatever happens here."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - as it says
+        logger.warning("warmrank: vllm-ascend's graphs are not served: %s: %s", type(error).__name__, error)
+
+
+class _Lookup:
+    """One call of a `VllmBackend` for a part of the model, until its directory is known and looked for."""
+
+    def __init__(self, backend: Any, graph: Any, opened: Access, counter: Any) -> None:
+        self._backend = backend
+        self._graph = graph
+        self._access = opened
+        self._counter = counter
+        self._visit: Visit | None = None
+        self._started_s = time.monotonic()
+        with _harmless():
+            self._num_before = self._num_asked_and_compiled()
+            config = backend.vllm_config.compilation_config
+            # Both are replaced before the directory is asked for.
+            self._is_derived, self._traced = not config.cache_dir, sorted(config.traced_files)
+            self._original: Callable[..., None] = backend.compiler_manager.initialize_cache
+            backend.compiler_manager.initialize_cache = self._initialize
+
+    def _initialize(self, cache_dir: str, disable_cache: bool = False, prefix: str = "") -> None:
+        """As vLLM's, which reads the index."""
+        if not disable_cache:
+            with _harmless():
+                config = self._backend.vllm_config
+                rank = Path(cache_dir).relative_to(config.compilation_config.cache_dir).as_posix()
+                entry = Entry(root=Path(cache_dir), rank=rank, kind=Kind.GRAPHS)
+                self._visit = visit_entry(self._access, entry, config, lambda: self._components(entry))
+        may_load = self._visit is None or self._visit.may_load
+        self._original(cache_dir, disable_cache or not may_load, prefix)
+
+    def _components(self, entry: Entry) -> dict[str, str]:
+        config = self._backend.vllm_config
+        return graph_components(
+            config,
+            self._graph,
+            entry.rank,
+            entry.top.name if self._is_derived else "",
+            {path: _text(path) for path in self._traced},
+            self._backend.compiler_manager.compute_hash(config),
+        )
+
+    def _num_asked_and_compiled(self) -> tuple[int, int]:
+        return self._counter.num_backend_compilations, self._counter.num_cache_entries_updated
+
+    def end(self, publisher: Publisher) -> None:
+        """Take note of what vLLM made of the directory; ``publisher`` takes what was compiled."""
+        visit = self._visit
+        if visit is None:
+            return
+        asked, compiled = self._num_asked_and_compiled()
+        num_asked, num_compiled = asked - self._num_before[0], compiled - self._num_before[1]
+        if not num_asked:
+            return
+        seconds = time.monotonic() - self._started_s - visit.fetch_s
+        if num_compiled:
+            why = f"{num_compiled} of {num_asked} graphs were not in the entry"
+            outcome = visit.outcome(is_loaded=False, compile_s=seconds, why=why)
+            publisher.compiled(visit.entry, visit.components, outcome)
+            return
+        index = ast.literal_eval(visit.entry.artifact.read_text())
+        num_absent = sum(not Path(value["graph_handle"][1]).exists() for value in index.values())
+        why = f"{num_absent} of {num_asked} graphs compiled: vllm-ascend saves none with Triton kernels"
+        outcome = visit.outcome(is_loaded=True, compile_s=seconds, why=why if num_absent else "")
+        publisher.loaded(visit.entry, outcome)
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""

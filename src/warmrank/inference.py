@@ -81,7 +81,7 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
         BadConfig: a misspelt parameter, or a value that is not allowed.
         NotYet: the configuration asks for what is not built yet.
     """
-    from warmrank.worker.runtime.options import CacheOptions
+    from warmrank.worker.configs.compiler_config import CacheOptions
 
     with collection.paused(), _torch_errors_named():  # a full collection takes longer than all these imports
         from warmrank.worker.runtime.function import CachedFunction
@@ -270,7 +270,7 @@ def set_dim_gears(t: torch.Tensor, dim_gears: Mapping[int, Sequence[int]]) -> No
     Raises:
         GearError: `t` is no tensor, the gears are not allowed, or `t` has other gears already.
     """
-    from warmrank.worker.gears.carried import carry
+    from warmrank.worker.gears.model import carry
 
     carry(t, dim_gears)
 

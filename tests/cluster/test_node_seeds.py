@@ -15,7 +15,7 @@ from tests.support.launching import store_launch
 from tests.support.netns import Node, until
 from tests.support.netns_cluster import Cluster, CountingStore, blob_reads
 from warmrank.orchestrator.config.reading import load
-from warmrank.orchestrator.inspect.verify import cached_files
+from warmrank.orchestrator.inspect.store_contents import cached_files
 from warmrank.orchestrator.launch.report import Report
 
 pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(600)]

@@ -17,8 +17,8 @@ import pytest
 
 from tests.support.s3_server import Fault, FaultyProxy, S3Server, new_prefix, running_proxy
 from warmrank.cache_store.backends.backend import NewFile
-from warmrank.cache_store.backends.objects.client import connect
-from warmrank.cache_store.backends.objects.store import WHOLE_BYTES, ObjectBackend
+from warmrank.cache_store.backends.object_client import connect
+from warmrank.cache_store.backends.object_store import WHOLE_BYTES, ObjectBackend
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, StoreError, StoreUnavailable
 from warmrank.cache_store.layout import blob_name

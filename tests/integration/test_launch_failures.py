@@ -23,7 +23,7 @@ from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import LaunchFailed
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
-from warmrank.orchestrator.inspect.verify import verify
+from warmrank.orchestrator.inspect.store_contents import verify
 from warmrank.orchestrator.launch.driver import Launch
 from warmrank.orchestrator.launch.report import Report
 

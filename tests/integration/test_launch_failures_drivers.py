@@ -15,7 +15,7 @@ from tests.support.fault_workload import fault, helpers_of
 from tests.support.launching import ENTRYPOINT, counts, data_of
 from tests.support.processes import LaunchProcess, await_true, still_there
 from tests.support.ray_cluster import ray_cluster
-from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST
+from warmrank.orchestrator.causes import DIED, NODE_LOST
 from warmrank.orchestrator.cli.console import ExitCode
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(480)]
@@ -71,23 +71,6 @@ def test_driver_that_is_killed_takes_ranks_helpers_and_its_own_ray_along(
     assert list(launch.temp_dir.glob("warmrank-*")) != []
     launch.process.kill()
     assert launch.wait() == -signal.SIGKILL
-    assert launch.left_over() == []
-    assert still_there(helpers_of(marks)) == []
-    assert stored_launches(tmp_path) == []
-
-
-@pytest.mark.slow
-def test_head_that_is_killed_ends_the_launch_with_a_report_and_leaves_nothing(
-    start: Start, marks: Path, tmp_path: Path
-) -> None:
-    launch = start(fault("capture", "stay"))
-    reached(launch, marks)
-    (head,) = launch.of_ray("gcs_server")
-    os.kill(head, signal.SIGKILL)
-    report = launch.report_of(ExitCode.LOST)
-    assert report.failure is not None
-    assert (report.exit_code, report.failure.stage) == (ExitCode.LOST, "capture")
-    assert [(cause.ranks, cause.kind) for cause in report.failure.causes] == [((0, 1), CLUSTER_LOST)]
     assert launch.left_over() == []
     assert still_there(helpers_of(marks)) == []
     assert stored_launches(tmp_path) == []

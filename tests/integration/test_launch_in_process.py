@@ -18,7 +18,7 @@ from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import Report
-from warmrank.orchestrator.store.stores import open_store, publish_late
+from warmrank.orchestrator.stores import open_store, publish_late
 from warmrank.orchestrator.ui.outputs import trace_json
 
 ENTRYPOINT = "tests.support.tiny_workload:workload"

@@ -21,13 +21,13 @@ from tests.support.stored import open_store
 from tests.support.tracing import compiles_ahead, in_mode
 from warmrank.cache_store.cache_dir.local import companions, variants
 from warmrank.inference import cache_compile, get_backend
-from warmrank.orchestrator.inspect.verify import verify_cache
+from warmrank.orchestrator.inspect.store_contents import verify_cache
+from warmrank.worker.configs.compiler_config import LaunchDefaults, launch_scope
 from warmrank.worker.engines import aoti
 from warmrank.worker.errors import CompileForbidden
 from warmrank.worker.rank import manifests
-from warmrank.worker.runtime.files import remove
+from warmrank.worker.runtime.files import offered, remove
 from warmrank.worker.runtime.function import CachedFunction
-from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
 LAUNCH_KEY = "0f" * 32
 
@@ -247,9 +247,9 @@ def test_offered_artifact_brings_its_package_from_the_store(kept, tmp_path):
     for path in (*stored.files().values(), stored.path):
         store.put_blob(path)
     elsewhere = loaded(tmp_path / "elsewhere")
-    offered = elsewhere.offered(stored.sha256, store)
-    assert offered is not None
-    assert offered.files()[package_in(cache).name].read_bytes() == package_in(cache).read_bytes()
+    found = offered(elsewhere, stored.sha256, store)
+    assert found is not None
+    assert found.files()[package_in(cache).name].read_bytes() == package_in(cache).read_bytes()
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import warmrank
-from warmrank.worker.capture.runner import GraphRunner
+from warmrank.worker.runtime.runner import GraphRunner
 
 ROWS = (16, 4, 2)
 

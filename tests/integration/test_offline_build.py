@@ -29,14 +29,14 @@ from warmrank.orchestrator.build import ranks as build_launcher
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import BuildReport, target_here
 from warmrank.orchestrator.build.ranks import OfflineLauncher
+from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.worker import groups
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.configs.compiler_config import LaunchDefaults, launch_scope
+from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.workload import RankContext
-from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
 NUM_RANKS = 1024
 

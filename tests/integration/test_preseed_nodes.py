@@ -18,7 +18,7 @@ from tests.support.checkout import PYTHONPATH, ended
 from tests.support.launching import loaded_config, store_launch
 from tests.support.ray_cluster import RayCluster, free_ports, ray_cluster
 from tests.support.stored import FUNCTIONS, tree
-from warmrank.orchestrator.inspect.verify import cached_files
+from warmrank.orchestrator.inspect.store_contents import cached_files
 from warmrank.orchestrator.seed.on_ray import preseed as preseed_cluster
 from warmrank.orchestrator.seed.seeding import NodeSeed, SeedPlan
 

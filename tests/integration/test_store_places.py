@@ -12,7 +12,7 @@ from tests.support.launching import loaded_config
 from tests.support.s3_server import PATIENT_S, S3Server, new_prefix
 from tests.support.stored import OFF, publish_launch, tree
 from warmrank.cache_store.backends.deadline import ping
-from warmrank.cache_store.backends.objects.store import ObjectBackend
+from warmrank.cache_store.backends.object_store import ObjectBackend
 from warmrank.cache_store.backends.places import Tier, TierMode
 from warmrank.cache_store.connect import TierSpec, open_store
 from warmrank.cache_store.errors import StoreUnavailable

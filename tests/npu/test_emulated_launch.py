@@ -11,7 +11,7 @@ import pytest
 from tests import npu_emulator
 from tests.support.checkout import ended
 from tests.support.launching import rank_spec, write_config
-from warmrank.worker.rank.script import run_script
+from warmrank.worker.rank.workload import run_script
 
 
 def launch(directory: Path) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import BuildReport, target_here
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.worker import groups
-from warmrank.worker.keys import environment as fingerprint
+from warmrank.worker.configs.compiler_config import LaunchDefaults, launch_scope
+from warmrank.worker.keys import request as fingerprint
 from warmrank.worker.rank.workload import RankContext, Workload
-from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
 
 NUM_RANKS = 8
 
@@ -29,7 +29,7 @@ def _machine_with_npus() -> Iterator[None]:
     """An offline build is for machines with an accelerator; the emulated one has none in its fingerprint."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fingerprint, "_ascend", lambda _: ("", "", "Ascend910B2"))
-        patch.setattr("warmrank.worker.ascend.places.Places.hold_nothing", lambda _: False)
+        patch.setattr("warmrank.worker.settings.AscendPlaces.hold_nothing", lambda _: False)
         fingerprint._components.cache_clear()
         yield
     fingerprint._components.cache_clear()

@@ -1,6 +1,6 @@
 """CANN's versions as an emulated NPU sees them, and a tree that holds nothing but these.
 
-The tree has what `worker.keys.environment` and the real packages read: ``version.cfg``, and a
+The tree has what `worker.keys.request` and the real packages read: ``version.cfg``, and a
 ``version.info`` of each part. The versions are read from the place that ``ASCEND_HOME_PATH`` names.
 """
 

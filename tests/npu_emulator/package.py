@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from warmrank.worker.device_kinds import stand_for
+from warmrank.worker.settings import stand_for
 
 from .device import Device
 from .kernels import KERNELS

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from warmrank.worker.ascend.places import Places
+from warmrank.worker.settings import AscendPlaces
 
 # vllm-ascend#1664: `cat ascend_toolkit_install.info` of CANN 8.1.RC1, with another version.
 INSTALL_INFO = """package_name=Ascend-cann-{package}
@@ -60,9 +60,9 @@ BOARD_A2 = """        NPU ID                         : 0
 """
 
 
-def ascend_places(root: Path) -> Places:
+def ascend_places(root: Path) -> AscendPlaces:
     """Where a machine laid out below ``root`` keeps its things; nothing is there yet."""
-    return Places(
+    return AscendPlaces(
         cann=(root / "cann", root / "ascend-toolkit" / "latest"),
         nnal=(root / "nnal" / "atb" / "latest" / "version.info",),
         install_info=root / "ascend_install.info",

@@ -17,7 +17,7 @@ from tests.support.fault_workload import helpers_of
 from tests.support.launching import data_of
 from tests.support.processes import LaunchProcess, await_true
 from tests.support.stored import open_store
-from warmrank.orchestrator.inspect.verify import verify
+from warmrank.orchestrator.inspect.store_contents import verify
 from warmrank.orchestrator.launch.report import Report
 
 # What is silent for eight seconds is lost; ranks whose driver is silent end after six.

@@ -15,16 +15,16 @@ from tests.support.in_process import InProcessLauncher
 from tests.support.made_reports import made_report
 from tests.support.stored import FUNCTIONS, make_partition, make_record, open_store, store_config
 from warmrank.cache_store.records.manifest import LaunchRecord
+from warmrank.orchestrator.config.models import identity, launch_key
 from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
 from warmrank.orchestrator.gang.rank_host import MakeWorker, RankInit
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import Event
-from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.launch.report import Committed, Report, totals
 from warmrank.orchestrator.launch.state import Course, LaunchState
 from warmrank.orchestrator.nodes import Gang
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.start import RankSpec
 from warmrank.worker.results import Outcome, StageSeconds
 

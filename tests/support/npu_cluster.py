@@ -23,7 +23,7 @@ from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import Report
-from warmrank.orchestrator.store.stores import open_store
+from warmrank.orchestrator.stores import open_store
 from warmrank.worker.runtime.artifact import parse
 
 ENTRYPOINT = "tests.support.npu_workload:workload"

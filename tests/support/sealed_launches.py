@@ -21,11 +21,10 @@ from tests.support.stored import (
 )
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.private_files import create_private, make_private_directories
-from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.digests import digest_bytes, key_of
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.gc import evict as evicting
 from warmrank.cache_store.gc.evict import EvictPolicy, EvictReport, evict
-from warmrank.cache_store.keys import key_of
 from warmrank.cache_store.layout import blob_name, record_name
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
 from warmrank.cache_store.signing.trust import Trust

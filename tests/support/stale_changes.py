@@ -222,7 +222,7 @@ PROCESS = {
 }
 FAKE_TORCH = """
 import importlib.util, pathlib, types
-import warmrank.worker.keys.environment
+import warmrank.worker.keys.request
 real = pathlib.Path(torch.__file__).with_name('version.py').read_text()
 fake = pathlib.Path(DIRECTORY, 'torch')
 fake.mkdir()
@@ -230,23 +230,23 @@ changed = real.replace({old}, {new})
 assert changed != real
 (fake / 'version.py').write_text(changed)
 found = types.SimpleNamespace(origin=str(fake / '__init__.py'))
-warmrank.worker.keys.environment.importlib = types.SimpleNamespace(
+warmrank.worker.keys.request.importlib = types.SimpleNamespace(
     util=types.SimpleNamespace(find_spec=lambda name: found), metadata=importlib.metadata)
 """
 FAKE_FILE = """
 import pathlib
-import warmrank.worker.keys.environment as e
+import warmrank.worker.keys.request as e
 fake = pathlib.Path(DIRECTORY, '{file}')
 fake.write_text('{text}')
 """
 ASCEND = """
 import dataclasses
 import pathlib
-from warmrank.worker.ascend import places
+from warmrank.worker import settings
 driver = pathlib.Path(DIRECTORY, 'ascend', 'driver')
 driver.mkdir(parents=True)
-real = places.here
-places.here = lambda: dataclasses.replace(real(), ascend=driver.parent)
+real = settings.ascend_places
+settings.ascend_places = lambda: dataclasses.replace(real(), ascend=driver.parent)
 """
 ENVIRONMENT = {
     "torch version": Change(
@@ -261,7 +261,7 @@ ENVIRONMENT = {
     ),
     "instruction set": Change(
         before=FAKE_FILE.format(file="cpuinfo", text="flags : avx sse2")
-        + "import warmrank.worker.keys.environment; warmrank.worker.keys.environment._CPU_INFO = fake",
+        + "import warmrank.worker.keys.request; warmrank.worker.keys.request._CPU_INFO = fake",
         reason=r"cpu ",
     ),
     "driver": Change(
@@ -274,7 +274,7 @@ ENVIRONMENT = {
         reason=r"cann none -> 8\.2",
     ),
     "torch_npu version": Change(
-        before="import warmrank.worker.keys.environment as e; e._version = lambda name: '2.13.0.post1'",
+        before="import warmrank.worker.keys.request as e; e._version = lambda name: '2.13.0.post1'",
         reason=r"torch_npu none -> 2\.13\.0\.post1",
     ),
     "engine version": Change(

@@ -12,15 +12,14 @@ import torch
 
 from warmrank.inference import cache_compile
 from warmrank.worker.compile.compiler import compile_call
-from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.configs.compiler_config import CacheOptions, CompilerConfig, LaunchDefaults, launch_scope
 from warmrank.worker.engines import engine_named
 from warmrank.worker.keys.request import Request
 from warmrank.worker.runtime.artifact import Artifact, PortableGuards
-from warmrank.worker.runtime.call_guards import CallGuards
 from warmrank.worker.runtime.check import mismatches
 from warmrank.worker.runtime.find import function_of
 from warmrank.worker.runtime.function import CachedFunction
-from warmrank.worker.runtime.options import CacheOptions, LaunchDefaults, launch_scope
+from warmrank.worker.runtime.snapshot import CallGuards
 from warmrank.worker.torch_private.lowering import LoweredGraph
 from warmrank.worker.torch_private.tracing import Trace, trace
 

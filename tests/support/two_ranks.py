@@ -14,7 +14,7 @@ import torch.distributed as dist
 from warmrank.examples import llama
 from warmrank.examples.llama_model import build_model
 from warmrank.examples.llama_weights import LlamaSizes, full_weights
-from warmrank.worker.devices.cpu import CpuBackend
+from warmrank.worker.devices import CpuBackend
 
 ops = torch.ops._c10d_functional
 

@@ -112,7 +112,7 @@ def test_replays_draw_the_numbers_of_eager_calls(backend: AcceleratorBackend) ->
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine on which tests lay out Ascend's things; its torch_npu can be imported."""
     places = machine.ascend_places(tmp_path)
-    monkeypatch.setattr(accelerator, "here", lambda: places)
+    monkeypatch.setattr(accelerator, "ascend_places", lambda: places)
     monkeypatch.delenv("ASCEND_RT_VISIBLE_DEVICES", raising=False)
     monkeypatch.setitem(sys.modules, "torch_npu", ModuleType("torch_npu"))
     return tmp_path

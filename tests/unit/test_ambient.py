@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.ambient import differences, encode, snapshot
-from warmrank.worker.torch_private import switches
+from warmrank.worker.torch_private import warm
 
 pytestmark = pytest.mark.usefixtures("torch_state")
 
@@ -211,20 +211,20 @@ def test_deterministic_level_of_npu_counts_with_torch_s_own_switch(native: Nativ
 
 
 PROPERTIES: dict[str, tuple[Callable[[], Any], Any, str]] = {
-    "mkldnn_enabled": (switches.mkldnn_enabled, torch.backends.mkldnn, "enabled"),
-    "mkldnn_deterministic": (switches.mkldnn_deterministic, torch.backends.mkldnn, "deterministic"),
+    "mkldnn_enabled": (warm.mkldnn_enabled, torch.backends.mkldnn, "enabled"),
+    "mkldnn_deterministic": (warm.mkldnn_deterministic, torch.backends.mkldnn, "deterministic"),
 }
 CALLS: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[bool], Any]]] = {
     "flash_attention": (
-        switches.flash_attention, torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp,
+        warm.flash_attention, torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp,
     ),
     "memory_efficient_attention": (
-        switches.memory_efficient_attention,
+        warm.memory_efficient_attention,
         torch.backends.cuda.mem_efficient_sdp_enabled,
         torch.backends.cuda.enable_mem_efficient_sdp,
     ),
     "math_attention": (
-        switches.math_attention, torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp,
+        warm.math_attention, torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp,
     ),
 }  # fmt: skip
 

@@ -24,18 +24,19 @@ from tests.support.stored import open_store
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import BuildReport, built_ranks, check_target, read_target, target_here
 from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument, BuildFailed
-from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.ui.table import render_build
 from warmrank.worker import groups
+from warmrank.worker.configs.compiler_config import LaunchDefaults, launch_scope
 from warmrank.worker.errors import NeedsValues
-from warmrank.worker.keys.environment import Target, environment
+from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.offline import OfflineRank
 from warmrank.worker.rank.start import RankSpec
 from warmrank.worker.rank.workload import RankContext, Workload
 from warmrank.worker.results import FunctionProbe, FunctionResult
-from warmrank.worker.runtime.options import LaunchDefaults, launch_scope
+from warmrank.worker.settings import Target
 
 STAGES = FakeWorld(asks=lambda rank: f"stage {rank // 2 % 2}", kind_of=lambda rank: rank // 2 % 2)
 

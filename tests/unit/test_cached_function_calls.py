@@ -34,9 +34,9 @@ from tests.support.tracing import (
     warm,
 )
 from warmrank.worker.compile import compiler
+from warmrank.worker.configs.compiler_config import LaunchDefaults
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.runtime.function import CachedFunction
-from warmrank.worker.runtime.options import LaunchDefaults
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

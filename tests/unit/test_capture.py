@@ -17,12 +17,12 @@ from tests.support.devices import warm
 from tests.support.small_models import Cached
 from tests.support.tracing import cached
 from warmrank.inference import cache_compile
-from warmrank.worker.capture.runner import OPTION_NAMES, CaptureOptions, GraphRunner
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.options import options
-from warmrank.worker.devices.cpu import CpuBackend
+from warmrank.worker.devices import CpuBackend
 from warmrank.worker.errors import NotCapturable
 from warmrank.worker.runtime.artifact import GraphFacts
+from warmrank.worker.runtime.runner import OPTION_NAMES, CaptureOptions, GraphRunner
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

@@ -20,18 +20,17 @@ from warmrank.cache_store.records.manifest import CaptureEntry
 from warmrank.orchestrator.config.reading import parse as config_of
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.steps import order
-from warmrank.worker.capture.eager import EagerRunner
-from warmrank.worker.capture.layout import InputLayout
 from warmrank.worker.capture.plan import PlannedInput, Shapes, inputs_for, shapes_of
 from warmrank.worker.capture.plan import parse as parse_plan
-from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
-from warmrank.worker.devices.cpu import CpuBackend
+from warmrank.worker.devices import CpuBackend
 from warmrank.worker.devices.failures import Captures, needed
 from warmrank.worker.rank import captures
 from warmrank.worker.rank.captures import graphs_of
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import CaptureProposal, FunctionProbe, FunctionResult
 from warmrank.worker.runtime.artifact import GraphFacts
+from warmrank.worker.runtime.eager import EagerRunner
+from warmrank.worker.runtime.runner import CaptureOptions, GraphRunner, InputLayout
 
 DIGEST = "ab" * 32
 SIZES = st.lists(st.integers(0, 64), max_size=4)

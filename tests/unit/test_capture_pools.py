@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 import warmrank
 from tests.support.devices import warm
-from warmrank.worker.capture.runner import CaptureOptions, GraphRunner
-from warmrank.worker.devices.arena import ALIGNMENT, Lifetime, Segment, planned
-from warmrank.worker.devices.cpu import CpuBackend
-from warmrank.worker.devices.memory import tensor_in
+from warmrank.worker.devices import CpuBackend, tensor_in
+from warmrank.worker.devices.cpu_graph import ALIGNMENT, Lifetime, Segment, planned
 from warmrank.worker.runtime.artifact import GraphFacts
+from warmrank.worker.runtime.runner import CaptureOptions, GraphRunner
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

@@ -30,8 +30,9 @@ from warmrank.cache_store.publish_pending import add_partition
 from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of, others_on_stderr, output
-from warmrank.orchestrator.cli.demo import demo, prepare, run_process
+from warmrank.orchestrator.cli.launch import prepare_demo, run_demo, run_process
 from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import (
     BadArgument,
@@ -44,12 +45,11 @@ from warmrank.orchestrator.errors import (
 )
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.launch import driver
-from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.report import Failure, Report, from_json, to_json
 from warmrank.orchestrator.signals import Terminated
 from warmrank.orchestrator.ui import outputs
 from warmrank.worker.errors import NotYet, WorkloadError
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 
 
 def run(*arguments: str | Path) -> Result:
@@ -280,7 +280,7 @@ def test_prepare_leaves_a_directory_alone_that_no_demo_made(tmp_path: Path):
     store = tmp_path / "out" / "store"
     store.mkdir(parents=True)
     with pytest.raises(BadArgument, match="no demo made it"):
-        prepare(tmp_path / "out")
+        prepare_demo(tmp_path / "out")
     assert store.exists()
 
 
@@ -294,7 +294,7 @@ def test_demo_without_a_terminal_writes_lines_that_a_log_can_show(
         Path(command[command.index("--json") + 1]).write_text(to_json(report))
         return 0
 
-    demo(tmp_path / "out", output(), run=run)
+    run_demo(tmp_path / "out", output(), run=run)
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("warm launch ──") for line in lines)
     assert max(map(len, lines)) < 400

@@ -23,7 +23,6 @@ from tests.support.stored import (
 )
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.cache_dir.marks import mark_signers
-from warmrank.cache_store.changes import nearest
 from warmrank.cache_store.connect import TierSpec
 from warmrank.cache_store.connect import open_store as open_tiers
 from warmrank.cache_store.errors import NoStoreYet, StoreUnavailable
@@ -44,11 +43,12 @@ from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.cache_store.sync.pull import plan_pull, pull
 from warmrank.cache_store.sync.push import push
+from warmrank.cache_store.text import nearest
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.inspect.explain import Explanation, explain
 from warmrank.orchestrator.inspect.store_contents import open_if_there, open_to_look, show_partition
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from tests.support.checkout import ROOT
 from warmrank.orchestrator.cli.config import SchemaOf, schema_of, schema_text
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.config.entrypoint import entrypoint_fault, missing_module, shadow
+from warmrank.orchestrator.config.lint import entrypoint_fault, missing_module, shadow
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload, ScriptWorkload
 from warmrank.orchestrator.config.reading import load, parse, read_yaml
 from warmrank.orchestrator.errors import ConfigError

@@ -21,9 +21,9 @@ from warmrank.orchestrator.inspect.doctor import check_resources
 from warmrank.orchestrator.inspect.findings import Finding, Level
 from warmrank.worker.ascend import chips
 from warmrank.worker.ascend.chips import Installation, visible_devices
-from warmrank.worker.ascend.places import Places
 from warmrank.worker.ascend.versions import package_problems
 from warmrank.worker.errors import DeviceUnavailable
+from warmrank.worker.settings import AscendPlaces
 
 TORCH = """
 import sys, types
@@ -225,7 +225,7 @@ def test_disk_that_is_full_or_noexec_is_named(tmp_path, monkeypatch, change, exp
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Iterator[Places]:
+def places(tmp_path: Path) -> Iterator[AscendPlaces]:
     """A machine without anything of Ascend; tests lay it out below the path."""
     chips._ask.cache_clear()
     yield ascend.ascend_places(tmp_path)
@@ -235,7 +235,9 @@ def places(tmp_path: Path) -> Iterator[Places]:
 # --- driver and firmware ---
 
 
-def test_cann_and_driver_that_do_not_know_each_other_are_a_problem(places: Places, tmp_path: Path) -> None:
+def test_cann_and_driver_that_do_not_know_each_other_are_a_problem(
+    places: AscendPlaces, tmp_path: Path
+) -> None:
     ascend.lay_out_driver(tmp_path, "25.0.rc1")
     ascend.lay_out_cann(tmp_path / "cann", "9.9.0", build="V100R001C30SPC001B001")
     assert package_problems(places) == ()  # CANN's own list has the driver's C21

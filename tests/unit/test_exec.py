@@ -25,10 +25,10 @@ from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import publish_pending
 from warmrank.cache_store.signing.keyring import generate
 from warmrank.orchestrator.cli.main import app
+from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.exec.driver import Options, Outcome, execute
 from warmrank.orchestrator.exec.node import HostGroup, State, parse_when
-from warmrank.orchestrator.launch.identity import launch_key
 
 RANKS = (sys.executable, "-m", "tests.support.exec_rank")
 WAIT_S = 90.0

@@ -15,8 +15,8 @@ from torch import nn
 
 from tests.support.small_models import Plain
 from tests.support.tracing import bound, compiled, traced
+from warmrank.worker.compile.compiler import portable_frame
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.frame import extract
 from warmrank.worker.runtime.artifact import Frame
 from warmrank.worker.runtime.find import function_of
 from warmrank.worker.runtime.variant import StandIns, bind
@@ -62,7 +62,7 @@ class Shapes(nn.Module):
 
 def frame_of(method: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Frame, Trace]:
     trace = traced(method, *args, **kwargs)
-    return extract(trace, function_of(bound(method))), trace
+    return portable_frame(trace, function_of(bound(method))), trace
 
 
 def bound_frame(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:

@@ -25,8 +25,8 @@ FOR_DRIVERS = (
     "warmrank.worker.results",
     "warmrank.worker.errors",
     "warmrank.worker.rank.rank_worker",
-    "warmrank.worker.rank.script",
-    "warmrank.worker.keys.environment",
+    "warmrank.worker.rank.workload",
+    "warmrank.worker.keys.request",
 )
 
 
@@ -164,7 +164,7 @@ def test_reach_into_torch_is_seen(source: str) -> None:
     [
         "import torch\ntorch.nn.Module.__call__",
         "from torch.fx import Node",
-        "from warmrank.worker.torch_private import switches\nswitches.mkldnn_enabled()",
+        "from warmrank.worker.torch_private import warm\nwarm.mkldnn_enabled()",
         "self._schema = 1",
         "PREFIXES = ('torch._dynamo', 'torch.fx.experimental')",
     ],

@@ -29,7 +29,7 @@ from warmrank.cache_store.signing.trust_policy import Entry, choose_policy, reso
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.config.store import TrustConfig, locate_trust
-from warmrank.orchestrator.store.stores import open_store
+from warmrank.orchestrator.stores import open_store
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 OTHER = generate_key_pair("other")

@@ -24,7 +24,7 @@ from warmrank.orchestrator.launch.report import Report, from_json, to_json
 from warmrank.orchestrator.launch.rounds import settle_all
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.nodes import Gang
-from warmrank.orchestrator.store.stores import make
+from warmrank.orchestrator.stores import make
 
 
 def config_of(tmp_path: Path, num_ranks: int = 2, **changes: Any) -> Config:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.support.checkout import python
 from warmrank.orchestrator.config.lint import Machine, lint
+from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config, groups, load, parse
 from warmrank.orchestrator.errors import ConfigError
-from warmrank.orchestrator.launch.identity import launch_key
 
 MINIMAL = """
 workload: {entrypoint: "models.tiny:workload", arguments: {layers: 4}}
@@ -69,7 +69,7 @@ def test_unusable_value_is_refused(file: Path, override: str) -> None:
 def test_config_imports_neither_torch_nor_ray() -> None:
     program = (
         "import sys, warmrank.orchestrator.config.reading;"
-        "from warmrank.orchestrator.launch import driver, identity;"
+        "from warmrank.orchestrator.launch import driver;"
         "sys.exit(' '.join({'torch', 'ray'} & set(sys.modules)) or 0)"
     )
     assert python("-c", program) == ""

@@ -19,18 +19,18 @@ from warmrank.cache_store.layout import FORMAT_FILE
 from warmrank.cache_store.publish_pending import pending
 from warmrank.cache_store.signing import trust_policy
 from warmrank.cache_store.signing.trust_policy import PolicyChoice
+from warmrank.orchestrator import stores
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config import store as trust_module
+from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.config.store import StoreConfig
 from warmrank.orchestrator.errors import LaunchFailed
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.events import Event, StageStarted
-from warmrank.orchestrator.launch.identity import launch_key
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.launch.state import LaunchState, Listener
-from warmrank.orchestrator.store import stores
-from warmrank.orchestrator.store.stores import open_store, publish_late
+from warmrank.orchestrator.stores import open_store, publish_late
 
 ANSWER_S = 0.1
 PATIENT_S = 60.0

@@ -46,14 +46,14 @@ from warmrank.cache_store.records.manifest import ArtifactEntry, PartitionManife
 from warmrank.cache_store.seed import SeedReport, Wanted, seed
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
+from warmrank.orchestrator.config.models import identity, launch_key
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import ConfigError
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.launch.identity import identity, launch_key
 from warmrank.orchestrator.launch.report import Report, from_json, to_json
 from warmrank.orchestrator.nodes import NodeArtifacts
 from warmrank.orchestrator.seed.seeding import seed_here
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.manifests import with_node_files
 from warmrank.worker.rank.rank_worker import RankWorker
 
@@ -162,7 +162,7 @@ def test_unsigned_node_artifacts_mark_the_nodes_own_directories(store, root, sou
 def test_evict_takes_node_artifacts_with_their_launch_and_keeps_those_of_others(store, root, source):
     for created, data in ((EARLY, b"early"), (LATE, b"late")):
         publish_nodes(store, source, {0: {ADD: data}}, world_size=2, created=created)
-    store.evict(EvictPolicy(older_than_s=0.0, keep=1, grace_s=0.0, quarantine_s=0.0))
+    store.evict(EvictPolicy(older_than_s=0.0, keep=1, grace_s=0.0))
     assert not blob_path(root, b"early").exists()
     assert blob_path(root, b"late").exists()
 

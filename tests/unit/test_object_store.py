@@ -19,8 +19,8 @@ from obstore.store import ObjectStore, from_url
 from tests.support.backends import new_file, read
 from tests.support.s3_server import BUCKET, PATIENT_S, S3Server, new_prefix
 from warmrank.cache_store.backends.backend import NewFile
-from warmrank.cache_store.backends.objects.client import ObjectClient, connect
-from warmrank.cache_store.backends.objects.store import (
+from warmrank.cache_store.backends.object_client import ObjectClient, connect
+from warmrank.cache_store.backends.object_store import (
     WHOLE_BYTES,
     ObjectBackend,
     check_create_only,
@@ -148,7 +148,7 @@ def test_large_source_that_changes_while_it_is_sent_leaves_nothing(backend, s3_s
     path.touch(mode=0o600)
     path.write_bytes(data)
     file = NewFile(name=new_blob(data).name, source=path, expected=digest_bytes(data))
-    at_staged = "warmrank.cache_store.backends.objects.store.reached"  # it was verified, and is sent next
+    at_staged = "warmrank.cache_store.backends.object_store.reached"  # it was verified, and is sent next
     monkeypatch.setattr(at_staged, lambda _step: path.write_bytes(data[::-1]))
     with pytest.raises(Corrupt, match=r"source of cas/.*found sha256 "):
         backend.put_new([file])

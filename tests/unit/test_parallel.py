@@ -13,10 +13,9 @@ import pytest
 from filelock import FileLock
 
 from tests.support.checkout import ROOT, python
-from warmrank.cache_store.backends.deadline import Ticks
+from warmrank.cache_store.backends.deadline import Ticks, all_within
 from warmrank.cache_store.cache_dir import single_flight as flight
 from warmrank.cache_store.cache_dir.single_flight import LOCK_NAME, LOCKS, one_compile
-from warmrank.orchestrator.bounded import all_within
 
 STUCK = """
 import threading

@@ -39,7 +39,7 @@ from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.launch.state import silence
 from warmrank.orchestrator.nodes import Gang
-from warmrank.orchestrator.store.stores import silent_places
+from warmrank.orchestrator.stores import silent_places
 from warmrank.worker.rank.units import TracePrint, first_difference, print_of
 from warmrank.worker.results import FunctionProbe, ProbeState
 from warmrank.worker.runtime.function import CachedFunction

@@ -28,7 +28,7 @@ from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import load
-from warmrank.orchestrator.inspect.verify import cached_files
+from warmrank.orchestrator.inspect.store_contents import cached_files
 from warmrank.orchestrator.nodes import Node, this_node
 from warmrank.orchestrator.seed import on_ray
 from warmrank.orchestrator.seed.on_ray import Share, SharedBlobs, share

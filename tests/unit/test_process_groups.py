@@ -21,7 +21,6 @@ from tests.support.tracing import compiled, misfits
 from warmrank.worker import groups
 from warmrank.worker.errors import GroupError, PortInUse
 from warmrank.worker.rank import start
-from warmrank.worker.torch_private.switches import group_name
 
 
 @pytest.fixture
@@ -94,7 +93,7 @@ def test_unknown_name_is_refused_with_the_known_ones(world: World) -> None:
 @pytest.mark.parametrize(("role", "position"), [("world", 0), ("tp", 1), ("group2", 2)])
 def test_resolve_gives_name_and_group_of_a_role(world: World, role: str, position: int) -> None:
     groups.declare_groups({"tp": world[1]})
-    assert groups.resolve(role) == (group_name(world[position]), world[position])
+    assert groups.resolve(role) == (world[position].group_name, world[position])
 
 
 class Model(nn.Module):

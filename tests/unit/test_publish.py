@@ -34,7 +34,7 @@ from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable, U
 from warmrank.cache_store.fetch.fetch import replicate
 from warmrank.cache_store.layout import trash_name
 from warmrank.cache_store.parsing import parse_document
-from warmrank.cache_store.publish.publish import PublishReport
+from warmrank.cache_store.publish import PublishReport
 from warmrank.cache_store.publish_pending import (
     QUEUE,
     AwaitedPartition,

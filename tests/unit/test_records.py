@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from tests.support.stored import ENVIRONMENT, LAUNCH_KEY, make_record
 from tests.support.stored import rank_entry as entry
 from tests.support.stored import rank_manifest as manifest
+from warmrank.cache_store.digests import canonical_json, key_of
 from warmrank.cache_store.errors import (
     Conflict,
     Corrupt,
@@ -26,7 +27,6 @@ from warmrank.cache_store.errors import (
     UnusableCache,
     os_errors_are_unavailable,
 )
-from warmrank.cache_store.keys import canonical_json, key_of
 from warmrank.cache_store.paths import collision, path_fault
 from warmrank.cache_store.records.manifest import (
     MAX_COMPONENTS,

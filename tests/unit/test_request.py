@@ -26,15 +26,14 @@ from tests.support.ascend_machine import ascend_places, lay_out_cann, lay_out_dr
 from tests.support.checkout import python
 from tests.support.made_guards import MadeModule, code_of
 from tests.support.small_models import Plain
-from warmrank.cache_store.changes import changed_components
-from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.cache_store.text import changed_components
+from warmrank.worker.configs.compiler_config import CacheOptions, CompilerConfig
 from warmrank.worker.engines.graph import GraphEngine
-from warmrank.worker.keys import environment as fingerprint
+from warmrank.worker.keys import request as fingerprint
 from warmrank.worker.keys.code import class_digest, function_digest, is_pinned_module
 from warmrank.worker.keys.request import Request, request
 from warmrank.worker.keys.sources import collect
 from warmrank.worker.runtime.artifact import TracedSource
-from warmrank.worker.runtime.options import CacheOptions
 from warmrank.worker.runtime.sources import changed
 
 ENGINE = GraphEngine()
@@ -390,10 +389,10 @@ Read = Callable[[], dict[str, str]]
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without accelerators; tests lay its files below the path."""
     ascend = ascend_places(tmp_path)
-    monkeypatch.setattr("warmrank.worker.ascend.places.here", lambda: ascend)
+    monkeypatch.setattr("warmrank.worker.settings.ascend_places", lambda: ascend)
     monkeypatch.setattr(fingerprint, "_NVIDIA", tmp_path / "nvidia")
     monkeypatch.setattr(fingerprint, "_NVIDIA_DEVICE", tmp_path / "nvidiactl")
-    monkeypatch.setattr("warmrank.worker.keys.environment._CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("warmrank.worker.keys.request._CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr("warmrank.worker.keys.machine.architectures", tuple)
     return tmp_path
 
@@ -412,7 +411,7 @@ def write(path: Path, text: str) -> None:
 def test_environment_imports_neither_torch_nor_a_tracer() -> None:
     code = (
         "import json, sys\n"
-        "from warmrank.worker.keys.environment import environment\n"
+        "from warmrank.worker.keys.request import environment\n"
         "found = environment()\n"
         "print(json.dumps([found['torch'], sorted(sys.modules)]))\n"
     )

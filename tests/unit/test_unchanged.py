@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from warmrank.worker.torch_private import unchanged
-from warmrank.worker.torch_private.metadata import Metadata
 from warmrank.worker.torch_private.unchanged import TensorWatch, Watched
+from warmrank.worker.torch_private.warm import Metadata
 
 
 class Base:

@@ -14,11 +14,10 @@ import pytest
 import torch
 
 from tests.support import vllm_ascend_stand_in as stand_in
-from warmrank.orchestrator.vllm_plugin import ascend, graphs
-from warmrank.orchestrator.vllm_plugin.access import access
+from warmrank.orchestrator.vllm_plugin import ascend, hooks
 from warmrank.orchestrator.vllm_plugin.entries import Outcome, read_outcomes
-from warmrank.orchestrator.vllm_plugin.publishing import Publisher
-from warmrank.worker.keys.environment import Target, building_for
+from warmrank.orchestrator.vllm_plugin.store import Publisher, access
+from warmrank.worker.settings import Target, building_for
 
 X = torch.arange(3.0)
 MACHINE = {
@@ -54,7 +53,7 @@ class Node:
         counter = SimpleNamespace(num_backend_compilations=0, num_cache_entries_updated=0)
         publisher = Stepped(opened, counter)
         backend_type = type("VllmBackend", (stand_in.Backend,), {})
-        graphs.hook(backend_type, opened, publisher, counter)
+        hooks.hook_graphs(backend_type, opened, publisher, counter)
         backend = backend_type(stand_in.config_for(self.path / "model"), counter)
         ascend._version.cache_clear()
         ascend._sources.cache_clear()

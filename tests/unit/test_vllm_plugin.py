@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import pytest
 
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.vllm_plugin.access import access, bounded
 from warmrank.orchestrator.vllm_plugin.entries import (
     Entry,
     Outcome,
@@ -22,7 +21,7 @@ from warmrank.orchestrator.vllm_plugin.entries import (
     write_components,
 )
 from warmrank.orchestrator.vllm_plugin.factors import HASH, differences
-from warmrank.orchestrator.vllm_plugin.publishing import Publisher
+from warmrank.orchestrator.vllm_plugin.store import Publisher, access, bounded
 
 COMPONENTS = {"device": "cuda:0", "machine cpu": "x86_64 avx2", HASH: "a" * 64}
 

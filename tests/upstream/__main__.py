@@ -187,9 +187,9 @@ def _prefer_reduce_overhead() -> None:
 def _use_warmrank(device: str) -> None:
     """TorchAir's names answered by warmrank, and its private ones by `tests.upstream.stand_ins`."""
     from tests.upstream import stand_ins
-    from warmrank.worker import torchair_names, torchair_script
+    from warmrank.worker import torchair_script
 
-    paths = torchair_names.OURS
+    paths = torchair_script.OURS
     for package in ("torchair", "npugraph_ex"):
         paths[f"{package}.inference"] = stand_ins.__name__  # type: ignore[index]
         paths[f"{package}.inference._cache_compiler"] = stand_ins.__name__  # type: ignore[index]
@@ -198,7 +198,7 @@ def _use_warmrank(device: str) -> None:
         torchair_script.redirect()
         importlib.import_module("torch_npu")
     else:
-        torchair_names.redirect()
+        torchair_script.redirect_names()
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from warmrank.worker.ascend.places import DEVICE, Places, here
 from warmrank.worker.ascend.versions import cann_of, driver_of, package_problems
 from warmrank.worker.errors import DeviceUnavailable
+from warmrank.worker.settings import ASCEND_DEVICE, AscendPlaces, ascend_places
 from warmrank.worker.values import Value
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Chip(Value):
     bus_id: str  # its place on the PCI bus
 
     def problem(self) -> str:
-        """What is wrong with it, and the remedy; empty where nothing is."""
+        """Its fault and the remedy; empty if it has none."""
         if self.health in ("OK", "Warning"):
             return ""
         return (
@@ -70,17 +70,17 @@ class Chip(Value):
         )
 
 
-def device_numbers(places: Places) -> tuple[int, ...]:
+def device_numbers(places: AscendPlaces) -> tuple[int, ...]:
     """Numbers of the device files: chips that this process, or this container, may open."""
     try:
-        names = [file.name for file in places.devices.iterdir() if file.name.startswith(DEVICE)]
+        names = [file.name for file in places.devices.iterdir() if file.name.startswith(ASCEND_DEVICE)]
     except OSError:
         return ()
-    numbers = (name.removeprefix(DEVICE) for name in names)
+    numbers = (name.removeprefix(ASCEND_DEVICE) for name in names)
     return tuple(sorted(int(number) for number in numbers if number.isascii() and number.isdecimal()))
 
 
-def chips_of(places: Places) -> tuple[tuple[Chip, ...], str]:
+def chips_of(places: AscendPlaces) -> tuple[tuple[Chip, ...], str]:
     """The chips, and what went wrong where the tool does not list any."""
     text, trouble = _ask(places.npu_smi, "info")
     chips = chips_in(text)
@@ -112,7 +112,7 @@ def chips_in(table: str) -> tuple[Chip, ...]:
     return tuple(chips)
 
 
-def soc_of(places: Places) -> str:
+def soc_of(places: AscendPlaces) -> str:
     """Model of the NPUs, without number, place or count; several are joined by ``, ``.
 
     Empty without NPUs. Without the tool it is the family, of which PCI tells.
@@ -147,7 +147,7 @@ def soc_in(board: str) -> str:
 
 @cache
 def _ask(tool: str, *arguments: str) -> tuple[str, str]:
-    """What the tool prints, and what went wrong where it does not run; asked once in a process."""
+    """Output of the tool, and the error if it does not run; asked once in a process."""
     import subprocess  # takes 10 ms, which machines without NPUs need not spend
 
     try:
@@ -168,7 +168,7 @@ def _ask(tool: str, *arguments: str) -> tuple[str, str]:
     return done.stdout or done.stderr, ""
 
 
-def _families(places: Places) -> set[str]:
+def _families(places: AscendPlaces) -> set[str]:
     """Families of the NPUs on the PCI bus."""
     found = set()
     for device in places.pci.glob("*/device"):
@@ -223,7 +223,7 @@ def _refused(text: str, why: str) -> DeviceUnavailable:
 
 
 class Installation(Value):
-    """What of Ascend is installed here, for people and for checks."""
+    """Ascend's software and devices on this machine, for people and for checks."""
 
     cann: str  # release of CANN, such as ``8.5.0``; empty where there is none
     cann_detail: str  # what the fingerprint says of CANN: release, build, and packages of other versions
@@ -238,7 +238,7 @@ class Installation(Value):
 
 def installation() -> Installation:
     """Look at this machine; takes a second or two where there are NPUs, because ``npu-smi`` does."""
-    places = here()
+    places = ascend_places()
     cann = cann_of(places)
     devices = device_numbers(places)
     chips, trouble = chips_of(places) if devices else ((), "")

@@ -30,7 +30,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
 
-from warmrank.worker.ascend.places import Places
+from warmrank.worker.settings import AscendPlaces
 from warmrank.worker.values import Value
 
 # Text, not patterns: they are compiled where there is such a file, and not on every import.
@@ -50,7 +50,7 @@ class Cann(Value):
     home: str = ""  # its directory; in no fingerprint
 
     def text(self) -> str:
-        """What decides whether kernels of one installation are those of another; empty without CANN."""
+        """Text that is equal for installations that make the same kernels; empty without CANN."""
         own = {name: version for name, version in self.packages.items() if version != self.release}
         versions = sorted(set(own.values()))
         alike = len(own) == len(self.packages) and len(versions) == 1  # all carry one build number
@@ -59,7 +59,7 @@ class Cann(Value):
         return " ".join(part for part in (self.release, self.build, *parts, *nnal) if part)
 
 
-def cann_of(places: Places) -> Cann:
+def cann_of(places: AscendPlaces) -> Cann:
     """The CANN of this machine; all fields are empty where there is none."""
     for home in filter(Path.is_dir, places.cann):
         packages = _packages(home)
@@ -75,18 +75,18 @@ def cann_of(places: Places) -> Cann:
     return Cann()
 
 
-def driver_of(places: Places) -> str:
+def driver_of(places: AscendPlaces) -> str:
     """Version of the driver; empty where there is none."""
     return _own_version(_info(places, "driver"))
 
 
-def firmware_of(places: Places) -> str:
+def firmware_of(places: AscendPlaces) -> str:
     """Version of the firmware; empty where it cannot be seen."""
     return _own_version(_info(places, "firmware"))
 
 
-def package_problems(places: Places) -> tuple[str, ...]:
-    """What does not fit by the packages' own lists, each with its remedy; on the rest they are silent."""
+def package_problems(places: AscendPlaces) -> tuple[str, ...]:
+    """Mismatches by the packages' own lists, each with its remedy; on the rest they are silent."""
     cann = cann_of(places)
     driver = _info(places, "driver")
     problems = []
@@ -144,7 +144,7 @@ def _first_each(files: Iterable[Path]) -> list[Path]:
     return [first[name] for name in sorted(first)]
 
 
-def _nnal(places: Places) -> str:
+def _nnal(places: AscendPlaces) -> str:
     for file in places.nnal:
         fields = _fields(file)
         version = fields.get("Ascend-cann-atb Version") or fields.get("Ascend-cann-atb")
@@ -153,7 +153,7 @@ def _nnal(places: Places) -> str:
     return ""
 
 
-def _info(places: Places, package: str) -> dict[str, str]:
+def _info(places: AscendPlaces, package: str) -> dict[str, str]:
     """The fields of the driver's or the firmware's ``version.info``."""
     param = f"{package.capitalize()}_Install_Path_Param"
     root = _fields(places.install_info).get(param)
@@ -166,7 +166,7 @@ def _own_version(fields: Mapping[str, str]) -> str:
 
 
 def _within(version: str, bounds: str) -> bool:
-    """Whether a version lies in a range such as ``[7.0.0,7.2.99]``; True where the range cannot be read."""
+    """True if a version lies in a range such as ``[7.0.0,7.2.99]``; True where the range cannot be read."""
     ends = [_numbers(end) for end in bounds.strip("[]").split(",")]
     if len(ends) != len(("low", "high")) or not all(ends):
         return True
@@ -179,7 +179,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _related(cann: Cann, driver: Mapping[str, str]) -> bool:
-    """Whether CANN or the driver names the other one's line of builds; True where they name none."""
+    """True if CANN or the driver names the other one's line of builds; True where they name none."""
     listed = driver.get("compatible_version", "")
     own = re.match(_LINEAGE, driver.get("Innerversion", ""))
     line = re.match(_LINEAGE, cann.build)
@@ -221,7 +221,7 @@ _DRIVERS = {
 
 
 def fit(torch: str, torch_npu: str, cann: str, driver: str = "") -> tuple[str, ...]:
-    """What does not belong together, each with its remedy; empty where nothing is known to be wrong.
+    """Versions that do not belong together, each with its remedy; empty if none is known to be wrong.
 
     Versions such as ``2.12.0+cpu``, ``2.12.0.post2``, ``9.1.0`` and ``25.5.2``. Empty ones are not judged:
     whether something is missing is another question.

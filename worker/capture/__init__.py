@@ -1,10 +1,6 @@
-"""The capture runtime: one captured graph per shape key from its second call on, replayed at fixed addresses.
+"""Captured graphs: from a shape's second call on, replayed at fixed addresses by `worker.runtime.runner`.
 
-* `runner.py`: runs one loaded graph, a shape's first call as it is;
-* `captures.py`: captures from the second call on, replays, and goes on without capture where it must;
-* `eager.py`: runs a graph of an engine that is not captured, or captures by itself;
-* `layout.py`: what is done with each input, and whether the module's are what they were;
-* `entry.py`: one captured graph: does it fit this call, and how are its buffers filled;
+* `captures.py`: captures from the second call on, replays what fits a call, and fills its buffers;
 * `pools.py`: pools and what is captured into them, memory reuse modes one and two;
 * `statistics.py`: what was done;
 * `plan.py`: a captured shape as text, and inputs to capture it again.

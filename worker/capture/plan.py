@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.cache_store.keys import canonical_json
-from warmrank.worker.devices.memory import memory_of
+from warmrank.cache_store.digests import canonical_json
+from warmrank.worker.devices import memory_of
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.capture.layout import InputLayout
+    from warmrank.worker.runtime.runner import InputLayout
 
 FORMAT = 1
 MAX_ELEMENTS = 1 << 40  # of one input; more is no tensor that a device holds
@@ -45,7 +45,7 @@ class PlannedInput(Value):
 
 
 class Shapes(Value):
-    """What one captured graph was captured for."""
+    """Inputs that one graph was captured for."""
 
     inputs: tuple[PlannedInput, ...]  # the tensors, by position
     numbers: tuple[tuple[int, int | float | bool], ...]  # position and value of each input that is a number

@@ -16,7 +16,7 @@ from warmrank.worker.capture.statistics import PoolStatistics
 from warmrank.worker.devices import KINDS, backend_for
 
 if TYPE_CHECKING:
-    from warmrank.worker.capture.entry import Entry
+    from warmrank.worker.capture.captures import Entry
     from warmrank.worker.devices.port import DeviceBackend, PoolHandle
 
 
@@ -44,12 +44,12 @@ class CapturePool:
         )
 
     def returned(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in what a graph of this pool returned."""
+        """True if a tensor lies in what a graph of this pool returned."""
         address = tensor.data_ptr()
         return any(address in memory for outputs in tuple(self._entries.values()) for memory in outputs)
 
     def statistics(self) -> PoolStatistics:
-        """What the pool holds, and what sharing it saves."""
+        """Bytes that the pool holds, and bytes that sharing it saves."""
         sizes = [entry.captured.size_bytes for entry in tuple(self._entries.keys())]
         size_bytes = self.pool.size_bytes
         return PoolStatistics(

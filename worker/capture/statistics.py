@@ -1,4 +1,4 @@
-"""What the capture runtime did: counted on the way, handed out as a frozen value that prints readably."""
+"""Counters of the capture runtime, handed out as a frozen value that prints readably."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class PoolStatistics(Value):
 
 
 class CaptureStatistics(Value):
-    """What was done for one function since it was loaded.
+    """Counters of one function since it was loaded.
 
     Attributes:
         captures: graphs captured, recaptures included.

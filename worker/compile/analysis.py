@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.errors import RandomOp
 from warmrank.worker.runtime.artifact import MUTATED, NUMBER, STATE, USER, GraphFacts, readable
+from warmrank.worker.settings import kind_of
 from warmrank.worker.torch_private.lowering import (
     higher_order_name,
     line_of,

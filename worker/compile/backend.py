@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker import data_dump
-from warmrank.worker.capture.runner import CaptureOptions, runner_for
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.compile.compiler import prepared
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.of_torchair import with_options
-from warmrank.worker.device_kinds import kind_of
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import engine_for
 from warmrank.worker.errors import BackwardNotSupported
-from warmrank.worker.gears.carried import carried
 from warmrank.worker.gears.compiling import TracedGears, record
+from warmrank.worker.gears.model import carried
 from warmrank.worker.gears.runner import GearedRunner
 from warmrank.worker.groups import role_of
+from warmrank.worker.runtime.runner import CaptureOptions, runner_for
+from warmrank.worker.settings import kind_of
 from warmrank.worker.torch_private import facts as torch_facts
 from warmrank.worker.torch_private.lowering import LoweredGraph, lower
-from warmrank.worker.torch_private.switches import known_groups
-from warmrank.worker.torch_private.symbols import make_floats_constants, make_static
+from warmrank.worker.torch_private.symbols import make_static
+from warmrank.worker.torch_private.tracer_python import make_floats_constants
+from warmrank.worker.torch_private.warm import known_groups
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

@@ -7,14 +7,22 @@ symbolic sizes become guards. Its digest is part of the request key.
 
 ``debug.graph_dump`` and ``debug.fx_summary`` ask for files about the graph, under TorchAir's names:
 ``<name>_rank_<rank>_pid_<pid>_ts_<time>.<type>``. A load writes none of them.
+
+The frame, Dynamo's code object that unpacks the arguments, calls the graph and packs the outputs, is kept as
+marshal (version 2, equal bytes for equal code) with everything that differs between processes taken out: file
+name, lines, and the counters and ids in Dynamo's global names.
 """
 
 from __future__ import annotations
 
+import builtins
 import csv
+import dis
 import inspect
 import logging
+import marshal
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -22,7 +30,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from types import MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -34,18 +42,25 @@ from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Site
 from warmrank.worker.engines.port import Built
-from warmrank.worker.errors import BackwardNotSupported, BadPass, FunctionRaised, GraphBreak, WorkerError
-from warmrank.worker.frame import extract
+from warmrank.worker.errors import (
+    BackwardNotSupported,
+    BadPass,
+    FunctionRaised,
+    GraphBreak,
+    NotPortable,
+    WorkerError,
+)
 from warmrank.worker.gears.compiling import GearsApart, compiling
 from warmrank.worker.gears.rules import geared_arguments
 from warmrank.worker.groups import role_of
 from warmrank.worker.guards.translate import translate
 from warmrank.worker.keys.code import function_digest
-from warmrank.worker.runtime import ambient
-from warmrank.worker.runtime.artifact import ABOUT, Artifact, ArtifactFile, GraphFacts
+from warmrank.worker.runtime import ambient, constants
+from warmrank.worker.runtime.artifact import ABOUT, Artifact, ArtifactFile, Frame, GraphFacts
 from warmrank.worker.runtime.check import argument_names
 from warmrank.worker.runtime.find import arguments_of, function_of
 from warmrank.worker.runtime.runtime_state import declared_for
+from warmrank.worker.runtime.variant import PLACEHOLDER
 from warmrank.worker.torch_private.lowering import LoweredGraph, group_names, retrace
 from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.torch_private.tracing import Trace, trace
@@ -54,10 +69,14 @@ from warmrank.worker.values import Value
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
-    from warmrank.worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.configs.compiler_config import CacheOptions, CompilerConfig
     from warmrank.worker.keys.request import Request
-    from warmrank.worker.runtime.options import CacheOptions
 
+_MARSHAL_VERSION = 2
+_GRAPH_NAME = "__compiled_fn"
+_BUILTINS = r"^__builtins_dict__\w*$"
+# A global that Dynamo named for the address of its value.
+_ADDRESSED = r"_\d+_c\d+$"
 _SUMMARY_COLUMNS = ("operator", "kind", "calls", "inputs", "outputs")
 _PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
 
@@ -211,7 +230,7 @@ def _compile(  # noqa: PLR0913 - those of `compile_call`, and how gears are comp
         engine_version=engine.version,
         components=request.components,
         guards=guards,
-        frame=extract(traced, function),
+        frame=portable_frame(traced, function),
         facts=facts,
         roles=roles,
         sections={**built.sections, ABOUT: origins.section(traced, lowered, guards)},
@@ -351,3 +370,81 @@ def _described(value: Any) -> str:
 
 def _counted(found: Iterable[str]) -> str:
     return "\n".join(f"{count} x {text}" for text, count in Counter(found).most_common())
+
+
+def portable_frame(trace: Trace, function: FunctionType) -> Frame:
+    """The portable frame of a trace."""
+    _refuse_globals(trace.frame, function)
+    user_names = {name for code in trace.codes for name in code.co_names}
+    renames = {trace.graph_name: _GRAPH_NAME}
+    names: dict[str, Any] = {"graph": _GRAPH_NAME, "imports": {}, "objects": {}, "builtins": []}
+    names["writes"] = bool(trace.writes)
+    external = trace.external_names - {trace.graph_name}
+    # In the order of the code, because some names hold an address.
+    for name in filter(external.__contains__, trace.frame.co_names):
+        if name in trace.import_aliases and not re.search(_ADDRESSED, name):
+            names["imports"][name] = trace.import_aliases[name]
+        elif re.match(_BUILTINS, name):
+            renames[name] = "__builtins_dict__"
+            names["builtins"] = ["__builtins_dict__"]
+        elif name not in user_names and not hasattr(builtins, name):
+            renames[name] = f"__object_{len(renames)}"
+            value = function.__globals__.get(name)
+            if isinstance(value, ModuleType):
+                names["imports"][renames[name]] = value.__name__
+            else:
+                names["objects"][renames[name]] = _encode_object(name, function)
+    return Frame(code=marshal.dumps(_canonical(trace.frame, renames), _MARSHAL_VERSION), names=names)
+
+
+def _refuse_globals(code: CodeType, function: FunctionType) -> None:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            msg = (
+                f"{function.__qualname__} sets the global {instruction.argval}, which a cached function must "
+                "not; keep it as an attribute of the module, or return it"
+            )
+            raise NotPortable(msg, what=str(instruction.argval))
+
+
+def _encode_object(name: str, function: FunctionType) -> Any:
+    if name not in function.__globals__:
+        msg = f"the frame of {function.__qualname__} refers to {name}, which is nowhere defined"
+        raise NotPortable(msg, what=name)
+    try:
+        return constants.encode(function.__globals__[name])
+    except NotPortable as error:
+        msg = f"the frame of {function.__qualname__} holds what no later process can find: {error.message}"
+        raise NotPortable(msg, what=name) from error
+
+
+def _canonical(code: CodeType, renames: Mapping[str, str]) -> CodeType:
+    return code.replace(
+        co_names=tuple(renames.get(name, name) for name in code.co_names),
+        co_consts=tuple(_canonical_constant(item, renames) for item in code.co_consts),
+        co_filename="<warmrank frame>",
+        co_firstlineno=1,
+        co_linetable=_one_line(len(code.co_code) // 2),
+    )
+
+
+def _one_line(num_units: int) -> bytes:
+    """A line table with every instruction on the first line; without one, no traceback can be printed.
+
+    Source of the form: CPython's ``Objects/locations.md`` (3.11 and later). An entry covers up to 8 code
+    units; 13 is the kind without columns; the distance to the line before, 0, follows.
+    """
+    entries = (min(8, num_units - start) for start in range(0, num_units, 8))
+    return b"".join(bytes((0x80 | 13 << 3 | length - 1, 0)) for length in entries)
+
+
+def _canonical_constant(value: Any, renames: Mapping[str, str]) -> Any:
+    if isinstance(value, CodeType):
+        return _canonical(value, renames)
+    try:
+        marshal.dumps(value, _MARSHAL_VERSION)
+    except ValueError:
+        import json
+
+        return (PLACEHOLDER, json.dumps(constants.encode(value), sort_keys=True))
+    return value

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.cache_store.keys import canonical_json
+from warmrank.cache_store.digests import canonical_json
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.guards.paths import PathTable
 from warmrank.worker.keys.code import is_pinned_module

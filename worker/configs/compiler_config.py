@@ -1,10 +1,13 @@
-"""`CompilerConfig`: how a function is compiled, under TorchAir's names; no option is ignored in silence."""
+"""`CompilerConfig`: TorchAir's options, none of which is ignored; the parameters of `cache_compile`."""
 
 from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, Literal
 
 from warmrank.worker.configs.options import (
     ASCEND_FLAT,
@@ -25,6 +28,7 @@ from warmrank.worker.configs.options import (
     no_effect,
     options,
 )
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from warmrank.worker.configs.torchair_sections import (
@@ -37,8 +41,6 @@ if TYPE_CHECKING:
         NpuGraphEx,
     )
 
-__all__ = ["CompilerConfig"]
-
 _log = logging.getLogger("torchair")
 _TORCHAIR_SECTIONS = "warmrank.worker.configs.torchair_sections"
 _GRAPH_CAPTURE = ("reduce-overhead", "npugraph_ex")
@@ -49,6 +51,11 @@ _AS_WRITTEN = Effect(
 _CONCATENATIONS = Effect(
     torchair_modes=_GRAPH_CAPTURE, why="a graph runs as it was written, concatenations included"
 )
+GuardMode = Literal["always", "once", "skip"]
+OnRecompile = Literal["add", "abandon"]
+OnGearMiss = Literal["error", "pad"]
+Rng = Literal["refuse", "allow"]
+EngineChoice = Literal["auto", "graph", "aoti", "torchair"]
 
 
 class GraphDump(Section, at="debug.graph_dump"):
@@ -76,7 +83,7 @@ class FxSummary(Section, at="debug.fx_summary"):
 
 
 class AclGraphDebug(Section, at="debug.aclgraph", effect=CAPTURE):
-    """How graphs are captured and what they do with their inputs, outputs and memory."""
+    """Options of captures, and of the inputs, outputs and memory of captured graphs."""
 
     # Do not turn operators back into their in-place forms
     disable_reinplace_inplaceable_ops_pass = Flag(False, effect=_AS_WRITTEN)
@@ -122,7 +129,7 @@ class AclGraph(Section, at="aclgraph_config", effect=CAPTURE):
 
 
 class CompilerConfig(Section, at=""):
-    """How a function is compiled.
+    """Configuration of a compile.
 
     Options are attributes: ``config.debug.aclgraph.clone_input = False``. A wrong value raises `BadConfig`,
     which lists the allowed ones; an unknown name raises `UnknownOption`, which gives the nearest. Two
@@ -157,7 +164,7 @@ class CompilerConfig(Section, at=""):
         return {name: value for name, _, value in changed(self)}
 
     def runs_eagerly(self) -> bool:
-        """Whether the graph runs operator by operator, without compiled kernels and capture.
+        """True if the graph runs operator by operator, without compiled kernels and capture.
 
         ``debug.run_eagerly`` and ``force_eager`` ask for it; ``debug.data_dump``, and ``debug.fx_summary``
         with ``skip_compile``, need it. The same options do it in TorchAir.
@@ -193,7 +200,7 @@ def _asks_for_eager(given: dict[str, Any]) -> bool:
 
 
 def _needs_eager(given: dict[str, Any]) -> bool:
-    """Whether files are to be written that only a graph which runs eagerly fills."""
+    """True if files are to be written that only a graph which runs eagerly fills."""
     table = given.get("debug.fx_summary.type") and given.get("debug.fx_summary.skip_compile", True)
     return bool(given.get("debug.data_dump.type") or table)
 
@@ -201,3 +208,62 @@ def _needs_eager(given: dict[str, Any]) -> bool:
 @functools.cache
 def _warn_once(text: str) -> None:
     _log.warning("%s", text)
+
+
+class CacheOptions(Value):
+    """The parameters of `cache_compile` in one value; ``guards`` and ``engine`` may be left to the launch."""
+
+    config: CompilerConfig
+    dynamic: bool = True
+    cache_dir: str | None = None
+    global_rank: int | None = None
+    tp_rank: int | None = None
+    pp_rank: int | None = None
+    custom_decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+    ge_cache: bool = False
+    guards: GuardMode | None = None
+    on_recompile: OnRecompile = "add"
+    on_gear_miss: OnGearMiss = "error"
+    rng: Rng = "refuse"
+    engine: EngineChoice | None = None
+
+
+class LaunchDefaults(Value):
+    """Launch-wide defaults for cached functions.
+
+    Attributes:
+        no_compile: a miss is an error.
+        place: rank and world size where they do not come from ``torch.distributed``.
+    """
+
+    cache_dir: str | None = None
+    guards: GuardMode | None = None
+    engine: EngineChoice | None = None
+    no_compile: bool = False
+    place: tuple[int, int] | None = None
+
+
+class LaunchScope:
+    """Launch-wide defaults of the launch that this process works for, in all threads of the user's code.
+
+    Attributes:
+        defaults: for cached functions that are made now.
+        functions: the cached functions that were made; None outside of a launch.
+    """
+
+    def __init__(self) -> None:
+        self.defaults = LaunchDefaults()
+        self.functions: list[Any] | None = None
+
+    @contextmanager
+    def of(self, defaults: LaunchDefaults, functions: list[Any] | None = None) -> Iterator[None]:
+        """Lay these defaults down, and note in a list what is made under them."""
+        before = self.defaults, self.functions
+        self.defaults, self.functions = defaults, functions
+        try:
+            yield
+        finally:
+            self.defaults, self.functions = before
+
+
+launch_scope = LaunchScope()

@@ -165,7 +165,7 @@ def _changed(theirs: Any, fresh: Any, prefix: str = "") -> list[tuple[str, Any]]
 
 
 def is_option(value: Any) -> bool:
-    """Whether an attribute of TorchAir's is an object that holds an option's value."""
+    """True if an attribute of TorchAir's is an object that holds an option's value."""
     return isinstance(getattr(type(value), "value", None), property)
 
 

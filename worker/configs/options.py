@@ -23,7 +23,7 @@ _CAPTURED = ("reduce-overhead", "npugraph_ex")
 
 
 class Effect(Value):
-    """What a value other than the default does."""
+    """Effect of a value other than the default."""
 
     modes: tuple[str, ...] = MODES  # modes that obey it
     # modes in which engine torchair obeys it; None: the same; empty: in none
@@ -71,7 +71,7 @@ Int = TypeVar("Int", bound=int | None)
 
 
 class Declared(Generic[T]):
-    """What a section declares under a name."""
+    """Declaration of a section under a name."""
 
     name = ""
 

@@ -163,7 +163,7 @@ class AscendDump(Section, at="dump_config", effect=ASCEND_ENGINE):
 
 
 class ExportExperimental(Section, at="export.experimental", effect=ASCEND_ENGINE):
-    """What an export writes beside the graph."""
+    """Files that an export writes beside the graph."""
 
     enable_record_nn_module_stack = Flag(False)  # Which module each operator comes from
     auto_atc_config_generated = Flag(False)  # A template for the offline compiler

@@ -1,13 +1,18 @@
-"""Device kinds behind one port (`worker.devices.port`); one file per implementation."""
+"""Device kinds behind one port (`port.py`): the CPU, others in `accelerator.py`; memory of tensors."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.keys.environment import target
+import torch
+
+from warmrank.worker.settings import target
 
 if TYPE_CHECKING:
-    from warmrank.worker.devices.port import DeviceBackend
+    from warmrank.worker.devices.cpu_graph import ArenaPool
+    from warmrank.worker.devices.port import CapturedGraph, DeviceBackend, Graph, Pool, PoolHandle, Positions
 
 KINDS = ("cpu", "cuda", "npu")
 
@@ -19,12 +24,8 @@ def backend_for(kind: str) -> DeviceBackend:
     can be run on such devices.
     """
     if target() is not None:
-        from warmrank.worker.devices.cpu import AbsentBackend
-
         return AbsentBackend(kind)
     if kind == "cpu":
-        from warmrank.worker.devices.cpu import CpuBackend
-
         return CpuBackend()
     if kind in KINDS:
         from warmrank.worker.devices.accelerator import accelerator
@@ -37,3 +38,124 @@ def backend_for(kind: str) -> DeviceBackend:
         f"there before the first call (model.{'to_empty' if kind == 'meta' else 'to'}(device=...))."
     )
     raise DeviceUnavailable(msg, kind=kind)
+
+
+class CpuBackend:
+    """The CPU, whose graphs keep the contract of the accelerators: see `worker.devices.cpu_graph`."""
+
+    kind = "cpu"
+    collectives = "gloo"
+
+    def device(self, local_rank: int) -> torch.device:
+        """See `DeviceBackend.device`; all ranks of a node share the CPU."""
+        del local_rank
+        return torch.device("cpu")
+
+    def new_handle(self) -> PoolHandle:
+        """See `DeviceBackend.new_handle`."""
+        from warmrank.worker.devices.cpu_graph import new_handle
+
+        return new_handle()
+
+    def pool(self, handle: PoolHandle | None = None) -> ArenaPool:
+        """See `DeviceBackend.pool`."""
+        from warmrank.worker.devices.cpu_graph import pool_of
+
+        return pool_of(handle)
+
+    def capture(
+        self, graph: Graph, inputs: Sequence[Any], *, copied: Positions, aliased: Positions, pool: Pool
+    ) -> CapturedGraph:
+        """See `DeviceBackend.capture`; which outputs share memory is seen in the recording."""
+        del aliased
+        from warmrank.worker.devices.cpu_graph import ArenaPool, captured
+
+        if not isinstance(pool, ArenaPool):
+            msg = f"a CPU graph needs a pool of the CPU backend; got a {type(pool).__qualname__}"
+            raise TypeError(msg)
+        return captured(graph, inputs, copied=copied, pool=pool)
+
+
+class AbsentBackend(CpuBackend):
+    """A device kind in an offline build: its devices are elsewhere, so nothing is captured or run.
+
+    Functions are compiled and bound to it, which needs no device: its pools are the CPU's, and stay empty.
+    """
+
+    collectives = "fake"
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def device(self, local_rank: int) -> torch.device:
+        """See `DeviceBackend.device`; every rank of a launch sees its own as the first."""
+        from warmrank.worker.torch_private.fake_ranks import fake_device
+
+        del local_rank
+        return fake_device(self.kind)
+
+    def capture(
+        self, graph: Graph, inputs: Sequence[Any], *, copied: Positions, aliased: Positions, pool: Pool
+    ) -> CapturedGraph:
+        """Captures need the device: raises `DeviceUnavailable`."""
+        from warmrank.worker.errors import DeviceUnavailable
+
+        del graph, inputs, copied, aliased, pool
+        msg = f"an offline build has no device of kind {self.kind}, so it captures nothing; a launch does"
+        raise DeviceUnavailable(msg, kind=self.kind)
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Elements from the first to the last, both included, where there are any."""
+    span = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        span += (size - 1) * stride
+    return span
+
+
+def span_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from the first element to behind the last."""
+    return _span(tensor) * tensor.element_size() if tensor.numel() else 0
+
+
+def aligned(size_bytes: int, alignment: int) -> int:
+    """The size, rounded up so that what follows is aligned."""
+    return -(-size_bytes // alignment) * alignment
+
+
+def tensor_in(
+    storage: torch.UntypedStorage, offset: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor in a storage; ``offset`` counts elements.
+
+    Made outside of inference mode, it can be written in and out of that mode.
+    """
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or, where elements overlap (``expand``), all the memory that it spans, each cell once."""
+    span = _span(tensor)
+    return tensor if tensor.numel() <= max(span, 0) else tensor.as_strided((span,), (1,))
+
+
+def duplicate(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, gaps and overlaps, in memory of its own."""
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    memory_of(copy).copy_(memory_of(tensor))
+    return copy
+
+
+def lies_in_storage(tensor: torch.Tensor) -> bool:
+    """True if all elements of a tensor are within its storage, which somebody may have made smaller."""
+    if tensor.layout is not torch.strided or not tensor.numel() or tensor.is_meta:
+        return True
+    end = (tensor.storage_offset() + _span(tensor)) * tensor.itemsize
+    return end <= tensor.untyped_storage().nbytes()
+
+
+def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    """Function that picks elements out of a sequence, always as a tuple."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda inputs: tuple(inputs[index] for index in positions)

@@ -28,14 +28,13 @@ from typing import Any
 import torch
 
 from warmrank.worker.ascend.chips import device_numbers, visible_devices
-from warmrank.worker.ascend.places import here
 from warmrank.worker.ascend.versions import cann_of, driver_of
-from warmrank.worker.device_kinds import memory_of as memory_kind
+from warmrank.worker.devices import aligned, memory_of, span_bytes, tensor_in
 from warmrank.worker.devices.failures import not_capturable, refuse_foreign
-from warmrank.worker.devices.memory import aligned, memory_of, span_bytes, tensor_in
 from warmrank.worker.devices.port import CapturedGraph, Graph, Pool, PoolHandle, Positions
 from warmrank.worker.errors import DeviceUnavailable
-from warmrank.worker.settings import settings
+from warmrank.worker.settings import ascend_places, settings
+from warmrank.worker.settings import memory_of as memory_kind
 from warmrank.worker.torch_private.places import borrowed, drop_workspaces, origins, stop_allocating
 
 _COLLECTIVES = {"cuda": "nccl", "npu": "hccl"}
@@ -198,7 +197,7 @@ class Recorder:
     def _recorded(
         self, work: Callable[[], tuple[Any, ...]], index: int, pool_id: PrivatePoolId
     ) -> tuple[Any, tuple[Any, ...]]:
-        """What ``torch.cuda.graph`` does; but stream and allocator are put back also where it fails."""
+        """Record as ``torch.cuda.graph`` does, but put stream and allocator back also if it fails."""
         recorded = self._graph_type()
         self._module.synchronize()
         self._module.empty_cache()
@@ -373,7 +372,7 @@ def check_visible() -> None:
 
     Without device files the check is left out: NPUs may be reached in ways that are not known here.
     """
-    num_devices = len(device_numbers(here()))
+    num_devices = len(device_numbers(ascend_places()))
     if num_devices and not visible_devices(settings().ascend, num_devices):
         msg = (
             f"ASCEND_RT_VISIBLE_DEVICES hides all {num_devices} NPUs of this machine from this process. In a "
@@ -408,8 +407,8 @@ def _import_torch_npu() -> None:
 
 
 def _seen() -> str:
-    """What of Ascend is on this machine, in a line."""
-    places = here()
+    """One line about Ascend's software and devices on this machine."""
+    places = ascend_places()
     cann = cann_of(places)
     return ", ".join(
         (

@@ -1,9 +1,9 @@
 """A captured graph on the CPU; imported with the first capture, which a process that only loads never makes.
 
 A recording of one run says which kernels the graph calls on which memory (`worker.torch_private.recording`).
-All that the run allocated gets a place in the work region of a pool (`worker.devices.arena`), and a replay
-calls the same kernels on these fixed addresses: no Python of the graph, no views, no allocator. As on a
-device, outputs hold nothing before the first replay, and every replay in the pool may overwrite them. Each
+All that the run allocated gets a place in the work region of a pool, and a replay calls the same kernels on
+these fixed addresses: no Python of the graph, no views, no allocator. As on a device, outputs hold nothing
+before the first replay, and every replay in the pool may overwrite them. Each
 operation becomes one call that leaves its results where the plan says:
 
     in-place operators, and those with ``out``    as recorded
@@ -13,26 +13,44 @@ operation becomes one call that leaves its results where the plan says:
 
 An output in the memory of a copied input is a copy in the work region: filling the buffer for a later call
 must not change what an earlier one returned before that call's own replay does.
+
+A pool has two regions: ``inputs`` holds the buffers of copied inputs, ``work`` the intermediate values and
+outputs, so that filling a buffer cannot overwrite a source which is an output of the pool. Each region grows
+by whole segments:
+
+    region     segment [ graph 1 .................... ]    the largest; later graphs lie over the first
+                       [ graph 2 ........ ]
+               segment [ graph 3, larger than all before .......... ]
+
+A segment lives as long as a graph that uses it, or a tensor in it; the largest one as long as its pool.
 """
 
 from __future__ import annotations
 
+import bisect
+import ctypes
 import enum
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from warmrank.worker import collection
-from warmrank.worker.devices.arena import ArenaPool, Lifetime, Region, Segment, buffers, planned
-from warmrank.worker.devices.memory import memory_of, tensor_in
-from warmrank.worker.devices.port import CapturedGraph
+from warmrank.worker.devices import aligned, memory_of, span_bytes, tensor_in
+from warmrank.worker.devices.port import CapturedGraph, PoolHandle
 from warmrank.worker.errors import StateChanged
 from warmrank.worker.torch_private.kernels import Call, call_of, into, only_copies, out_variant, run, waited
 from warmrank.worker.torch_private.places import Place, check, lazily
 from warmrank.worker.torch_private.recording import Operation, Recording, leaves, record
 from warmrank.worker.values import Value
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector of any CPU that torch has kernels for
+_NUMBERS = itertools.count(1)
+_lock = threading.Lock()
 
 
 def captured(
@@ -81,7 +99,7 @@ def _program(
 
 
 class _Way(enum.Enum):
-    """How a replay repeats an operation."""
+    """Ways in which a replay repeats an operation."""
 
     AS_RECORDED = enum.auto()
     COPY = enum.auto()
@@ -130,7 +148,7 @@ def _way(operation: Operation, made: Sequence[Place]) -> _Way:
 
 
 def _overlaps(place: Place) -> bool:
-    """Whether elements lie on each other, which a kernel refuses to write to."""
+    """True if elements lie on each other, which a kernel refuses to write to."""
     return 0 in place.stride and any(
         stride == 0 and size > 1 for stride, size in zip(place.stride, place.size, strict=True)
     )
@@ -250,3 +268,172 @@ def _storages(value: Any) -> set[int]:
     if isinstance(value, list | tuple):
         return set().union(*(_storages(item) for item in value))
     return set()
+
+
+class Lifetime(Value):
+    """One block: its size, and the first and last step that need it (both included)."""
+
+    size_bytes: int
+    first: int
+    last: int
+
+
+def planned(blocks: Sequence[Lifetime]) -> tuple[tuple[int, ...], int]:
+    """Offsets at which no two blocks needed in the same step overlap, and the bytes that all span."""
+    ends: dict[int, list[int]] = {}
+    offsets = [0] * len(blocks)
+    free = _FreeList()
+    pending: list[int] = []  # last steps of placed blocks, in order
+    for index in sorted(range(len(blocks)), key=lambda number: blocks[number].first):
+        block = blocks[index]
+        while pending and pending[0] < block.first:
+            for done in ends.pop(pending.pop(0)):
+                free.give(offsets[done], aligned(blocks[done].size_bytes, ALIGNMENT))
+        offsets[index] = free.take(aligned(block.size_bytes, ALIGNMENT))
+        if block.last not in ends:
+            bisect.insort(pending, block.last)
+        ends.setdefault(block.last, []).append(index)
+    return tuple(offsets), free.top
+
+
+class _FreeList:
+    """Free ranges below the highest byte that was ever taken."""
+
+    def __init__(self) -> None:
+        self.top = 0
+        self._ranges: list[tuple[int, int]] = []  # (offset, size), by offset; no two touch
+
+    def take(self, size: int) -> int:
+        """The smallest free range that is large enough; else the last one grows, or a new one."""
+        fitting = [item for item in self._ranges if item[1] >= size]
+        if fitting:
+            offset, found = min(fitting, key=lambda item: item[1])
+            place = self._ranges.index((offset, found))
+            self._ranges[place : place + 1] = [(offset + size, found - size)] if found > size else []
+            return offset
+        offset = self.top
+        if self._ranges and sum(self._ranges[-1]) == self.top:
+            offset, _ = self._ranges.pop()
+        self.top = offset + size
+        return offset
+
+    def give(self, offset: int, size: int) -> None:
+        """Back to the free ranges; neighbours become one."""
+        if not size:
+            return
+        place = bisect.bisect(self._ranges, (offset, size))
+        if place < len(self._ranges) and self._ranges[place][0] == offset + size:
+            size += self._ranges.pop(place)[1]
+        if place and sum(self._ranges[place - 1]) == offset:
+            before, length = self._ranges.pop(place - 1)
+            offset, size, place = before, size + length, place - 1
+        self._ranges.insert(place, (offset, size))
+
+
+class Segment:
+    """Memory that was taken at once."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+        self._memory = torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
+
+    def block(self, start: int, size_bytes: int) -> torch.UntypedStorage:
+        """A stretch of this segment, as a storage of its own.
+
+        So tensors of two blocks do not pass for views of one tensor, and saving one does not save them all.
+        """
+        if not size_bytes:
+            return torch.UntypedStorage(0, device="cpu")  # type: ignore[no-untyped-call]
+        memory = (ctypes.c_char * size_bytes).from_address(self._memory.data_ptr() + start)
+        memory.segment = self._memory  # type: ignore[attr-defined]  # the storage holds this array
+        return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """True if the memory of ``tensor`` lies in this segment."""
+        begin = self._memory.data_ptr()
+        return begin <= tensor.untyped_storage().data_ptr() < begin + self.size_bytes or (
+            begin <= tensor.data_ptr() < begin + self.size_bytes
+        )
+
+
+class Region:
+    """Segments for one kind of memory."""
+
+    def __init__(self) -> None:
+        self._segments: list[weakref.ref[Segment]] = []
+        self._largest: Segment | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(segment.size_bytes for segment in self._alive())
+
+    def segment(self, size_bytes: int, apart_from: Iterable[torch.Tensor]) -> Segment:
+        """A segment of at least this size with none of these tensors in it; hold it while it is needed."""
+        tensors = list(apart_from)
+        usable = [
+            segment
+            for segment in self._alive()
+            if segment.size_bytes >= size_bytes and not any(segment.holds(tensor) for tensor in tensors)
+        ]
+        if usable:
+            return max(usable, key=lambda segment: segment.size_bytes)
+        taken = Segment(size_bytes)
+        self._segments = [weakref.ref(segment) for segment in (*self._alive(), taken)]
+        if self._largest is None or self._largest.size_bytes < size_bytes:
+            self._largest = taken
+        return taken
+
+    def _alive(self) -> list[Segment]:
+        return [segment for reference in self._segments if (segment := reference()) is not None]
+
+
+class ArenaPool:
+    """The two regions that graphs of one pool share."""
+
+    def __init__(self) -> None:
+        self.inputs = Region()
+        self.work = Region()
+
+    @property
+    def size_bytes(self) -> int:
+        """See `Pool.size_bytes`."""
+        return self.inputs.size_bytes + self.work.size_bytes
+
+
+def buffers(
+    pool: ArenaPool, inputs: Sequence[Any], copied: frozenset[int]
+) -> tuple[tuple[Any, ...], int, Segment]:
+    """The inputs, the ``copied`` ones in buffers with equal strides, which the graph may rely on.
+
+    Also the bytes of the buffers, and the segment where they lie: hold it as long as they are used.
+    """
+    spans = {index: memory_of(inputs[index]) for index in sorted(copied)}
+    sizes = {index: aligned(span_bytes(inputs[index]), ALIGNMENT) for index in spans}
+    tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
+    segment = pool.inputs.segment(sum(sizes.values()), tensors)
+    values = list(inputs)
+    start = 0
+    for index in spans:
+        value = inputs[index]
+        storage = segment.block(start, span_bytes(value))
+        values[index] = tensor_in(storage, 0, value.size(), value.stride(), value.dtype)
+        memory_of(values[index]).copy_(memory_of(value))
+        start += sizes[index]
+    return tuple(values), start, segment
+
+
+_pools: weakref.WeakValueDictionary[PoolHandle, ArenaPool] = weakref.WeakValueDictionary()
+
+
+def pool_of(handle: PoolHandle | None) -> ArenaPool:
+    """The pool with this handle, for all who ask with it; without one, a pool of its own."""
+    if handle is None:
+        return ArenaPool()
+    with _lock:
+        return _pools.setdefault(handle, ArenaPool())
+
+
+def new_handle() -> PoolHandle:
+    """A handle that no pool of this process has yet, in the form of ``torch.cuda.graph_pool_handle()``."""
+    return (0, next(_NUMBERS))

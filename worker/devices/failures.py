@@ -74,7 +74,7 @@ def needed(captures: Iterable[Captures], *, expansion: str = "") -> int:
 
 
 def problem(captures: Iterable[Captures], *, soc: str, expansion: str = "") -> str:
-    """What to say before too much is captured; empty where the streams suffice.
+    """Warning before too much is captured; empty if the streams suffice.
 
     ``expansion`` as in `needed`; ``soc`` is the NPU's model.
     """
@@ -95,7 +95,7 @@ def problem(captures: Iterable[Captures], *, soc: str, expansion: str = "") -> s
 
 
 def exhausted(error: BaseException) -> bool:
-    """Whether an error says that the NPU has no stream left; so may one of an error's causes."""
+    """True if an error says that the NPU has no stream left; so may one of an error's causes."""
     found: BaseException | None = error
     while found is not None:
         if re.search(_EXHAUSTED, str(found)):
@@ -135,7 +135,7 @@ def refuse_foreign(values: Sequence[Any], what: str, device: torch.device) -> No
 
 
 def not_capturable(error: RuntimeError, kind: str) -> Exception:
-    """What to raise for an error in a capture whose warm-up succeeded: a lack of memory stays what it is."""
+    """Error to raise for one in a capture whose warm-up succeeded: a lack of memory stays as it is."""
     if isinstance(error, torch.OutOfMemoryError):
         return error
     if kind == "npu" and exhausted(error):

@@ -40,7 +40,7 @@ class Pool(Protocol):
 
 
 class DeviceBackend(Protocol):
-    """What the capture runtime and a rank need of a device kind."""
+    """Port of a device kind, as the capture runtime and a rank use it."""
 
     kind: str
     collectives: str

@@ -13,13 +13,12 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.errors import BadConfig, NotYet
-from warmrank.worker.keys.environment import target
+from warmrank.worker.settings import target
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.configs.compiler_config import CompilerConfig, EngineChoice
     from warmrank.worker.engines.port import Engine
-    from warmrank.worker.runtime.options import EngineChoice
 
 _log = logging.getLogger("torchair")
 _HOMES = {
@@ -92,7 +91,7 @@ def check_choice(wanted: EngineChoice, config: CompilerConfig) -> None:
 
 
 def has_torchair() -> bool:
-    """Whether the torch_npu that this process imported brings TorchAir along; some builds do not.
+    """True if the torch_npu that this process imported brings TorchAir along; some builds do not.
 
     An offline build goes by the machines that it is for: what is built must be what they ask for.
     """

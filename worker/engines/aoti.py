@@ -35,17 +35,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.devices.memory import picker
+from warmrank.worker.devices import picker
 from warmrank.worker.engines import Site
 from warmrank.worker.engines.graph import SECTIONS, GraphEngine, unpack_constants
 from warmrank.worker.engines.overlap import OverlapCheck
-from warmrank.worker.engines.port import Built
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing, BadConfig, NotPortable
 from warmrank.worker.runtime.artifact import STATE
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.engines.port import Files, Graph, Groups, Sections
+    from warmrank.worker.engines.port import Built, Files, Graph, Groups, Sections
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
@@ -172,7 +171,7 @@ class CompiledGraph:
         return parts.tail(*self._tail_inputs(inputs), *made)
 
     def _may_not_be_written(self, inputs: Sequence[Any]) -> bool:
-        """Whether an input that the library writes to was made in inference mode, which this is not."""
+        """True if an input that the library writes to was made in inference mode, which this is not."""
         is_one = any(map(torch.Tensor.is_inference, self._written(inputs)))
         return is_one and not torch.is_inference_mode_enabled()
 
@@ -194,7 +193,7 @@ class CompiledGraph:
 
 
 def _taker(parts: Parts) -> Callable[[Sequence[Any]], list[torch.Tensor]]:
-    """What makes the library's inputs of the graph's, prepared for what this graph has."""
+    """Function that makes the library's inputs of the graph's, prepared for this graph."""
     if parts.tensors == tuple(range(len(parts.classes))) and not parts.constants:
         return list
     pick, constants = picker(parts.tensors), parts.constants
@@ -234,6 +233,7 @@ class AotiEngine:
     ) -> Built:
         """See `Engine.compile`; raises `NotPortable` where a library cannot return what eager does."""
         from warmrank.worker.engines.aoti_compile import compile_parts, identity
+        from warmrank.worker.engines.port import Built
 
         sections = dict(self.outline(lowered, facts, site=site))
         description = json.loads(sections.pop(_SECTION))["described"]

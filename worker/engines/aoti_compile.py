@@ -235,7 +235,7 @@ def _is_tensor(node: Node) -> bool:
 
 
 def _is_view(node: Node) -> bool:
-    """Whether a node's result lies in the memory of one of its arguments, as traced."""
+    """True if a node's result lies in the memory of one of its arguments, as traced."""
     if node.target is operator.getitem:
         # Of an operator with several results, each owns its memory unless the operator as a whole is a view.
         return _is_view(node.args[0])  # type: ignore[arg-type]
@@ -292,7 +292,7 @@ def _floats_beside_complex(node: Node, graph: Graph, made: dict[Node, Node]) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledParts:
-    """What a compile made."""
+    """Products of a compile."""
 
     library: Mapping[str, bytes] | None  # files of the shared library; None where there is nothing to compute
     tail: Mapping[str, bytes] | None  # the tail's sections, as engine ``graph`` names them
@@ -395,7 +395,7 @@ def compile_again(sections: Sections, call: Mapping[str, Any]) -> Mapping[str, b
 
 
 def _plan(call: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
-    """How a library is called, whichever of several equal numbers stands for all of them."""
+    """Plan of a library's call, whichever of several equal numbers stands for all of them."""
 
     def first(positions: list[int]) -> list[int]:
         return [same_input(described["described"], position) for position in positions]

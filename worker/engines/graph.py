@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.torch_private.operator_names import is_called, replaced_operator
+from warmrank.worker.torch_private.warm import is_called, replaced_operator
 
 if TYPE_CHECKING:
     from warmrank.worker.engines import Site

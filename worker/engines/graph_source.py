@@ -22,9 +22,15 @@ from warmrank.worker.errors import NotPortable
 from warmrank.worker.groups import role_of
 from warmrank.worker.runtime.decoding import device_name
 from warmrank.worker.torch_private.lowering import BRANCH, LOOP, LoweredGraph, higher_order_name
-from warmrank.worker.torch_private.operator_names import at_path, is_called, operator_path
-from warmrank.worker.torch_private.operators import argument_name, calls_python, constant_of
+from warmrank.worker.torch_private.operators import (
+    argument_name,
+    at_path,
+    calls_python,
+    constant_of,
+    operator_path,
+)
 from warmrank.worker.torch_private.symbols import size_of_inputs, sizes_of_inputs
+from warmrank.worker.torch_private.warm import is_called
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -132,7 +138,7 @@ class _SourceWriter:
                 yield f"{_INDENT}del {', '.join(last_use[node])}"
 
     def _branch_or_loop(self, node: Node) -> Iterator[str]:
-        """What `torch.cond` and ``while_loop`` do, in Python."""
+        """Python source of a `torch.cond` or ``while_loop``."""
         operands = [self._value(value) for value in (*node.args, *node.kwargs.values())]
         if higher_order_name(node.target) == BRANCH:
             predicate, chosen, other, given = operands

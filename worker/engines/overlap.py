@@ -1,4 +1,4 @@
-"""Whether an input that a compiled graph writes to shares memory with another one; asked before each call.
+"""Check that no input which a compiled graph writes to shares memory with another one, before each call.
 
 Invariants: byte ranges are compared, so slices of one tensor that lie apart are no overlap, and interleaved
 ones count as one, which is slower and never wrong. Ranges of parameters, buffers and mutated inputs are
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.devices.memory import picker
+from warmrank.worker.devices import picker
 
 if TYPE_CHECKING:
     from warmrank.worker.torch_private.unchanged import TensorWatch
@@ -46,7 +46,7 @@ class OverlapCheck:
         self._last_end = 0
 
     def __call__(self, inputs: Sequence[Any]) -> bool:
-        """Whether memory is shared."""
+        """True if memory is shared."""
         # On the way of every call: lists are made by `map`, which runs no Python for an element.
         watch = self._watch
         if watch is None or not watch.same(inputs):
@@ -89,7 +89,7 @@ class OverlapCheck:
 
 
 def _overlap(ranges: Sequence[tuple[int, int, bool]]) -> bool:
-    """Whether a written range meets any other; ``ranges`` are sorted by their starts."""
+    """True if a written range meets any other; ``ranges`` are sorted by their starts."""
     end_of_written = end_of_any = 0
     for start, end, is_written in ranges:
         if start < (end_of_any if is_written else end_of_written):

@@ -21,7 +21,7 @@ Groups = Mapping[str, str]
 
 
 class Built(Value):
-    """What an engine made of a graph: bytes inside the artifact, and files beside it, both by name."""
+    """Products of an engine: bytes inside the artifact, and files beside it, both by name."""
 
     sections: Mapping[str, bytes]
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Engine(Protocol):
     def compile(
         self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None
     ) -> Built:
-        """What to keep of a graph; equal graphs give equal bytes.
+        """Compile a graph into bytes to keep; equal graphs give equal bytes.
 
         Runs within the graph's tracing context, before the guards are written. ``keep_compiled`` asks for
         compiled kernels in files beside the artifact (``ge_cache``). ``site`` is None where there is a
@@ -69,7 +69,7 @@ class Engine(Protocol):
         """
 
     def outline(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Sections:
-        """What an audit compares of `compile`'s sections: made of the trace alone, without kernels."""
+        """Sections of `compile` that an audit compares: made of the trace alone, without kernels."""
 
     def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
         """A callable over the graph's inputs; imports neither Dynamo, Inductor nor sympy.

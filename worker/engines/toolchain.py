@@ -1,4 +1,4 @@
-"""What Inductor needs of this machine, asked before a trace: a C++ compiler, for CUDA Triton and the toolkit.
+"""Tools that Inductor needs, looked for before a trace: a C++ compiler, for CUDA Triton and the toolkit.
 
 The compiler itself is asked whether it takes Inductor's flag; the answer is kept for the process.
 """

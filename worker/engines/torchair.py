@@ -92,7 +92,7 @@ class LoadedGraph:
 
     @property
     def is_eager(self) -> bool:
-        """Whether it runs operator by operator: asked for, or the limit of captures is reached."""
+        """True if it runs operator by operator: asked for, or the limit of captures is reached."""
         graph = self._kernel
         if graph is None:
             return True
@@ -110,7 +110,7 @@ class LoadedGraph:
 
     @property
     def directory(self) -> Path:
-        """Where TorchAir keeps what it makes at run time."""
+        """Directory in which TorchAir keeps what it makes at run time."""
         return self._made.private
 
 
@@ -157,7 +157,7 @@ def _bound(written: Written, own: Own) -> str:
 
 
 def _taken_by(vendor: Vendor, lazy: Any, site: Site, path: Path) -> Any:
-    """What TorchAir makes of its file; raises `ArtifactCorrupt` if it does not take it."""
+    """TorchAir's model, loaded from its file; raises `ArtifactCorrupt` if it refuses it."""
     tried: list[Any] = []
     with complaints(vendor.name) as said, instead_of_torch_compile(lambda *args, **_: tried.append(args)):
         found = lazy.compile(site.method.__func__.__globals__)
@@ -331,7 +331,7 @@ def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Writt
 
 
 def _model_of(saver: Any, vendor: Vendor, site: Site, said: list[str]) -> Any:
-    """What TorchAir wrote; or would have, were it not for a frame that it cannot write: ours is used.
+    """Model that TorchAir wrote, or would have but for a frame that it cannot write: ours is used.
 
     Raises `NotPortable`: TorchAir does not cache the function.
     """
@@ -353,7 +353,7 @@ def compiled_by_backend(
     config: CompilerConfig,
     decompositions: Mapping[Any, Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """What TorchAir's own backend for ``torch.compile`` makes of a graph, in memory only."""
+    """Graph compiled by TorchAir's own backend for ``torch.compile``, in memory only."""
     vendor = vendor_for(config.mode)
     theirs = vendor.package.CompilerConfig()
     translated(config, theirs, kept=False)

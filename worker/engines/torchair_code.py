@@ -79,7 +79,7 @@ _numbers = itertools.count(1 << 20)  # far above those that TorchAir itself coun
 
 
 class Own(Value):
-    """What belongs to one process."""
+    """Values that belong to one process."""
 
     # role -> this process's name of the process group
     groups: Mapping[str, str] = field(default_factory=dict)
@@ -155,7 +155,7 @@ def bound(code: str, own: Own) -> str:
 
 
 def portable_signature(text: str, own: Own) -> str:
-    """What TorchAir says of a graph and its inputs, without files' paths, and without the options.
+    """TorchAir's description of a graph and its inputs, without files' paths and the options.
 
     The request has the options; here they would name pools and paths.
     """
@@ -355,7 +355,7 @@ def _attributes(tree: ast.Module) -> set[str]:
 
 
 class Written(Value):
-    """What TorchAir keeps of a compile, apart from the frame, which is the artifact's."""
+    """Parts of a compile that TorchAir keeps, apart from the frame, which is the artifact's."""
 
     vendor: str  # the package that wrote it
     version: str  # of its cache file
@@ -381,7 +381,7 @@ class Written(Value):
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, bytes]) -> Written:
-        """What `to_sections` gave; raises `ArtifactCorrupt`."""
+        """Read the result of `to_sections`; raises `ArtifactCorrupt`."""
         try:
             about: dict[str, Any] = json.loads(sections["torchair.json"])
             constants = None

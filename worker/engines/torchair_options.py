@@ -92,7 +92,7 @@ REFUSED = (
 
 
 def is_flat(theirs: Any, mode: str) -> bool:
-    """Whether an object of TorchAir's is that of mode ``npugraph_ex``, whose options lie in no sections.
+    """True if an object of TorchAir's is that of mode ``npugraph_ex``, whose options lie in no sections.
 
     Raises `TypeError`: it is none of TorchAir's, or not that of the mode.
     """
@@ -127,13 +127,13 @@ def their_options(theirs: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def has(theirs: Any, name: str) -> bool:
-    """Whether an object of TorchAir's has an option; some of its sections take any name without a word."""
+    """True if an object of TorchAir's has an option; some of its sections take any name without a word."""
     section, last = _place(theirs, name)
     return section is not None and hasattr(section, last)
 
 
 def holds(theirs: Any, name: str, value: Any) -> bool:
-    """Whether an option of TorchAir's holds a value of ours; it reads flags as "0" and "1", ints as text."""
+    """True if an option of TorchAir's holds a value of ours; it reads flags as "0" and "1", ints as text."""
     section, last = _place(theirs, name)
     held = _plain(getattr(section, last))
     if isinstance(value, bool):
@@ -164,7 +164,7 @@ def _place(theirs: Any, name: str) -> tuple[Any, str]:
 
 
 def _plain(value: Any) -> Any:
-    """What an attribute holds, whether it is an option object or the value itself."""
+    """Value of an attribute that is an option object or the value itself."""
     return value.value if is_option(value) else value
 
 
@@ -179,7 +179,7 @@ _PATHS = (
 
 
 class Translation(Value):
-    """What became of a configuration."""
+    """Translation of a configuration into TorchAir's."""
 
     names: tuple[str, ...]  # TorchAir's dotted names of the options that were set, sorted
     warnings: Mapping[str, str]  # our dotted name -> why nothing came of a value that somebody set
@@ -236,7 +236,7 @@ def translated(config: CompilerConfig, theirs: Any, *, kept: bool = True) -> Tra
 
 
 def _claims(config: CompilerConfig, *, flat: bool, warnings: dict[str, str]) -> dict[str, list[_Claim]]:
-    """What our options say about each of TorchAir's, but for those that do nothing in this mode."""
+    """Values that our options ask of TorchAir's, but for those that do nothing in this mode."""
     found: dict[str, list[_Claim]] = {}
     for name, option, value in options(config):
         changed = not same(value, option.default)
@@ -293,7 +293,7 @@ def _put(theirs: Any, name: str, claim: _Claim, warnings: dict[str, str], proble
 
 
 def _refused(mode: str, meant: Mapping[str, _Claim], *, kept: bool) -> Iterator[str]:
-    """What TorchAir takes, but does not do, or keeps nothing of."""
+    """Options that TorchAir takes, but does not obey, or keeps nothing of."""
     for refusal in REFUSED:
         if refusal.mode != mode or not (kept or refusal.always):
             continue

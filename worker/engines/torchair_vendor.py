@@ -169,7 +169,7 @@ def numbered_anew(vendor: Vendor) -> Iterator[None]:
 
 @contextlib.contextmanager
 def complaints(name: str) -> Iterator[list[str]]:
-    """What TorchAir's logger warns about meanwhile; TorchAir says nothing else of why it gives a cache up."""
+    """Collect warnings of TorchAir's logger, its only word on why it gives a cache up."""
     found: list[str] = []
 
     def noted(record: logging.LogRecord) -> bool:
@@ -263,7 +263,7 @@ def handed(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, dict[str, 
 
 
 def own_of(site: Site, translation: Translation, groups: Mapping[str, str], directory: str) -> Own:
-    """What belongs to this process; ``groups`` by role, ``directory`` where TorchAir works."""
+    """Values of this process; ``groups`` by role, ``directory`` where TorchAir works."""
     module: torch.nn.Module = site.method.__self__  # type: ignore[assignment]
     tensors = itertools.chain(module.parameters(), module.buffers())
     device = next((tensor.device for tensor in tensors), None)

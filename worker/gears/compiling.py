@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from warmrank.worker.configs.compiler_config import OnGearMiss
 from warmrank.worker.errors import GearError
-from warmrank.worker.gears.carried import carried
 from warmrank.worker.gears.model import (
     Axis,
     Combination,
     GearedInput,
     GearFacts,
     Gears,
+    carried,
     evaluate,
     hold,
     merged,
@@ -36,7 +37,6 @@ from warmrank.worker.gears.runner import refuse_unpaddable
 from warmrank.worker.runtime.artifact import MUTATED, USER
 from warmrank.worker.runtime.check import node_values
 from warmrank.worker.runtime.find import arguments_of, function_of
-from warmrank.worker.runtime.options import OnGearMiss
 from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.torch_private.symbols import (
     Symbols,
@@ -257,7 +257,7 @@ def _unpaddable(gears: GearFacts, lowered: LoweredGraph, facts: GraphFacts) -> s
 
 
 def _unknown_size(gears: GearFacts, lowered: LoweredGraph) -> str:
-    """Which size cannot be told from the sizes of the inputs, in words; empty if all can."""
+    """Name a size that does not follow from the sizes of the inputs; empty if all do."""
     symbols = Symbols(lowered)
     known = {axis.symbol for axis in gears.axes} | {symbol for symbol, _ in gears.bound}
     for index, _ in gears.numbers:
@@ -324,7 +324,7 @@ def _symbol(match: re.Match[str], guards: PortableGuards, symbols: dict[tuple[in
 
 
 def _on_strides(guards: PortableGuards, text: str) -> bool:
-    """Whether all that a condition asks beside axes are strides."""
+    """True if all that a condition asks beside axes are strides."""
     nodes = [guards.nodes[int(index)] for index in re.findall(r"\bp(\d+)\b", text)]
     return all((step, argument) == ("attr", "stride") for _, step, argument in nodes)
 

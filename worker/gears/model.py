@@ -1,8 +1,8 @@
-"""The gears of one artifact, as data: axes, allowed combinations, and how sizes follow from them.
+"""Gears as tensors carry them, and those of one artifact: axes, allowed combinations, sizes that follow.
 
-Sizes are Python expressions over symbols (``"2*s17"``); the symbols of geared dimensions are the axes', all
-others come from number inputs of the graph. Layout (JSON) of `GearFacts`: its fields, axes and inputs as
-lists of theirs.
+Tensors carry gears as an attribute under TorchAir's name. Sizes are Python expressions over symbols
+(``"2*s17"``); the symbols of geared dimensions are the axes', all others come from number inputs of the
+graph. Layout (JSON) of `GearFacts`: its fields, axes and inputs as lists of theirs.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.errors import GearError
 from warmrank.worker.values import Value
+
+if TYPE_CHECKING:
+    import torch
 
 MIN_GEARS = 2
 MAX_GEARS = 100
@@ -23,6 +26,8 @@ MAX_COMBINATIONS = 100
 
 Combination = tuple[int, ...]
 Gears = dict[int, tuple[int, ...]]
+_SCOPE = {"math": math, "max": max, "min": min, "abs": abs, "int": int, "round": round}
+ATTRIBUTE = "dim_gears"
 
 
 def checked_gears(shape: Sequence[int], dim_gears: Mapping[int, Sequence[int]]) -> Gears:
@@ -115,9 +120,6 @@ def covering(combinations: Sequence[Combination], sizes: Sequence[int]) -> Combi
     return None
 
 
-_SCOPE = {"math": math, "max": max, "min": min, "abs": abs, "int": int, "round": round}
-
-
 class Axis(Value):
     """One geared dimension of one input."""
 
@@ -139,7 +141,7 @@ class GearedInput(Value):
 
 
 class GearFacts(Value):
-    """What the runtime must know of a graph's gears."""
+    """Facts about a graph's gears for the runtime."""
 
     axes: tuple[Axis, ...]  # the geared dimensions
     combinations: tuple[Combination, ...]  # the allowed sizes of all axes, largest first
@@ -161,7 +163,7 @@ class GearFacts(Value):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GearFacts:
-        """What `to_json` gave, also after a way through JSON."""
+        """Read the result of `to_json`, also after a way through JSON."""
         return cls(
             axes=tuple(Axis(**{**axis, "gears": tuple(axis["gears"])}) for axis in data["axes"]),
             combinations=tuple(map(tuple, data["combinations"])),
@@ -190,7 +192,7 @@ class GearFacts(Value):
         )
 
     def mentions(self, symbol: str) -> bool:
-        """Whether any size or number of inputs and outputs depends on a symbol."""
+        """True if any size or number of inputs and outputs depends on a symbol."""
         texts = [text for item in self.inputs for text in (*item.sizes, *item.strides)]
         texts += [text for _, text in self.numbers]
         for item in self.outputs:
@@ -227,3 +229,41 @@ def hold(conditions: Sequence[str], symbols: Mapping[str, int]) -> str:
         except (ArithmeticError, NameError):
             return condition
     return ""
+
+
+class _Process:
+    used = False  # gears cost nothing where nobody sets any
+
+
+def carry(t: torch.Tensor, dim_gears: Mapping[int, Sequence[int]]) -> None:
+    """See `worker.inference.set_dim_gears`."""
+    import torch
+
+    from warmrank.worker.torch_private.marks import mark_geared
+
+    if not isinstance(t, torch.Tensor):
+        msg = f"set_dim_gears: t is of type {type(t).__qualname__}; expected a torch.Tensor"
+        raise GearError(msg, found=type(t).__qualname__)
+    checked = checked_gears(t.shape, dim_gears)
+    if getattr(t, ATTRIBUTE, checked) != checked:
+        msg = f"Tensor {t} already has set dim gears, and it is not supported to set it again."
+        raise GearError(msg, found=repr(checked), allowed=repr(getattr(t, ATTRIBUTE)))
+    if checked:
+        mark_geared(t, checked)
+        setattr(t, ATTRIBUTE, checked)
+        _Process.used = True
+
+
+def any_set() -> bool:
+    """True if a tensor of this process was ever given gears."""
+    return _Process.used
+
+
+def carried(value: Any) -> Gears | None:
+    """The gears that a value carries."""
+    return getattr(value, ATTRIBUTE, None) or None
+
+
+def encoded(gears: Gears | None) -> list[list[Any]]:
+    """Gears as plain JSON values, in the order of the dimensions; empty for none."""
+    return [[dim, list(gears[dim])] for dim in sorted(gears)] if gears else []

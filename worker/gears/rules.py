@@ -1,4 +1,4 @@
-"""Which artifact a call may use, by gears, and what is said of a shape that is no gear.
+"""Rules of gears: the artifact that a call may use, and the refusal of a shape that is no gear.
 
 ======================  ====================================================================
 artifact                may be used for a call
@@ -22,13 +22,11 @@ from functools import cached_property
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from warmrank.worker.configs.compiler_config import OnGearMiss
 from warmrank.worker.errors import GearError
-from warmrank.worker.gears.carried import any_set, carried
-from warmrank.worker.gears.model import Combination, GearFacts, hold
+from warmrank.worker.gears.model import Combination, GearFacts, any_set, carried, hold
 from warmrank.worker.runtime.artifact import PortableGuards
-from warmrank.worker.runtime.check import node_values
-from warmrank.worker.runtime.find import signature_of
-from warmrank.worker.runtime.options import OnGearMiss
+from warmrank.worker.runtime.check import node_values, signature_of
 from warmrank.worker.runtime.per_call import compile_input_check
 from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.values import replace
@@ -163,7 +161,7 @@ def refuse_arguments(geared: Sequence[tuple[str, Any]], on_miss: OnGearMiss, pol
 
 
 class LoadedGears:
-    """What an artifact's gears, or its lack of any, mean for calls of one function."""
+    """Gears of an artifact, or its lack of any, applied to calls of one function."""
 
     def __init__(
         self,
@@ -201,7 +199,7 @@ class LoadedGears:
 
     @cached_property
     def carries_none(self) -> Callable[..., bool]:
-        """Whether none of a call's tensors carries gears; takes the module and the call's arguments."""
+        """True if none of a call's tensors carries gears; takes the module and the call's arguments."""
         guards = replace(self._guards, checks=_carry_none(self._guards), shapes=())
         return compile_input_check(guards, self._function)
 

@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 
+from warmrank.worker.configs.compiler_config import OnGearMiss
 from warmrank.worker.errors import GearError
 from warmrank.worker.gears.model import Combination, GearedInput, GearFacts, evaluate
 from warmrank.worker.gears.rules import refuse_miss
-from warmrank.worker.runtime.options import OnGearMiss
 from warmrank.worker.values import Value
 
 _MAX_PLANS = 256
 
 
 class _Plan(Value):
-    """How calls of one shape reach their gear: positions, and what comes there."""
+    """Plan of calls of one shape: the positions to fill for their gear, and the values there."""
 
     padded: tuple[tuple[int, torch.Tensor], ...]  # inputs
     numbers: tuple[tuple[int, int], ...]  # number inputs
@@ -218,7 +218,7 @@ def _one_sided(value: torch.Tensor, sign: int) -> torch.Tensor:
 
 
 def close(one: Any, other: Any) -> bool:
-    """Whether two results are equal up to rounding."""
+    """True if two results are equal up to rounding."""
     if not isinstance(one, torch.Tensor):
         return bool(one == other)
     tolerance = _TOLERANCES.get(one.dtype)

@@ -12,18 +12,18 @@ from typing import Any, TypeGuard
 import torch
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.gears.carried import carried, encoded
+from warmrank.worker.gears.model import carried, encoded
 from warmrank.worker.groups import is_group, role_of
 from warmrank.worker.guards.paths import UNNAMED_SCOPE, NodeValues, PathTable, made_globals, volatile_nodes
 from warmrank.worker.guards.unguarded import MEMBER_OF_SET, builtins_named, unguarded
 from warmrank.worker.keys.code import forget_types, type_name
-from warmrank.worker.keys.sources import collect
+from warmrank.worker.keys.reachable import operator_digest
+from warmrank.worker.keys.sources import collect, patch_sources
 from warmrank.worker.runtime import asked, constants
 from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource
 from warmrank.worker.runtime.check import plain_type
 from warmrank.worker.runtime.constants import describe, encode_key
 from warmrank.worker.runtime.decoding import decode, keys_of
-from warmrank.worker.runtime.sources import operator_digest, patch_sources
 from warmrank.worker.torch_private.dynamo_guards import KEY, MARKS, GuardTree, Leaf, TracedGuard
 from warmrank.worker.torch_private.evaluated import Evaluated
 from warmrank.worker.torch_private.lowering import functions_called, nodes_within
@@ -131,7 +131,7 @@ def _groups_in_collectives(trace: Trace) -> list[str]:
 
 def _names_in_graph(trace: Trace) -> set[str]:
     """Names of groups that the graph holds elsewhere than in collectives."""
-    from warmrank.worker.torch_private.switches import known_groups
+    from warmrank.worker.torch_private.warm import known_groups
 
     names = set(known_groups())
     return {

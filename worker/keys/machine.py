@@ -12,7 +12,7 @@ import platform
 from collections.abc import Callable
 from typing import Any
 
-from warmrank.worker.keys.environment import features
+from warmrank.worker.keys.request import features
 from warmrank.worker.values import Value
 
 _V2 = frozenset({"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"})

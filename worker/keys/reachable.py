@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import (
     digest_of_texts,
     file_digest,
@@ -32,6 +33,7 @@ from warmrank.worker.keys.code import (
     layers,
     stable_text,
 )
+from warmrank.worker.torch_private import operators
 
 _CACHED_FUNCTIONS = "warmrank.worker.runtime.function"
 _ADDRESS = r"\bat 0x[0-9a-f]+"
@@ -278,3 +280,27 @@ def _content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return None  # not filled yet
+
+
+def operator_digest(name: str, overload: Any) -> str:
+    """Digest of what an operator does in Python while a graph is lowered; empty if that is nothing."""
+    lowering: list[Any] = []
+    for item in operators.lowering_code(name, overload):
+        lowering += [item[0], functions_of_file(*item)] if isinstance(item, tuple) else [item]
+    body = operators.body_of(name)
+    if not lowering and body is None:
+        return ""
+    # The body runs on the device, where it may keep what it likes from call to call.
+    return reachable_digest(*lowering) + reachable_digest(*([] if body is None else [body]), of_state=False)
+
+
+def changed_operator(name: str, module: str, digest: str) -> str:
+    """Change of an operator, which ``module`` registers, since it had a digest; empty if there is none."""
+    absent = operators.missing(name, module)
+    if absent:
+        return absent
+    try:
+        present = operator_digest(name, operators.find(name))
+    except NotPortable:
+        present = "nowhere"
+    return "" if present == digest else f"operator {name} changed: its code, or a constant that it reads"

@@ -1,28 +1,45 @@
-"""The request: named components of what a cached function asks for; their hash says where to look."""
+"""The request: named components of what a cached function asks for; their hash says where to look.
+
+Among them is the environment fingerprint, computed without importing torch. Process state that can change at
+run time (deterministic mode, precision, autocast) is not in it: it is part of the guards
+(`worker.runtime.ambient`). Host names, paths, addresses, device indices and the number of devices never are.
+"""
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.metadata
+import importlib.util
+import platform
+import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.nn.parameter import is_lazy
-
-from warmrank.cache_store.keys import key_of
+from warmrank.cache_store.digests import key_of
+from warmrank.worker import settings
 from warmrank.worker.configs.options import changed
 from warmrank.worker.errors import BadFunction
-from warmrank.worker.keys.environment import environment
 from warmrank.worker.runtime import artifact
+from warmrank.worker.settings import AscendPlaces
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     import torch
 
-    from warmrank.worker.configs.compiler_config import CompilerConfig
+    from warmrank.worker.configs.compiler_config import CacheOptions, CompilerConfig
     from warmrank.worker.engines.port import Engine
-    from warmrank.worker.runtime.options import CacheOptions
 
 _KEY_CHARS = 32
+_CPU_INFO = Path("/proc/cpuinfo")
+_INSTRUCTION_SETS = (
+    "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+    "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "asimdhp", "sve", "sve2", "bf16", "i8mm",
+)  # fmt: skip
+_NVIDIA = Path("/proc/driver/nvidia")
+_NVIDIA_DEVICE = Path("/dev/nvidiactl")  # in containers that hide the driver's part of /proc
+_NONE = "none"
 
 
 class Request(Value):
@@ -124,6 +141,8 @@ def _modules(module: torch.nn.Module) -> str:
 
 def _parameters(module: torch.nn.Module) -> str:
     """Number of parameters and buffers, and a digest of their names, shapes, types and device kinds."""
+    from torch.nn.parameter import is_lazy
+
     tensors = []
     for name, value in (*module.named_parameters(), *module.named_buffers()):
         if is_lazy(value):
@@ -145,3 +164,110 @@ def _decompositions(decompositions: Mapping[Any, Callable[..., Any]]) -> str:
         f"{operator}={reachable_digest(function)}" for operator, function in decompositions.items()
     )
     return f"{len(named)}, {_digest('|'.join(named))}"
+
+
+def environment() -> dict[str, str]:
+    """Named components that decide whether another machine's artifacts can be used here.
+
+    In an offline build they are those of the machines that it builds for.
+    """
+    machines = settings.target()
+    if machines is not None:
+        return dict(machines.environment)
+    return _components()
+
+
+@functools.cache
+def _components() -> dict[str, str]:
+    """The components, read once in a process; ``npu-smi`` alone takes a second."""
+    ascend = settings.ascend_places()
+    cann, driver, soc = ("", "", "") if ascend.hold_nothing() else _ascend(ascend)
+    torch, cuda = _built("torch")
+    nvidia = _field(_NVIDIA / "version", r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)")
+    models = ", ".join(filter(None, (soc, _gpus())))  # which decide what compiled kernels can run on
+    instructions = filter({*features()}.__contains__, _INSTRUCTION_SETS)
+    return {
+        "python": f"{platform.python_implementation().lower()} {platform.python_version()}",
+        "torch": torch,
+        "cuda": _cuda(cuda),
+        "torch_npu": _built("torch_npu")[0],
+        "cann": cann or _NONE,
+        "driver": f"ascend {driver}" if driver else f"nvidia {nvidia}" if nvidia else _NONE,
+        "accelerator": models or _NONE,
+        "cpu": " ".join([platform.machine(), *instructions]),
+    }
+
+
+def _ascend(ascend: AscendPlaces) -> tuple[str, str, str]:
+    """CANN, driver and model of the NPUs, as texts."""
+    from warmrank.worker.ascend.chips import soc_of
+    from warmrank.worker.ascend.versions import cann_of, driver_of
+
+    return cann_of(ascend).text(), driver_of(ascend), soc_of(ascend)
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return _NONE
+
+
+def _built(package: str) -> tuple[str, str]:
+    """Version with git revision, and CUDA, that an installed package names in its ``version.py``."""
+    spec = importlib.util.find_spec(package)
+    if spec is None:  # nor is there anything that a process could use of it, whatever pip says
+        return _NONE, _NONE
+    origin = spec.origin
+    try:
+        text = "" if origin is None else (Path(origin).parent / "version.py").read_text()
+    except OSError:
+        text = ""
+    if not text:
+        return _version(package), _NONE
+    named: dict[str, str] = {}
+    for line in text.splitlines():  # `name = 'text'`, or with a type behind the name
+        name, _, value = line.partition(" = ")
+        if value.startswith(("'", '"')):
+            named.setdefault(name.partition(":")[0], value[1:].partition(value[0])[0])
+    version, git = named.get("__version__") or _version(package), named.get("git_version", "unknown")
+    return f"{version} git {git[:12]}", named.get("cuda", _NONE)
+
+
+def _cuda(version: str) -> str:
+    """The CUDA that torch was built with, and the version of cuDNN in its own package."""
+    if version == _NONE:
+        return _NONE
+    package = f"nvidia-cudnn-cu{version.partition('.')[0]}"
+    return f"{version} cudnn {_version(package)}"
+
+
+def _gpus() -> str:
+    """Models of the GPUs, with their architecture."""
+    if not (_NVIDIA.exists() or _NVIDIA_DEVICE.exists()):
+        return ""
+    from warmrank.worker.keys.machine import architectures
+
+    models = {_field(path / "information", r"Model:\s*(.+)") for path in sorted(_NVIDIA.glob("gpus/*"))}
+    return ", ".join(architectures() or sorted(model.strip() for model in models if model))
+
+
+def features() -> list[str]:
+    """Features of the first processor; the text of hundreds would take the system long to write."""
+    try:
+        with _CPU_INFO.open(errors="replace") as lines:
+            for line in lines:
+                name, _, found = line.partition(":")
+                if name.strip() in ("flags", "Features"):
+                    return found.split()
+    except OSError:
+        pass
+    return []
+
+
+def _field(path: Path, pattern: str) -> str:
+    try:
+        match = re.search(pattern, path.read_text(errors="replace"))
+    except OSError:
+        return ""
+    return match.group(1) if match else ""

@@ -9,7 +9,7 @@ import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import (
@@ -27,11 +27,17 @@ from warmrank.worker.runtime.sources import (
     code_of,
     digest_by_name,
     functions_by_name,
+    holder_of,
     objects_by_name,
+    patches_digest,
     shadowed,
 )
 
-_DIGEST_CHARS = 32
+# Functions that Dynamo calls, or leaves in its graph, without a look into them.
+_PATCHED: Final = (
+    ("torch", ""), ("torch", "Tensor"), ("torch.functional", ""), ("torch.nn.functional", ""),
+    ("torch._C._nn", ""), ("torch._VF", ""),
+)  # fmt: skip
 
 
 def collect(codes: Iterable[types.CodeType], guarded: Iterable[Any] = ()) -> tuple[TracedSource, ...]:
@@ -193,3 +199,11 @@ def with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from with_inner(constant)
+
+
+def patch_sources() -> tuple[TracedSource, ...]:
+    """Digests of patches to the parts of torch that run while a graph is lowered, which no tracer sees."""
+    return tuple(
+        TracedSource(kind="patches", module=module, name=name, digest=patches_digest(holder_of(module, name)))
+        for module, name in _PATCHED
+    )

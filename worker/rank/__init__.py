@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Rank(Protocol):
-    """What the driver asks of a rank.
+    """Port of a rank, as the driver uses it.
 
     Functions are named as units of work (`worker.rank.units`). What fails for one function is a result with a
     `Failure`; an exception of `worker.errors` or `cache_store.errors` is about the whole rank.

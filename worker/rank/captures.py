@@ -11,11 +11,11 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from warmrank.worker.capture.eager import EagerRunner
 from warmrank.worker.capture.plan import Shapes, inputs_for, parse
 from warmrank.worker.devices.failures import Captures, problem
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 from warmrank.worker.results import CaptureProposal
+from warmrank.worker.runtime.eager import EagerRunner
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
@@ -138,13 +138,13 @@ def _of_plan(entry: CaptureEntry, units: Sequence[RankUnit]) -> tuple[RankUnit, 
 
 
 def _num_left(unit: RankUnit, units: Sequence[RankUnit]) -> int:
-    """How many graphs may be captured of a unit's artifact beyond those that the workload's calls need."""
+    """Number of graphs that may be captured of a unit's artifact beyond those of the workload's calls."""
     calls = {text for other in units if other.variant is unit.variant for text in other.signatures}
     return max(0, unit.bound().runner.max_captures - len(calls))
 
 
 def _shapes(unit: RankUnit) -> list[Shapes]:
-    """What the plan says of each graph that a call needs: one, or one for every gear."""
+    """Plan entries of the graphs that a call needs: one, or one for every gear."""
     if unit.variant is None:
         return []
     every = unit.variant.gear_inputs(unit.call.args, unit.call.kwargs)
@@ -171,7 +171,7 @@ def _num_elements(call: Call) -> int:
 
 
 def stream_problem(units: Sequence[RankUnit], proposals: Sequence[CaptureProposal]) -> str:
-    """What to say of the streams of an NPU, before the first capture; empty where they suffice."""
+    """Warning about the streams of an NPU before the first capture; empty if they suffice."""
     return problem(
         graphs_of(units, proposals),
         soc=environment()["accelerator"],

@@ -15,9 +15,9 @@ from warmrank.cache_store.records.manifest import (
     utc_now,
 )
 from warmrank.worker import journal
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 from warmrank.worker.node_collecting import entries
-from warmrank.worker.rank.script import journal_of
+from warmrank.worker.rank.workload import journal_of
 from warmrank.worker.results import Published
 from warmrank.worker.runtime.artifact import is_withheld
 
@@ -74,7 +74,7 @@ def of_script(spec: RankSpec) -> PartitionManifest:
 
 def of_journals(files: Iterable[Path], *, rank: int, world_size: int, root: Path) -> PartitionManifest:
     """Manifest of what the processes of one rank used, from their journals, the newest last."""
-    from warmrank.cache_store.keys import key_of
+    from warmrank.cache_store.digests import key_of
 
     requests: dict[tuple[str, frozenset[tuple[str, str]]], RequestEntry] = {}
     artifacts: dict[str, ArtifactEntry] = {}

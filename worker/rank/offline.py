@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from warmrank.worker.errors import NeedsValues, NotPortable
 from warmrank.worker.keys.code import package_of
-from warmrank.worker.keys.environment import Target, building_for
 from warmrank.worker.rank import start
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import LeftOut, Retraced
 from warmrank.worker.runtime.asked import asks_for_rank
+from warmrank.worker.settings import Target, building_for
 
 if TYPE_CHECKING:
     from warmrank.cache_store.records.manifest import PartitionManifest
@@ -92,7 +92,7 @@ class OfflineRank(RankWorker):
         )
 
     def manifest(self) -> PartitionManifest:
-        """What this rank's partition holds; nothing is captured."""
+        """Manifest of this rank's partition; nothing is captured."""
         from warmrank.worker.rank.manifests import of_units
 
         listed = [

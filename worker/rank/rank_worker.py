@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from warmrank.worker.errors import WorkloadError
-from warmrank.worker.keys.environment import environment
+from warmrank.worker.keys.request import environment
 from warmrank.worker.rank import start
 from warmrank.worker.results import (
     CaptureProposal,
@@ -79,7 +79,7 @@ class RankWorker:
 
     def _in_launch(self) -> contextlib.AbstractContextManager[None]:
         """Lay down what the launch says while user code runs, and note the cached functions that it makes."""
-        from warmrank.worker.runtime.options import launch_scope
+        from warmrank.worker.configs.compiler_config import launch_scope
 
         return launch_scope.of(start.defaults_of(self._spec), self._functions)
 
@@ -114,7 +114,7 @@ class RankWorker:
         return tuple(results)
 
     def trace(self, function: str) -> bytes:
-        """What a unit's artifact was traced to, for `difference` on another rank."""
+        """Print of a unit's trace, for `difference` on another rank."""
         return self._units[function].trace().to_bytes()
 
     def difference(self, function: str, trace: bytes) -> str:
@@ -122,7 +122,7 @@ class RankWorker:
         return self._units[function].difference(trace)
 
     def consider(self, offers: Mapping[str, str]) -> tuple[FunctionResult, ...]:
-        """Whether artifacts of other ranks could be adopted here, which is not done."""
+        """True if artifacts of other ranks could be adopted here, which is not done."""
         return tuple(self._units[name].consider(digest, self._store)[1] for name, digest in offers.items())
 
     def hand_out(self, digests: Mapping[str, str]) -> dict[str, Handed | None]:
@@ -166,7 +166,7 @@ class RankWorker:
         return self._proposed
 
     def stream_problem(self) -> str:
-        """What the proposed captures will take too much of; see `worker.devices.failures`."""
+        """Warning about the proposed captures; see `worker.devices.failures`."""
         from warmrank.worker.rank.captures import stream_problem
 
         return stream_problem(tuple(self._units.values()), self._proposed)
@@ -265,7 +265,7 @@ class RankWorker:
         self._node_files = files
 
     def manifest(self) -> PartitionManifest:
-        """What this rank's partition holds."""
+        """Manifest of this rank's partition."""
         from warmrank.worker.rank import captures, manifests
 
         if not self._spec.entrypoint:

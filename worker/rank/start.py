@@ -1,4 +1,4 @@
-"""What the driver tells a rank, and how the rank comes up: device, process groups, workload.
+"""Start of a rank as its driver specifies it: device, process groups, workload.
 
 Time-outs of HCCL, the collectives of Ascend, follow the launch's, which a user is to see. HCCL reads its
 variables when a communicator is made; what a user has set stays. Of CANN's reference:
@@ -30,8 +30,8 @@ from warmrank.worker.values import Value
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from warmrank.worker.configs.compiler_config import LaunchDefaults
     from warmrank.worker.rank.workload import Workload
-    from warmrank.worker.runtime.options import LaunchDefaults
 
 
 CONNECT, EXECUTE = "HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT"
@@ -40,7 +40,7 @@ _GRACE_S = 60.0
 
 
 class RankSpec(Value):
-    """What the driver tells one rank."""
+    """Specification of one rank."""
 
     rank: int
     world_size: int
@@ -197,8 +197,8 @@ def workload_of(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> Workload:
 
 
 def defaults_of(spec: RankSpec) -> LaunchDefaults:
-    """What the launch lays down for cached functions of this rank."""
-    from warmrank.worker.runtime.options import LaunchDefaults
+    """Launch-wide defaults for cached functions of this rank."""
+    from warmrank.worker.configs.compiler_config import LaunchDefaults
 
     return LaunchDefaults(
         cache_dir=spec.cache_dir,

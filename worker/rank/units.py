@@ -35,9 +35,8 @@ from warmrank.worker.results import (
     unit_name,
 )
 from warmrank.worker.runtime.artifact import PortableGuards, is_withheld
-from warmrank.worker.runtime.files import release
+from warmrank.worker.runtime.files import OFFERED, offered, release
 from warmrank.worker.runtime.find import Found, other_request
-from warmrank.worker.runtime.function import OFFERED
 from warmrank.worker.runtime.runtime_state import declared_for
 from warmrank.worker.values import Value
 
@@ -108,7 +107,7 @@ class RankUnit:
 
     @property
     def function(self) -> CachedFunction:
-        """What is called."""
+        """The cached function."""
         return self.call.function
 
     def find(self) -> Found:
@@ -130,7 +129,7 @@ class RankUnit:
             self.use(replace(other, reason=reason), started=started)
 
     def bound(self) -> Variant:
-        """What was loaded or compiled."""
+        """The variant that was loaded or compiled."""
         if self.variant is None:
             msg = f"{self.name} was neither loaded nor compiled on this rank"
             raise WorkloadError(msg, function=self.name)
@@ -189,7 +188,7 @@ class RankUnit:
 
     @property
     def is_withheld(self) -> bool:
-        """Whether no other partition takes this unit's artifact by itself."""
+        """True if no other partition takes this unit's artifact by itself."""
         stored = self.bound().stored
         return is_withheld(stored.path.parent, stored.sha256)
 
@@ -266,34 +265,34 @@ class RankUnit:
         self, digest: str, store: Store | None
     ) -> tuple[StoredArtifact, FunctionResult] | tuple[None, FunctionResult]:
         """An artifact of another rank, if it can be had and its guards hold; and the answer to the offer."""
-        offered = self.function.offered(digest, store)
-        if offered is None:
+        stored = offered(self.function, digest, store)
+        if stored is None:
             missing = f"artifact {digest[:12]} is neither in the cache nor in the store"
             return None, self._refused(missing, Failure.MISSING)
-        wrong = other_request(offered, self.function.request())
-        wrong = wrong or self.function.mismatches(offered, self.call.args, self.call.kwargs)
+        wrong = other_request(stored, self.function.request())
+        wrong = wrong or self.function.mismatches(stored, self.call.args, self.call.kwargs)
         if wrong:
             return None, self._refused("; ".join(wrong), Failure.GUARDS)
         would = FunctionResult(function=self.name, ok=True, outcome="adopted", reason="", digest=digest)
-        return offered, would
+        return stored, would
 
     def adopt(self, digest: str, store: Store | None, *, withheld: bool = False) -> FunctionResult:
         """Take over an artifact of another rank; its guards decide whether it fits here."""
         started = perf_counter()
-        offered, refusal = self.consider(digest, store)
-        if offered is None:
+        stored, refusal = self.consider(digest, store)
+        if stored is None:
             return refusal
-        own = offered.path.parent == self.function.place().function_dir
-        beside = offered.path.parent.parent
+        own = stored.path.parent == self.function.place().function_dir
+        beside = stored.path.parent.parent
         where = "from the store" if store is not None else "from another rank"
         partition = "a world of one rank" if beside == self.function.place().model_dir else beside.name
         reason = "" if own else where if partition == OFFERED else f"same as {partition}"
-        self.use(Found(stored=offered, own=own, reason=reason), started=started, withheld=withheld)
+        self.use(Found(stored=stored, own=own, reason=reason), started=started, withheld=withheld)
         return self._finish()
 
     def hand_out(self, digest: str) -> Handed | None:
         """The artifact with this digest for other nodes, if this rank's cache directory has it."""
-        stored = self.function.offered(digest, None)
+        stored = offered(self.function, digest, None)
         if stored is None:
             return None
         beside = {name: path.read_bytes() for name, path in stored.files().items()}

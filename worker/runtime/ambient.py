@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.torch_private import switches
+from warmrank.worker.torch_private import warm
 
 NAMES = (
     "default dtype",
@@ -48,10 +48,10 @@ NAMES = (
     "torch function modes",
     "torch function",
     "kernels in Python",
-    *switches.NPU_NAMES,
+    *warm.NPU_NAMES,
 )
 
-_OF_NPU = frozenset(switches.NPU_NAMES)
+_OF_NPU = frozenset(warm.NPU_NAMES)
 _ACCELERATOR = {"npu": "npu", "cuda": "cuda"}
 
 
@@ -59,21 +59,21 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
     """Values in the order of `NAMES`; hashable and comparable with ``==`` inside one process."""
     accelerator = _ACCELERATOR.get(device_kind)
     return (
-        *switches.settings(),
-        switches.default_device_type(),
+        *warm.settings(),
+        warm.default_device_type(),
         torch.is_autocast_enabled(accelerator) if accelerator else False,
         torch.get_autocast_dtype(accelerator) if accelerator else None,
-        switches.num_global_hooks(),
-        switches.foreign_function_modes(),  # that of the default device has a name above
-        switches.function_overrides(),
-        switches.kernels_in_python(),
-        *(switches.npu_switches() if device_kind == "npu" else switches.NPU_NONE),
+        warm.num_global_hooks(),
+        warm.foreign_function_modes(),  # that of the default device has a name above
+        warm.function_overrides(),
+        warm.kernels_in_python(),
+        *(warm.npu_switches() if device_kind == "npu" else warm.NPU_NONE),
     )
 
 
 def any_gears() -> bool:
     """True if a tensor of this process was ever given gears; imports nothing of them."""
-    any_set = getattr(sys.modules.get("warmrank.worker.gears.carried"), "any_set", None)
+    any_set = getattr(sys.modules.get("warmrank.worker.gears.model"), "any_set", None)
     return any_set is not None and bool(any_set())
 
 

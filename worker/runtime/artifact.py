@@ -45,7 +45,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.keys import canonical_json
+from warmrank.cache_store.digests import canonical_json
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
 from warmrank.worker.values import Value, replace
 
@@ -339,23 +339,6 @@ def verified(directory: Path, file: ArtifactFile) -> Path:
     if (sha256, size_bytes) != (file.sha256, file.size_bytes):
         raise _corrupt(str(path), "its bytes do not match the digest in the artifact beside it")
     return path
-
-
-def damaged_files(directory: Path, files: Iterable[ArtifactFile]) -> tuple[Path, ...]:
-    """Damaged files beside an artifact: this user's own, with other bytes than they should hold."""
-    from warmrank.cache_store.errors import UnusableCache
-
-    found = []
-    for file in files:
-        try:
-            verified(directory, file)
-        except ArtifactMissing:
-            continue
-        except ArtifactCorrupt:
-            found.append(directory / file.name)
-        except UnusableCache:
-            continue
-    return tuple(found)
 
 
 def _corrupt(where: str, why: str) -> ArtifactCorrupt:

@@ -18,7 +18,7 @@ from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.groups import is_group, resolve, role_of
 from warmrank.worker.runtime import constants
 from warmrank.worker.runtime.decoding import decode, equal
-from warmrank.worker.torch_private.switches import group_addresses, known_groups
+from warmrank.worker.torch_private.warm import group_addresses, known_groups
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

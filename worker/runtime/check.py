@@ -21,7 +21,7 @@ import importlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from inspect import CO_VARARGS, CO_VARKEYWORDS
+from inspect import CO_VARARGS, CO_VARKEYWORDS, Signature, signature
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -33,7 +33,7 @@ from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.artifact import Check, Node, PortableGuards
 from warmrank.worker.runtime.decoding import decode, describe_named, device_name, equal, keys_of
 from warmrank.worker.runtime.sources import changed
-from warmrank.worker.torch_private.switches import dict_keys
+from warmrank.worker.torch_private.warm import dict_keys
 
 MAX_REASONS = 8
 _PARAMETER = type_name(torch.nn.Parameter)
@@ -229,6 +229,13 @@ def _object_mismatches(
     ][:MAX_REASONS]
 
 
+def signature_of(function: FunctionType) -> Signature:
+    """What the function's own code takes; ``inspect`` tells what a decorator says in its name."""
+    own = FunctionType(function.__code__, {}, argdefs=function.__defaults__, closure=function.__closure__)
+    own.__kwdefaults__ = function.__kwdefaults__
+    return signature(own)
+
+
 def node_values(nodes: Sequence[Node], function: FunctionType, arguments: Mapping[str, Any]) -> list[Any]:
     """Objects that the nodes stand for in a call; `MISSING` where there is none."""
     roots = roots_of(function, arguments)
@@ -325,7 +332,7 @@ def holds(kind: str, value: Any, expected: Any) -> bool:  # noqa: C901, PLR0911,
 
 def _holds_of_process(kind: str, value: Any, expected: Any) -> bool:
     """A condition on gears or on process groups, which most functions have none of."""
-    from warmrank.worker.gears.carried import carried, encoded
+    from warmrank.worker.gears.model import carried, encoded
     from warmrank.worker.groups import role_of
 
     if kind == "gears":

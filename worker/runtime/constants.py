@@ -36,7 +36,7 @@ from warmrank.worker.keys.code import (
 )
 from warmrank.worker.runtime.check import plain_type
 from warmrank.worker.runtime.decoding import class_named, describe_named, device_name
-from warmrank.worker.torch_private.operator_names import OPERATORS, OperatorNamespace, replacing_call
+from warmrank.worker.torch_private.warm import OPERATORS, OperatorNamespace, replacing_call
 
 _SEQUENCES: dict[type, str] = {tuple: "tuple", list: "list"}
 _SETS: dict[type, str] = {set: "set", frozenset: "frozenset"}

@@ -20,7 +20,7 @@ from warmrank.worker.keys.code import (
     is_pinned_module,
     type_name,
 )
-from warmrank.worker.torch_private.switches import dict_keys
+from warmrank.worker.torch_private.warm import dict_keys
 
 # Classes of Python's own that `builtins` has no name for: NoneType, function, ...
 _UNNAMED = {

@@ -30,7 +30,7 @@ import torch
 
 from warmrank.worker.keys.code import digested_bases, digested_functions, is_pinned_module
 from warmrank.worker.runtime.check import MISSING
-from warmrank.worker.torch_private.operator_names import OPERATORS, OperatorNamespace
+from warmrank.worker.torch_private.warm import OPERATORS, OperatorNamespace
 
 Watches = list[tuple[str, Any]] | None
 MEMBERS = "members"

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from warmrank.cache_store.cache_dir.local import variants
-from warmrank.cache_store.changes import changed_components
 from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.text import changed_components
 from warmrank.worker.errors import ArtifactCorrupt, WorkerError
-from warmrank.worker.gears.carried import carried, encoded
+from warmrank.worker.gears.model import carried, encoded
 from warmrank.worker.keys.code import type_name
 from warmrank.worker.keys.request import Request
 from warmrank.worker.runtime import constants

@@ -22,18 +22,17 @@ from warmrank.worker.keys.request import Request
 from warmrank.worker.runtime.ambient import any_gears
 from warmrank.worker.runtime.artifact import (
     Artifact,
-    damaged_files,
     is_withheld,
     open_private,
     parse,
     verified,
 )
-from warmrank.worker.runtime.check import MAX_REASONS, mismatches, tensor_mismatches
+from warmrank.worker.runtime.check import MAX_REASONS, mismatches, signature_of, tensor_mismatches
 from warmrank.worker.values import Value, replace
 
 if TYPE_CHECKING:
+    from warmrank.worker.configs.compiler_config import OnGearMiss
     from warmrank.worker.runtime.artifact import PortableGuards
-    from warmrank.worker.runtime.options import OnGearMiss
 
 _log = logging.getLogger("torchair")
 _META_VERSION = "1.0.0"
@@ -154,13 +153,6 @@ def function_of(method: MethodType) -> FunctionType:
     return function
 
 
-def signature_of(function: FunctionType) -> inspect.Signature:
-    """What the function's own code takes; ``inspect`` tells what a decorator says in its name."""
-    own = FunctionType(function.__code__, {}, argdefs=function.__defaults__, closure=function.__closure__)
-    own.__kwdefaults__ = function.__kwdefaults__
-    return inspect.signature(own)
-
-
 def arguments_of(method: MethodType, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """A call's arguments by parameter name, the module and defaults included.
 
@@ -201,33 +193,21 @@ class Place(Value):
     function_dir: Path
 
 
-def sibling_variants(place: Place) -> tuple[Path, ...]:
-    """Artifacts of the same function in other partitions of the same model directory, in a fixed order."""
-    from warmrank.cache_store.cache_dir.local import variants
-
-    model_dir, own = place.model_dir, place.function_dir.parent
-    if not model_dir.is_dir():
-        return ()
-    partitions = sorted(
-        path for path in model_dir.iterdir() if path.is_dir() and not path.name.startswith(".")
-    )
-    return tuple(
-        path
-        for partition in (model_dir, *partitions)
-        if partition != own
-        for path in variants(partition / place.function_dir.name)
-    )
-
-
 def candidates(place: Place) -> Iterator[Path]:
-    """Files to look at, own partition first; each directory is listed only if that was not enough."""
-    first = place.function_dir / _FIRST_VARIANT
+    """Files to look at, own partition first, then the others' in a fixed order; each listed when needed."""
+    own, model_dir = place.function_dir, place.model_dir
+    first = own / _FIRST_VARIANT
     if is_there := os.path.lexists(first):
         yield first
     from warmrank.cache_store.cache_dir.local import variants
 
-    yield from (path for path in variants(place.function_dir) if not is_there or path != first)
-    yield from sibling_variants(place)
+    yield from (path for path in variants(own) if not is_there or path != first)
+    if not model_dir.is_dir():
+        return
+    siblings = sorted(path for path in model_dir.iterdir() if path.is_dir() and not path.name.startswith("."))
+    for partition in (model_dir, *siblings):
+        if partition != own.parent:
+            yield from variants(partition / own.name)
 
 
 class Found(Value):
@@ -281,11 +261,10 @@ def with_files(stored: StoredArtifact, reasons: list[str]) -> StoredArtifact | N
     except ArtifactMissing as error:
         reasons.append(f"missing: {Path(error.where).name}")
     except ArtifactCorrupt as error:
-        from warmrank.cache_store.cache_dir.private_files import set_aside
+        from warmrank.worker.runtime.files import set_damaged_aside
 
         reasons.append(f"corrupt: {Path(error.where).name}: {error.why}")
-        for path in damaged_files(stored.path.parent, stored.artifact.files):
-            set_aside(path)
+        set_damaged_aside(stored)
     except _store_error() as error:
         reasons.append(str(error))
     _log.warning("%s is not used: file beside it: %s", stored.path, reasons[-1])
@@ -297,7 +276,7 @@ def other_request(stored: StoredArtifact, asked: Request) -> tuple[str, ...]:
     components = stored.artifact.components
     if components == asked.components:
         return ()
-    from warmrank.cache_store.changes import changed_components
+    from warmrank.cache_store.text import changed_components
 
     return tuple(map(str, changed_components(components, asked.components)))
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker import collection
-from warmrank.worker.device_kinds import kind_of
+from warmrank.worker.configs.compiler_config import CacheOptions, LaunchDefaults, launch_scope
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Site, check_choice, engine_for, engine_named
 from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, NotPortable, StateChanged, WorkerError
@@ -38,28 +38,22 @@ from warmrank.worker.runtime.find import (
     look_up,
     model_directory,
     partition_name,
-    read_stored,
 )
-from warmrank.worker.runtime.options import CacheOptions, LaunchDefaults, launch_scope
 from warmrank.worker.runtime.sources import missing_operators
 from warmrank.worker.runtime.variant import Variant
-from warmrank.worker.settings import settings
-from warmrank.worker.torch_private.switches import is_followed, is_symbolic_trace, prepare, rank_and_world
+from warmrank.worker.settings import kind_of, settings
+from warmrank.worker.torch_private.warm import is_followed, is_symbolic_trace, prepare, rank_and_world
 from warmrank.worker.values import replace
 
 if TYPE_CHECKING:
-    from warmrank.cache_store.store import Store
     from warmrank.worker.capture.statistics import CaptureStatistics
+    from warmrank.worker.configs.compiler_config import EngineChoice, GuardMode
     from warmrank.worker.engines.port import Engine
     from warmrank.worker.results import FunctionResult, Outcome
     from warmrank.worker.runtime.artifact import Artifact
     from warmrank.worker.runtime.compiling import TraceLimit
-    from warmrank.worker.runtime.options import EngineChoice, GuardMode
 
 _log = logging.getLogger("torchair")
-OFFERED = "offered"
-
-
 _BUILTINS = {name: value for name, value in vars(builtins).items() if not name.startswith("_")}
 
 
@@ -225,20 +219,6 @@ class CachedFunction:
             missing = tuple(missing_operators(artifact.guards.sources))
             return missing or stored.tensor_mismatches(self.method, args, kwargs)
         return stored.mismatches(self.method, args, kwargs, self.device_kind, self.options.on_gear_miss)
-
-    def offered(self, sha256: str, store: Store | None) -> StoredArtifact | None:
-        """The artifact with this digest: from the cache directory, else from the store; None if nowhere."""
-        from warmrank.worker.runtime.files import by_digest, fetched
-
-        place = self.place()
-        stored = by_digest(place, sha256)
-        if stored is not None or store is None:
-            return stored
-        # Not into the own partition yet: its guards have not been asked.
-        offered_dir = place.model_dir / OFFERED / place.function_dir.name
-        path = store.fetch_blob(sha256, offered_dir, cache_root=self.root())
-        stored = read_stored(path, [])
-        return None if stored is None else fetched(store, stored, self.root())
 
     def warm_up(self, *args: Any, **kwargs: Any) -> None:
         """Load or compile for these arguments, and capture, as two calls of them would; nothing is run.

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 from warmrank.worker.keys.code import is_pinned_module, type_name
-from warmrank.worker.keys.environment import target
 from warmrank.worker.runtime.artifact import Check, Node, PortableGuards
 from warmrank.worker.runtime.check import (
     argument_names,
@@ -36,6 +35,7 @@ from warmrank.worker.runtime.check import (
     take_step,
 )
 from warmrank.worker.runtime.decoding import decode
+from warmrank.worker.settings import target
 
 Others = Mapping[int, frozenset[int]]
 

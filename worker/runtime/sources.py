@@ -20,7 +20,6 @@ from operator import itemgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
-from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import (
     code_digest,
     digest_of_texts,
@@ -34,11 +33,6 @@ from warmrank.worker.keys.code import (
 )
 from warmrank.worker.runtime.artifact import TracedSource
 
-# Functions that Dynamo calls, or leaves in its graph, without a look into them.
-_PATCHED: Final = (
-    ("torch", ""), ("torch", "Tensor"), ("torch.functional", ""), ("torch.nn.functional", ""),
-    ("torch._C._nn", ""), ("torch._VF", ""),
-)  # fmt: skip
 _DEFAULT_STORAGE: Final = "Storage"  # of the default type, which is a condition of its own
 
 
@@ -46,7 +40,10 @@ def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
     """Readable names of the sources that are no longer what was traced."""
     for source in sources:
         if source.kind == "operator":
-            yield from _changed_operator(source)
+            from warmrank.worker.keys.reachable import changed_operator
+
+            if what := changed_operator(source.name, source.module, source.digest):
+                yield what
             continue
         if source.kind == "patches":
             if patches_digest(holder_of(source.module, source.name)) != source.digest:
@@ -69,29 +66,6 @@ def missing_operators(sources: Iterable[TracedSource]) -> Iterator[str]:
     for source in sources:
         if source.kind == "operator" and (absent := missing(source.name, source.module)):
             yield absent
-
-
-def operator_digest(name: str, overload: Any) -> str:
-    """Digest of what an operator does in Python while a graph is lowered; empty if that is nothing."""
-    from warmrank.worker.keys.reachable import functions_of_file, reachable_digest
-    from warmrank.worker.torch_private import operators
-
-    lowering: list[Any] = []
-    for item in operators.lowering_code(name, overload):
-        lowering += [item[0], functions_of_file(*item)] if isinstance(item, tuple) else [item]
-    body = operators.body_of(name)
-    if not lowering and body is None:
-        return ""
-    # The body runs on the device, where it may keep what it likes from call to call.
-    return reachable_digest(*lowering) + reachable_digest(*([] if body is None else [body]), of_state=False)
-
-
-def patch_sources() -> tuple[TracedSource, ...]:
-    """Digests of patches to the parts of torch that run while a graph is lowered, which no tracer sees."""
-    return tuple(
-        TracedSource(kind="patches", module=module, name=name, digest=patches_digest(holder_of(module, name)))
-        for module, name in _PATCHED
-    )
 
 
 def holder_of(module: str, name: str) -> Any:
@@ -155,21 +129,6 @@ def _patch(name: str, value: Any) -> Any:
     code = getattr(value, "__code__", value)
     place = getattr(code, "co_qualname", getattr(value, "__qualname__", ""))
     return f"{name}={getattr(value, '__module__', '')}.{place}"
-
-
-def _changed_operator(source: TracedSource) -> Iterator[str]:
-    from warmrank.worker.torch_private import operators
-
-    absent = operators.missing(source.name, source.module)
-    if absent:
-        yield absent
-        return
-    try:
-        present = operator_digest(source.name, operators.find(source.name))
-    except NotPortable:
-        present = "nowhere"
-    if present != source.digest:
-        yield f"operator {source.name} changed: its code, or a constant that it reads"
 
 
 def shadowed(module: types.ModuleType, names: str) -> str:

@@ -24,7 +24,6 @@ from time import perf_counter
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.capture.runner import CaptureOptions, runner_for
 from warmrank.worker.engines import Site, engine_named
 from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.runtime import ambient
@@ -37,17 +36,17 @@ from warmrank.worker.runtime.artifact import (
 from warmrank.worker.runtime.check import argument_names, text
 from warmrank.worker.runtime.decoding import decode
 from warmrank.worker.runtime.find import StoredArtifact, arguments_of, function_of, is_anything_declared
+from warmrank.worker.runtime.runner import CaptureOptions, runner_for
 
 if TYPE_CHECKING:
     import torch
 
+    from warmrank.worker.configs.compiler_config import GuardMode, OnGearMiss
     from warmrank.worker.devices.port import DeviceBackend
     from warmrank.worker.gears.rules import LoadedGears
     from warmrank.worker.gears.runner import GearedRunner
-    from warmrank.worker.runtime.call_guards import CallGuards
-    from warmrank.worker.runtime.options import GuardMode, OnGearMiss
     from warmrank.worker.runtime.runtime_state import RuntimeStateGuard
-    from warmrank.worker.runtime.snapshot import Snapshot
+    from warmrank.worker.runtime.snapshot import CallGuards, Snapshot
 
 # A constant that marshal cannot hold: this, and its JSON.
 PLACEHOLDER = "__warmrank_constant__"
@@ -106,8 +105,8 @@ class Variant:
         self._code_in_options = code_in_options if self._known_code and guards == "always" else None
         self._geared: GearedRunner | None = None
         if facts.gears is not None:
-            from warmrank.worker.capture.eager import EagerRunner
             from warmrank.worker.gears.runner import GearedRunner
+            from warmrank.worker.runtime.eager import EagerRunner
 
             plain = EagerRunner(graph, facts, backend)
             self._geared = GearedRunner(self.runner, facts.gears, on_miss=on_gear_miss, plain=plain)
@@ -122,7 +121,7 @@ class Variant:
     def _call_guards(self) -> CallGuards:
         """Guards of later calls; with guards "always" made by the second call."""
         if self._calls is None:
-            from warmrank.worker.runtime.call_guards import CallGuards
+            from warmrank.worker.runtime.snapshot import CallGuards
 
             self._calls = CallGuards(self._rules, function_of(self._method), self._module, self._guards)
         return self._calls

@@ -1,28 +1,56 @@
 """Facts that Dynamo evaluates to constants without leaving a guard, noted as they are evaluated.
 
-One mechanism, in `evaluated_reads`, `evaluated_calls`, `evaluated_values` and `evaluated_paths`: methods step
-in for functions of Dynamo's that such a fact passes, look at question and answer, and record a condition (a
-fact about an object, or a call that is made again at a load), or a refusal.
+One mechanism, here, in `evaluated_reads`, `evaluated_calls` and `evaluated_values`: methods step in for
+functions of Dynamo's that such a fact passes, look at question and answer, and record a condition (a fact
+about an object, or a call that is made again at a load), or a refusal.
+
+Here are the paths to what traced code reaches through a class, for which Dynamo has none, or miswrites them:
+
+* A function that Dynamo finds through an instance made in the trace has no source, so its free variables and
+  default values would be constants without a guard. It is found again in a class that the trace came upon.
+* An object that Dynamo cannot look at under its path (a ``MappingProxyType`` by classes) is refused: as an
+  attribute of a function it would be looked at once more, for a constant.
+* Dynamo looks up members of an enum itself (``Color["RED"]``, ``Color(1)``). They are read from their class;
+  where the trace has no path to that, and of combined flags, the look-up is a call that is made again.
+* Dynamo writes attributes into expressions as they are called. Python reads some names otherwise (``x y``,
+  ``class``; a ligature becomes its letters), so the condition would be on another attribute.
+
+Tested in ``tests/unit/test_evaluated_paths.py``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
+import keyword
 import sys
+import unicodedata
 from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.keys.code import globals_module, is_pinned_module
 from warmrank.worker.torch_private.evaluated_calls import Arguments, CallHooks, EnvironmentHooks
-from warmrank.worker.torch_private.evaluated_paths import PathHooks
 from warmrank.worker.torch_private.evaluated_reads import ReadHooks
 from warmrank.worker.torch_private.evaluated_values import ValueHooks
-from warmrank.worker.torch_private.patching import hooks_of, intercepted
+from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
 from warmrank.worker.values import Value
 
 FACTS = {
+    "torch._dynamo.exc": "Unsupported",
+    "torch._dynamo.source": "AttrSource GetItemSource TypeMROSource TypeSource",
+    "torch._dynamo.source:AttrSource": "base member",
+    "torch._dynamo.source:DictGetItemSource": "base index",
+    "torch._dynamo.source:TypeDictSource": "base",
+    "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
+    "torch._dynamo.variables.builder:VariableBuilder": "source",
     "torch._dynamo.variables.builtin:BuiltinVariable": "call_function_handler_cache",
+    "torch._dynamo.variables.functions:UserFunctionVariable": "get_source",
     "torch._subclasses.fake_tensor:FakeTensorMode": "cache_clear",
 }
+
+_HELD_IN = ("__func__", "fget", "fset", "fdel", "func", "__wrapped__")  # members that hold a function
 
 
 class Evaluated(Value):
@@ -85,3 +113,134 @@ class Evaluations:
         """Note a call; its arguments are None where Dynamo does not know them."""
         args, kwargs = given or (None, {})
         self.calls.append(AskedCall(function=function, args=args, kwargs=kwargs, result=result))
+
+
+class PathHooks:
+    """Steps in where Dynamo would take a value without a source for a constant."""
+
+    def __init__(self, evaluations: Evaluations) -> None:
+        self._evaluations = evaluations
+        self._classes: dict[type, Any] = {}  # the user's that the trace came upon, with their sources
+        self._untraceable: dict[int, Any] = {}  # objects that have a path, and no variable
+
+    @steps_in("torch._dynamo.variables.builder:VariableBuilder", "__call__(value)")
+    def _build(self, original: Any, builder: Any, value: Any) -> Any:
+        from torch._dynamo.exc import Unsupported
+        from torch._dynamo.source import TypeSource
+
+        _refuse_miswritten(builder.source)
+        kind = type(value)
+        if issubclass(kind, type):
+            self._classes.setdefault(value, builder.source)
+        elif not is_pinned_module(getattr(kind, "__module__", None)):
+            self._classes.setdefault(kind, TypeSource(builder.source))
+        try:
+            return original(builder, value)
+        except Unsupported:
+            self._untraceable[id(value)] = value
+            raise
+
+    @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "bind_args")
+    def _bind(self, original: Any, variable: Any, *call: Any) -> Any:
+        """Bind arguments, free variables and default values, these two with their sources."""
+        function, known = vars(variable).get("fn"), variable.get_source()
+        if not _has_state(function):
+            return original(variable, *call)
+        source = _corrected(known) if known is not None else self._source_of(function)
+        if source is None:
+            if function.__closure__:
+                self._evaluations.refused.append(
+                    f"{function.__qualname__} has variables of an outer function, and no path leads to it "
+                    "where it is called; keep it as an attribute of the module, or pass those as arguments"
+                )
+            return original(variable, *call)
+        variable.get_source = lambda: source
+        try:
+            return original(variable, *call)
+        finally:
+            del variable.get_source
+
+    @steps_in("torch._dynamo.variables.builder:SourcelessBuilder", "create(tx, value)")
+    def _build_without_source(self, original: Any, tx: Any, value: Any) -> Any:
+        from torch._dynamo.source import AttrSource
+        from torch._dynamo.variables.base import VariableTracker
+
+        kind: Any = type(value)
+        if id(value) in self._untraceable:
+            self._evaluations.refused.append(
+                f"{kind.__qualname__} is what Dynamo cannot guard, and then takes for a constant, as an "
+                "attribute of a function; keep what it holds in a dict or a list"
+            )
+        if not issubclass(kind, enum.Enum) or is_pinned_module(kind.__module__):
+            return original(tx, value)
+        source = self._classes.get(kind)
+        if kind.__members__.get(value.name) is not value:
+            self._evaluations.note_call(kind, ((value.value,), {}), value)
+        elif source is None:
+            self._evaluations.note_call(getattr, ((kind, value.name), {}), value)
+        else:
+            return VariableTracker.build(tx, value, AttrSource(source, value.name))
+        return original(tx, value)
+
+    def _source_of(self, function: FunctionType) -> Any:
+        """A source for a function of a class; None where no class has it."""
+        from torch._dynamo.source import (
+            AttrSource,
+            DictGetItemSource,
+            GetItemSource,
+            TypeDictSource,
+            TypeMROSource,
+        )
+
+        for cls, source in self._classes.items():
+            for position, base in enumerate(cls.__mro__):
+                for name, value in () if is_pinned_module(base.__module__) else vars(base).items():
+                    member = _member_with(value, function)
+                    if member is None:
+                        continue
+                    of_base = GetItemSource(TypeMROSource(source), position) if position else source
+                    found = DictGetItemSource(TypeDictSource(of_base), name)
+                    return AttrSource(found, member) if member else found
+        return None
+
+
+def _corrected(source: Any) -> Any:
+    """The source of a method's function: that of a descriptor's ``__get__`` leads to no bound method."""
+    is_of_method = getattr(source, "member", "") == "__func__"
+    return source.base if is_of_method and getattr(source.base, "member", "") == "__get__" else source
+
+
+def _has_state(function: Any) -> bool:
+    """True if a function is the user's, and holds values beside its code."""
+    if not isinstance(function, FunctionType) or is_pinned_module(globals_module(function)):
+        return False
+    return bool(function.__closure__ or function.__defaults__ or function.__kwdefaults__)
+
+
+def _member_with(value: Any, function: FunctionType) -> str | None:
+    """The member of what a class holds that is a function; empty if that is the function itself."""
+    if value is function:
+        return ""
+    if isinstance(value, FunctionType) or type(value).__module__ not in ("builtins", "functools"):
+        return None
+    return next((name for name in _HELD_IN if getattr(value, name, None) is function), None)
+
+
+def _refuse_miswritten(source: Any) -> None:
+    """Refuse an attribute whose name Python reads otherwise where it stands in an expression.
+
+    Raises:
+        NotPortable: there is one in a path.
+    """
+    from torch._dynamo.source import AttrSource
+
+    if not isinstance(source, AttrSource):
+        return
+    name = source.member
+    is_written = name.isidentifier() and not keyword.iskeyword(name)
+    if not is_written or unicodedata.normalize("NFKC", name) != name:
+        msg = (
+            f"the function reads an attribute called {name!r}, and no condition can name it; give it a name "
+            "that Python takes for an identifier, or keep the value in a dict"
+        )
+        raise NotPortable(msg, what=name)

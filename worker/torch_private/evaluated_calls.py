@@ -28,8 +28,8 @@ import torch
 
 from warmrank.worker.keys.code import globals_module, globals_read, is_pinned_module, layers, package_of
 from warmrank.worker.torch_private.lowering import source_name
-from warmrank.worker.torch_private.operator_names import OPERATORS
 from warmrank.worker.torch_private.patching import steps_in, steps_in_variables
+from warmrank.worker.torch_private.warm import OPERATORS
 
 if TYPE_CHECKING:
     from warmrank.worker.torch_private.evaluated import Evaluations

@@ -33,9 +33,9 @@ TESTED: Final = f"2.11 to {NEWEST[0]}.{NEWEST[1]}"
 """Releases of torch that the test suite ran on, see docs/status.md."""
 
 _COMPILE = (
-    "dynamo_guards", "evaluated", "evaluated_calls", "evaluated_paths", "evaluated_reads", "evaluated_values",
-    "kernels", "lowering", "marks", "operators", "patching", "places", "raised", "recording", "switches",
-    "symbols", "tracer_changes", "tracer_python", "tracing",
+    "dynamo_guards", "evaluated", "evaluated_calls", "evaluated_reads", "evaluated_values",
+    "kernels", "lowering", "marks", "operators", "patching", "places", "raised", "recording",
+    "symbols", "tracer_changes", "tracer_python", "tracing", "warm",
 )  # fmt: skip
 GROUPS: Final = {
     "compile": _COMPILE,

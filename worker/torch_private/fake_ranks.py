@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from warmrank.worker.device_kinds import memory_of
 from warmrank.worker.errors import DeviceUnavailable
+from warmrank.worker.settings import memory_of
 from warmrank.worker.torch_private.patching import Hook, intercepted
 
 FACTS = {

@@ -126,7 +126,7 @@ class OutOfPlace:
 
 
 def _writes_twice(graph: Graph) -> bool:
-    """Whether two operators write to one memory."""
+    """True if two operators write to one memory."""
     written: set[int] = set()
     for node in graph.nodes:
         for target in nodes_at(node, mutated_arguments(node.target)) if node.op == "call_function" else ():

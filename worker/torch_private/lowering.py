@@ -24,7 +24,7 @@ from warmrank.worker.keys.code import globals_module, is_pinned_module, layers
 from warmrank.worker.torch_private.operators import memory_of, mutated_arguments, named_argument, nodes_at
 from warmrank.worker.torch_private.originals import Originals, refuse_replaced
 from warmrank.worker.torch_private.patching import hooks_of, intercepted
-from warmrank.worker.torch_private.switches import settings
+from warmrank.worker.torch_private.warm import settings
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -399,7 +399,7 @@ def graph_of(
 
 
 def has_effect(node: Node) -> bool:
-    """Whether a node is needed though nothing uses it: an operator without results has only its effect."""
+    """True if a node is needed though nothing uses it: an operator without results has only its effect."""
     schema = getattr(node.target, "_schema", None)
     return node.is_impure() or (schema is not None and not schema.returns)
 

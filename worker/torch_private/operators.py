@@ -30,7 +30,7 @@ import torch
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module, modules_by_file, package_of
-from warmrank.worker.torch_private.operator_names import at_path
+from warmrank.worker.torch_private.warm import replaced_operator, replacing_call
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
@@ -313,3 +313,28 @@ def _importable(module: str, operator: str, file: str = "") -> str:
         "change of it could not be noticed; put it into a module or script file"
     )
     raise NotPortable(msg, what=operator)
+
+
+def operator_path(target: Any) -> str:
+    """``torch.ops`` path of an operator overload, for generated source.
+
+    Raises:
+        NotPortable: the target is a higher-order operator or something else without a stable name, or
+            something else has its name.
+    """
+    if isinstance(target, torch._ops.OpOverload):
+        namespace, _, name = target._schema.name.partition("::")
+        path = f"torch.ops.{namespace}.{name}.{target._overloadname}"
+        if at_path(path) is not target or replacing_call(target) is not None:
+            raise replaced_operator(path)
+        return path
+    msg = f"the graph calls {target!r} ({type(target).__qualname__}), which has no portable name"
+    raise NotPortable(msg, what=repr(target))
+
+
+def at_path(path: str) -> Any:
+    """Object at a dotted name that begins with ``torch``; None where there is none."""
+    try:
+        return functools.reduce(getattr, path.split(".")[1:], torch)
+    except (AttributeError, RuntimeError):
+        return None

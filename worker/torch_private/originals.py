@@ -27,8 +27,8 @@ from torch.overrides import handle_torch_function
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import globals_module, is_pinned_module
-from warmrank.worker.torch_private.operator_names import OPERATORS
 from warmrank.worker.torch_private.patching import steps_in
+from warmrank.worker.torch_private.warm import OPERATORS
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule

@@ -9,8 +9,7 @@ Dynamo. Relied on (``tests/unit/test_aoti_engine.py``):
 * ``PythonPrinter`` writes an expression as Python, which evaluates to the same over ``SymInt``;
 * ``create_symbol`` with a ``ConstantSource`` makes a symbol that no argument of a call stands behind; its
   name is ``s`` and what ``_generate_unique_id`` gives. Which of two equal symbols stands for both, and the
-  order of terms, depend on names, so conditions compare only between environments with equal names;
-* a Python float is an input, a tensor whose ``item_memo`` is its symbol, unless `TensorifyState` names that.
+  order of terms, depend on names, so conditions compare only between environments with equal names.
 """
 
 from __future__ import annotations
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
 FACTS = {
-    "torch._dynamo.exc": "TensorifyScalarRestartAnalysis",
-    "torch._dynamo.symbolic_convert:TensorifyState": "specialize(index)",
     "torch._dynamo.source": "ConstantSource",
     "torch._guards": "TracingContext",
     "torch._subclasses.fake_tensor": "FakeTensorMode FakeTensorMode(shape_env)",
@@ -145,23 +142,6 @@ def make_static(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Non
         if isinstance(fake, torch.Tensor):
             for dim in set(range(fake.dim())) - marked_dims(example):
                 int(fake.shape[dim])
-
-
-def make_floats_constants(graph_module: GraphModule) -> None:
-    """Let Dynamo trace again with floats, which it made inputs of a graph, as constants that are guarded.
-
-    Raises:
-        TensorifyScalarRestartAnalysis: there are such inputs; Dynamo begins again.
-    """
-    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
-    from torch._dynamo.symbolic_convert import TensorifyState
-
-    fakes = (node.meta.get("example_value") for node in graph_module.graph.nodes if node.op == "placeholder")
-    memos = [memo for fake in fakes if (memo := getattr(fake, "item_memo", None)) is not None]
-    for memo in memos:
-        TensorifyState.specialize(memo.node._expr.name)
-    if memos:
-        raise TensorifyScalarRestartAnalysis
 
 
 class Symbols:

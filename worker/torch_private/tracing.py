@@ -35,10 +35,10 @@ from warmrank.worker.torch_private.lowering import (
 )
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
 from warmrank.worker.torch_private.raised import ShapeNotes, raised_by
-from warmrank.worker.torch_private.switches import REGISTRIES, dict_keys
 from warmrank.worker.torch_private.symbols import ShapeLine, shape_lines
 from warmrank.worker.torch_private.tracer_changes import TracerChanges, ViewsByThemselves
 from warmrank.worker.torch_private.tracer_python import PythonChanges
+from warmrank.worker.torch_private.warm import REGISTRIES, dict_keys
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:

@@ -4,24 +4,29 @@ The script runs as ``python SCRIPT`` or ``python -m MODULE`` would run it, with 
 warmrank. This directory in ``PYTHONPATH`` makes its child processes do so, by Python's ``sitecustomize``.
 Where torch_npu is not installed, ``import torch_npu`` gives a stand-in that leaves tensors where they are,
 and process groups of the backend ``hccl`` are gloo's.
+
+A path of TorchAir's is answered in this order: by warmrank's module that stands at it, by the installed
+torch_npu, by an error that names what is missing. The vendor's own modules go on importing each other: what
+is redirected are import statements of everybody else.
 """
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import functools
 import importlib
+import importlib.util
 import logging
 import os
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
-
-from warmrank.worker import torchair_names
 
 if TYPE_CHECKING:
     from warmrank.worker.devices.port import PoolHandle
@@ -30,6 +35,50 @@ _log = logging.getLogger("torchair")
 _HERE = str(Path(__file__).parent)
 _BACKENDS = {"npu": "torchair", "npugraph_ex": "npugraph_ex"}
 _NOT_INSTALLED = "torch_npu is not installed here, and the script runs on the CPU"
+_FACE = "warmrank"
+_CONFIGS = "warmrank.configs.compiler_config"
+_LOG = "warmrank.worker.log"
+OURS: Mapping[str, str] = {
+    "torchair": _FACE,
+    "torchair.inference": "warmrank.inference",
+    "torchair.configs": "warmrank.configs",
+    "torchair.configs.compiler_config": _CONFIGS,
+    "torchair.core": "",
+    "torchair.core.utils": _LOG,
+    "torchair.npu_fx_compiler": _FACE,
+    "torchair.ge_concrete_graph": "",
+    "torchair.ge_concrete_graph.ge_converter": "",
+    "torchair.ge_concrete_graph.ge_converter.experimental": "",
+    **{
+        f"torchair.ge_concrete_graph.ge_converter.experimental.{name}": "warmrank.worker.hcom"
+        for name in (
+            "patch_for_hcom_allreduce",
+            "hcom_allreduce",
+            "hcom_allgather",
+            "hcom_broadcast",
+            "hcom_alltoall",
+        )
+    },
+    "npugraph_ex": _FACE,
+    "npugraph_ex.inference": "warmrank.inference",
+    "npugraph_ex.configs": "",
+    "npugraph_ex.configs.compiler_config": _CONFIGS,
+    "npugraph_ex.core": "",
+    "npugraph_ex.core.utils": _LOG,
+    "npugraph_ex.npu_fx_compiler": _FACE,
+}
+"""TorchAir's module -> ours, whose names win; empty for a package that only holds such modules."""
+_ELSEWHERE = {
+    "torchair.scope": "warmrank.worker.torchair_scope",
+    "npugraph_ex.scope": "warmrank.worker.torchair_scope",
+}
+"""Modules that come from torch_npu where it is installed, and otherwise from us."""
+_FLAT_CONFIG = ("npugraph_ex", "npugraph_ex.configs.compiler_config")
+_FLAT_DEFAULTS = {"cache_compile": "config", "get_npu_backend": "compiler_config"}
+"""Functions whose configuration defaults to npugraph_ex's in that package -> the parameter that takes it."""
+_ALIASES = {"torch_npu.dynamo.torchair": "torchair", "torch_npu.dynamo.npugraph_ex": "npugraph_ex"}
+_VENDORS = ("torchair", "npugraph_ex", "torch_npu", "warmrank")
+_MACHINERY = ("importlib", "_frozen_importlib", "_frozen_importlib_external")
 
 
 def run_script(script: str, arguments: Sequence[str], *, as_module: bool = False) -> None:
@@ -44,7 +93,7 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool = False
     if not sys.flags.safe_path:
         sys.path[0] = str(Path.cwd() if as_module else Path(script).resolve().parent)
     redirect()
-    if not torchair_names.has_torch_npu():
+    if not has_torch_npu():
         importlib.import_module("torch_npu")  # gives ``.npu()`` to scripts that rely on torch's autoload
     sys.modules["__main__"] = main = ModuleType("__main__")
     if as_module:
@@ -58,7 +107,7 @@ def run_script(script: str, arguments: Sequence[str], *, as_module: bool = False
 
 def redirect(*, is_child: bool = False) -> None:
     """Answer TorchAir's names by warmrank in this process, and torch_npu where it is not installed."""
-    torchair_names.redirect()
+    redirect_names()
     sys.meta_path.append(_StandIn(is_child=is_child))
     sys.excepthook = functools.partial(_told, sys.excepthook)
 
@@ -67,7 +116,7 @@ def _told(
     hook: Any, kind: type[BaseException], error: BaseException, traceback: TracebackType | None
 ) -> None:
     """Print an error of the script, and what to do about devices that are not here."""
-    if "device string: npu" in str(error) and not torchair_names.has_torch_npu():
+    if "device string: npu" in str(error) and not has_torch_npu():
         error.add_note(f"{_NOT_INSTALLED}: it has no device 'npu'. Use .npu(), or run it on an NPU.")
     hook(kind, error, traceback)
 
@@ -91,13 +140,13 @@ class _StandIn:
         del path, target
         if name in ("torch_npu", "torch_npu.npu", "torch_npu.dynamo"):
             return ModuleSpec(name, self, is_package=name == "torch_npu")  # type: ignore[arg-type]
-        if name.startswith("torch_npu.") and not torchair_names.has_torch_npu():
+        if name.startswith("torch_npu.") and not has_torch_npu():
             msg = f"no module {name!r}: {_NOT_INSTALLED}"
             raise ModuleNotFoundError(msg, name=name)
         return None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return torchair_names.Dynamo(spec.name) if spec.name == "torch_npu.dynamo" else ModuleType(spec.name)
+        return Dynamo(spec.name) if spec.name == "torch_npu.dynamo" else ModuleType(spec.name)
 
     def exec_module(self, module: Any) -> None:
         def missing(name: str) -> NoReturn:
@@ -142,7 +191,7 @@ def _with_backends(function: Any) -> Any:
     @functools.wraps(function)
     def compiled(model: Any = None, *, backend: Any = "inductor", **given: Any) -> Any:
         if package := _BACKENDS.get(backend) if isinstance(backend, str) else None:
-            backend = torchair_names.facade(package).get_npu_backend()
+            backend = facade(package).get_npu_backend()
         return function(model, backend=backend, **given)
 
     return compiled
@@ -185,3 +234,230 @@ def _graph_pool_handle() -> PoolHandle:
     from warmrank import graph_pool_handle
 
     return graph_pool_handle()
+
+
+def from_vendor(path: str, name: str) -> Any:
+    """A name of the installed TorchAir.
+
+    Raises:
+        AttributeError: there is no TorchAir, or it has no such name; the text says which.
+    """
+    module = _vendor(path)
+    if module is None and f"{path}.{name}" in _ELSEWHERE:
+        return importlib.import_module(_ELSEWHERE[f"{path}.{name}"])
+    if module is None:
+        msg = (
+            f"{path}.{name} is TorchAir's own, which warmrank does not replace; it comes with torch_npu, "
+            "which is not installed here (or has no TorchAir). Run this on an NPU, or leave it out elsewhere."
+        )
+        raise AttributeError(msg)
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        with contextlib.suppress(ModuleNotFoundError):
+            return importlib.import_module(f"{path}.{name}")
+        raise
+
+
+def has_torch_npu() -> bool:
+    """True if the real package is imported, or can be; a stand-in has no place."""
+    known = sys.modules.get("torch_npu")
+    if known is not None:
+        return bool(known.__path__)
+    spec = importlib.util.find_spec("torch_npu")
+    return spec is not None and bool(spec.submodule_search_locations)
+
+
+def _vendor(path: str) -> ModuleType | None:
+    """The installed TorchAir's module of this path; None where there is none."""
+    if not has_torch_npu():
+        return None
+    from warmrank.worker.engines.torchair_vendor import vendor_package
+
+    # The vendor's first import sets up logging and signals as it likes; this one leaves the script's.
+    vendor_package(path.partition(".")[0])
+    try:
+        return importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
+            raise
+        return None
+
+
+class Facade(ModuleType):
+    """A module of TorchAir's: our names, then modules below it, then the vendor's."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, f"TorchAir's `{path}`, answered by warmrank.")
+        self.__path__: list[str] = []
+        self._path = path
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__":
+            return self._names()
+        if name.startswith("__") and name.endswith("__"):
+            raise AttributeError(name)
+        below = f"{self._path}.{name}"
+        if below in OURS:
+            found: Any = facade(below)
+        elif self._path in _FLAT_CONFIG and name == "CompilerConfig":
+            from warmrank.worker.configs.torchair_sections import NpuGraphEx as found  # noqa: N813 - TorchAir's name
+        else:
+            found = self._answer(name)
+        setattr(self, name, found)
+        return found
+
+    def _answer(self, name: str) -> Any:
+        ours = OURS[self._path]
+        if ours:
+            module = importlib.import_module(ours)
+            public = getattr(module, "__all__", None)
+            if (public is None or name in public) and hasattr(module, name):
+                found = getattr(module, name)
+                parameter = _FLAT_DEFAULTS.get(name) if self._path.startswith("npugraph_ex") else None
+                return found if parameter is None else _flat(found, parameter)
+        return from_vendor(self._path, name)
+
+    def _names(self) -> list[str]:
+        """Names of ``import *``: ours, and the vendor's where it is installed."""
+        ours = importlib.import_module(OURS[self._path]) if OURS[self._path] else None
+        names = {*getattr(ours, "__all__", ()), *getattr(_vendor(self._path), "__all__", ())}
+        return sorted(names | ({"CompilerConfig"} if self._path in _FLAT_CONFIG else set()))
+
+    def __dir__(self) -> list[str]:
+        return sorted({*vars(self), *self._names()})
+
+
+def _flat(function: Any, parameter: str) -> Any:
+    """The function with npugraph_ex's configuration as its default."""
+
+    @functools.wraps(function)
+    def flat(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get(parameter) is None and kwargs.get("backend") is None:
+            kwargs[parameter] = facade("npugraph_ex").CompilerConfig()
+        return function(*args, **kwargs)
+
+    return flat
+
+
+_facades: dict[str, Facade] = {}
+
+
+def facade(path: str) -> Facade:
+    """The one facade of a path in `OURS`."""
+    if path not in _facades:
+        _facades[path] = Facade(path)
+    return _facades[path]
+
+
+class Dynamo(ModuleType):
+    """``torch_npu.dynamo``, whose TorchAir is ours for everybody but the vendor."""
+
+    def __getattribute__(self, name: str) -> Any:
+        path = _ALIASES.get(f"torch_npu.dynamo.{name}")
+        if path is None or _is_exempt(sys._getframe(1).f_globals):  # noqa: SLF001 - who asks decides
+            return super().__getattribute__(name)
+        return facade(path)
+
+
+def _watch_dynamo() -> None:
+    """Give the vendor's ``torch_npu.dynamo`` its class as soon as it is imported."""
+    module = sys.modules.get("torch_npu.dynamo")
+    if module is not None and type(module) is ModuleType:
+        module.__class__ = Dynamo
+
+
+def _asked(name: str) -> str | None:
+    """TorchAir's path that an import names; None for anything else."""
+    for alias, path in _ALIASES.items():
+        if name == alias or name.startswith(f"{alias}."):
+            return path + name[len(alias) :]
+    return name if name.partition(".")[0] in ("torchair", "npugraph_ex") else None
+
+
+def _is_exempt(namespace: Mapping[str, Any] | None) -> bool:
+    """Code that gets the vendor's modules: the vendor's own, ours, and the import machinery."""
+    name = str((namespace or {}).get("__name__", "")).partition(".")[0]
+    return name in _VENDORS or name in _MACHINERY
+
+
+def redirect_names() -> None:
+    """Answer ``import torchair``, ``npugraph_ex`` and ``torch_npu.dynamo.torchair`` by warmrank from now on.
+
+    For a process that runs one script: it replaces ``builtins.__import__`` and ``importlib.import_module``.
+    """
+    statement, function = builtins.__import__, importlib.import_module
+
+    def imported(
+        name: str,
+        globals: Mapping[str, Any] | None = None,  # noqa: A002 - the names of the builtin's parameters
+        locals: Mapping[str, Any] | None = None,  # noqa: A002
+        fromlist: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        if level or _is_exempt(globals):
+            return statement(name, globals, locals, fromlist, level)
+        path = _asked(name)
+        if path is None:
+            if name == "torch_npu.dynamo":  # TorchAir is not to be imported: `Dynamo` answers
+                fromlist = [wanted for wanted in fromlist or () if f"{name}.{wanted}" not in _ALIASES]
+                return function(name) if not fromlist else statement(name, globals, locals, fromlist, level)
+            found = statement(name, globals, locals, fromlist, level)
+            _watch_dynamo()
+            return found
+        module = _module(path)
+        if fromlist:
+            for wanted in fromlist:
+                if wanted != "*" and not hasattr(module, wanted):
+                    _import_from(module, path, wanted, function)
+            return module
+        if not name.startswith("torch_npu."):
+            return facade(path.partition(".")[0])
+        top = statement("torch_npu.dynamo", globals, locals, (), 0)
+        _watch_dynamo()
+        return top
+
+    def import_module(name: str, package: str | None = None) -> ModuleType:
+        absolute = importlib.util.resolve_name(name, package) if name.startswith(".") and package else name
+        exempt = _is_exempt(sys._getframe(1).f_globals)  # noqa: SLF001 - who asks decides
+        path = None if exempt else _asked(absolute)
+        found = function(name, package) if path is None else _module(path)
+        _watch_dynamo()
+        return found
+
+    builtins.__import__, importlib.import_module = imported, import_module
+
+
+def _import_from(module: ModuleType, path: str, name: str, import_module: Any) -> None:
+    """Import what ``from module import name`` did not find in it; the statement would hide the reason."""
+    if path not in OURS:
+        with contextlib.suppress(ModuleNotFoundError):
+            import_module(f"{path}.{name}")
+        return
+    try:
+        getattr(module, name)
+    except AttributeError as error:
+        raise ImportError(str(error), name=path) from error
+
+
+def _module(path: str) -> ModuleType:
+    """The module that an import of TorchAir's path gives.
+
+    Raises:
+        ModuleNotFoundError: it is neither ours nor, here, the vendor's.
+    """
+    if path in OURS:
+        return facade(path)
+    parent, _, name = path.rpartition(".")
+    found = _vendor(path)
+    if found is None and path in _ELSEWHERE:
+        found = importlib.import_module(_ELSEWHERE[path])
+    if found is None:
+        msg = (
+            f"no module {path!r}: warmrank replaces TorchAir's public modules; others come with torch_npu, "
+            f"which {'has no such module' if has_torch_npu() else 'is not installed here'}"
+        )
+        raise ModuleNotFoundError(msg, name=path)
+    if parent in OURS:
+        setattr(facade(parent), name, found)
+    return found

@@ -1,6 +1,6 @@
 """Runners of graphs that are not captured here: called as they are, or by an engine that captures by itself.
 
-Both have what `worker.capture.runner.GraphRunner` has.
+Both have what `worker.runtime.runner.GraphRunner` has.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.capture.layout import InputLayout, SettledInputs
-from warmrank.worker.capture.runner import Tally, autocast_kinds, is_plain, plain
 from warmrank.worker.errors import NotCapturable
 from warmrank.worker.runtime.artifact import MUTATED, STATE, USER
+from warmrank.worker.runtime.runner import InputLayout, SettledInputs, Tally, autocast_kinds, is_plain, plain
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
@@ -73,7 +72,7 @@ class EagerRunner:
 
     @property
     def statistics(self) -> CaptureStatistics:
-        """What was done since the function was loaded."""
+        """Counters since the function was loaded."""
         return self._tally.taken(())
 
 
@@ -154,20 +153,20 @@ class SelfCapturingRunner(EagerRunner):
         return tuple(self._prepared)
 
     def shapes_for(self, inputs: Sequence[Any]) -> Shapes | None:
-        """What the capture plan says of these inputs; None where nothing would be captured for them."""
+        """Entry of the capture plan for these inputs; None if nothing would be captured for them."""
         from warmrank.worker.capture.plan import shapes_of
 
         return None if self._capturing.is_eager else shapes_of(self.layout, inputs)
 
     @property
     def statistics(self) -> CaptureStatistics:
-        """What can be told from outside: graphs that the engine holds, and calls."""
+        """Counters that are seen from outside: graphs that the engine holds, and calls."""
         self._tally.captures = self._capturing.num_captures
         return self._tally.taken(())
 
 
 def _overlap_of(facts: GraphFacts) -> OverlapCheck | None:
-    """What looks for shared memory before each call; None where nothing is written to."""
+    """Check for shared memory, made before each call; None if nothing is written to."""
     positions = {
         kind: [index for index, found in enumerate(facts.input_classes) if found == kind]
         for kind in (MUTATED, STATE, USER)

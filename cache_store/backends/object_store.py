@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final, Literal, NoReturn, cast
 
 from warmrank.cache_store.backends.backend import (
     STORE_FORMAT,
+    ChunkFile,
     FileInfo,
     NewFile,
     check_format,
@@ -34,11 +35,10 @@ from warmrank.cache_store.backends.backend import (
     name_fault,
     not_empty,
 )
-from warmrank.cache_store.backends.objects.client import ObjectClient, connect
+from warmrank.cache_store.backends.object_client import ObjectClient, connect
 from warmrank.cache_store.backends.places import ANSWER_S
-from warmrank.cache_store.digests import CHUNK_BYTES, Digest
+from warmrank.cache_store.digests import CHUNK_BYTES, Digest, canonical_json
 from warmrank.cache_store.errors import Corrupt, NoStoreYet, NotInStore, StoreUnavailable, UnusableCache
-from warmrank.cache_store.keys import canonical_json
 from warmrank.cache_store.layout import BLOBS, FORMAT_FILE, PROBE, TMP, split_trash_name
 from warmrank.cache_store.parallel import each
 from warmrank.cache_store.parsing import Strict
@@ -46,7 +46,6 @@ from warmrank.cache_store.steps import Step, reached
 
 if TYPE_CHECKING:
     import zstandard
-    from _typeshed import WriteableBuffer
 
 logger = logging.getLogger(__name__)
 WHOLE_BYTES = 4 << 20
@@ -307,39 +306,6 @@ def decode(chunks: Iterable[bytes], *, name: str) -> Iterator[bytes]:
     announced_bytes = int(header[2])
     content = body if header[1] == b"raw" else _decompressed(body, announced_bytes, name)
     yield from _exactly(content, announced_bytes, name)
-
-
-class ChunkFile(io.RawIOBase):
-    """A file for reading what an iterator gives; closing it closes the iterator."""
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = iter(chunks)
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        """True."""
-        return True
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
-        """Fill ``buffer`` with what there is next; 0 at the end."""
-        if not self._rest:
-            self._rest = memoryview(next((chunk for chunk in self._chunks if chunk), b""))
-        target = memoryview(buffer).cast("B")
-        size = min(len(target), len(self._rest))
-        target[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size
-
-    def readall(self) -> bytes:
-        """Read the rest; the default would take it in small pieces."""
-        rest, self._rest = self._rest, memoryview(b"")
-        return b"".join([rest, *self._chunks])
-
-    def close(self) -> None:
-        """Let go of the iterator, and so of the connection behind it."""
-        self._chunks = iter(())
-        self._rest = memoryview(b"")
-        super().close()
 
 
 def _header(form: str, size_bytes: int) -> bytes:

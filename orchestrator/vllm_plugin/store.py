@@ -1,4 +1,4 @@
-"""Publishes in the background what a process of vLLM added to its cache, once for each node.
+"""The plugin's access to the store, and what it publishes in the background, once for each node.
 
 A thread looks at the entries of this process: when the worker's start is over and their files rest, they are
 published unless the store has them already, and again whenever files were added, as a first warm start does.
@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import logging
 import multiprocessing.util
+import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar, get_args
 
+from warmrank.cache_store.backends.deadline import all_within
 from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.signing.trust import TrustPolicy
 from warmrank.cache_store.text import count_text
-from warmrank.orchestrator.store.stores import open_store
-from warmrank.orchestrator.vllm_plugin.access import Access, bounded
+from warmrank.orchestrator.config.store import StoreConfig, TrustConfig, locate_trust, tier_at
+from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.stores import decided, is_writable, may_publish, open_store
 from warmrank.orchestrator.vllm_plugin.entries import (
     Entry,
     Outcome,
@@ -206,3 +211,56 @@ class Publisher:
             bounded(lambda: self.step(is_last=True), _AT_EXIT_S)
         except Exception as error:  # noqa: BLE001 - vLLM is leaving
             logger.warning("warmrank: not published at exit: %s", error)
+
+
+TIMEOUT_S = 30.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """The store of this process."""
+
+    config: StoreConfig  # its place, and whom to trust; the policy is decided
+    timeout_s: float  # the longest that vLLM waits for it
+
+    @property
+    def publishes(self) -> bool:
+        """The store may be written, and what is published could be believed."""
+        return is_writable(self.config.tiers) and may_publish(self.config.trust)
+
+
+def access(environ: Mapping[str, str] = os.environ) -> Access:
+    """The access that this process's environment asks for.
+
+    ``WARMRANK_STORE`` is the place, ``WARMRANK_SIGNING_KEY`` a key's name in the keyring or a PEM file,
+    ``WARMRANK_KEYRING`` the keyring, ``WARMRANK_TRUST`` the policy, ``WARMRANK_TIMEOUT_S`` the time-out.
+
+    Raises:
+        BadArgument: a variable cannot be used.
+        StoreError: the keyring is damaged.
+    """
+    policy, timeout = environ.get("WARMRANK_TRUST"), environ.get("WARMRANK_TIMEOUT_S")
+    if policy not in {None, *get_args(TrustPolicy)}:
+        allowed = ", ".join(get_args(TrustPolicy))
+        raise BadArgument(f"WARMRANK_TRUST: expected one of {allowed}; found {policy!r}")
+    try:
+        timeout_s = float(timeout) if timeout else TIMEOUT_S
+    except ValueError:
+        raise BadArgument(f"WARMRANK_TIMEOUT_S: expected seconds, found {timeout!r}") from None
+    named = {"signing_key": "WARMRANK_SIGNING_KEY", "keyring": "WARMRANK_KEYRING"}
+    paths = {key: Path(environ[name]) for key, name in named.items() if environ.get(name)}
+    trust = TrustConfig.model_validate({"policy": policy, **paths})
+    config = StoreConfig(
+        tiers=(tier_at(environ["WARMRANK_STORE"]),), trust=locate_trust(trust, base=Path.cwd())
+    )
+    return Access(config=decided(config), timeout_s=timeout_s)
+
+
+def bounded(call: Callable[[], T], timeout_s: float) -> T:
+    """The call's outcome, in a thread of its own; raises what it raised, or TimeoutError while it goes on."""
+    (found,) = all_within([lambda: (call(),)], timeout_s=timeout_s)
+    if found is None:
+        raise TimeoutError(f"no answer within {timeout_s:g} s")
+    return found[0]

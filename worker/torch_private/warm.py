@@ -1,7 +1,7 @@
-"""State of the process that kernels and traces depend on, read from the getters under torch's properties.
+"""State of torch that loads and calls read: switches, operators by name, metadata of tensors.
 
-A property costs up to twenty times its getter. Relied on (``tests/unit/test_ambient.py`` compares each with
-its property):
+State is read from the getters under torch's properties, which cost up to twenty times as much. Relied on
+(``tests/unit/test_ambient.py`` compares each getter with its property):
 
 * ``torch.backends.mkldnn.enabled`` and ``.deterministic``, ``torch.backends.cuda.matmul.allow_tf32``,
   ``torch.backends.cudnn.allow_tf32`` and each ``fp32_precision`` return what these functions return;
@@ -21,7 +21,10 @@ its property):
   also stores the level; here it is only computed;
 * ``torch.distributed.distributed_c10d._world.pg_names`` maps groups to names, in the order of their making;
 * Dynamo keeps preparations of packages in ``trace_rules._lazy_module_init``, and prepares einops alone, by
-  a call of ``rearrange``.
+  a call of ``rearrange``;
+* ``TensorGuards`` (``tests/unit/test_unchanged.py``) compares type, dispatch keys (of the calling thread:
+  inference mode has others), dtype, device index, sizes and strides; ``requires_grad`` only while gradients
+  are recorded. It reads a null pointer where ``dynamic_dims_sizes`` and ``..._strides`` are left out.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ import copyreg
 import functools
 import importlib
 import sys
+import types
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -37,6 +42,8 @@ import torch.library
 from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
 from torch.utils._pytree import SUPPORTED_NODES
+
+from warmrank.worker.errors import NotPortable
 
 FACTS = {
     "torch._C": "_get_fp32_precision_getter _get_cublas_allow_fp16_accumulation _get_cudnn_sdp_enabled",
@@ -72,6 +79,14 @@ cublas_switches = (
 """Of ``torch.backends.cuda.matmul``; the first two give a pair: in general, and with split k."""
 function_overrides = torch._C._is_torch_function_enabled
 num_function_modes = torch._C._len_torch_function_stack
+# What `torch.ops` is made of, by which an object is known to be an operator.
+OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
+OperatorNamespace = torch._ops._OpNamespace
+_BINDINGS = (types.BuiltinFunctionType, types.MethodDescriptorType)
+_DISPATCHING = "torch._C", "_PyObjectDispatchFunc"  # what custom operators call, from torch 2.14 on
+_is_recording = torch.is_grad_enabled
+_record = torch._C._set_grad_enabled
+_is_inference = torch.is_inference_mode_enabled
 _OLDER_DEFAULTS = "highest", False, True
 _LIBRARIES = tuple(
     (library, operators)
@@ -96,7 +111,7 @@ def float32_precision() -> tuple[Any, ...]:
 
 
 def settings() -> tuple[Any, ...]:
-    """What functions of torch set for the process or the thread, but for modes and devices."""
+    """Values that functions of torch set for the process or the thread, but for modes and devices."""
     return (
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
@@ -201,11 +216,6 @@ def _text(value: bytes | None) -> str:
     return value.decode() if value else ""
 
 
-def group_name(group: Any) -> str:
-    """The name by which functional collectives refer to a process group in this process."""
-    return str(group.group_name)
-
-
 def known_groups() -> dict[str, Any]:
     """All process groups of this process that this rank belongs to, in the order of their creation."""
     import torch.distributed as dist
@@ -246,6 +256,90 @@ def dict_keys(mapping: dict[Any, Any]) -> list[Any]:
     keys = list(dict.keys(mapping))
     added = next((module for registry, module in REGISTRIES if mapping is registry), None)
     return keys if added is None else [key for key in keys if not key.__module__.startswith(added)]
+
+
+class Metadata:
+    """Type, dtype, device, layout, sizes, strides, lazy bits and ``requires_grad`` of some tensors."""
+
+    __slots__ = ("_guards", "_known", "_strided")
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._known = [*map(metadata_of, tensors)]
+        self._strided = all(tensor.layout is torch.strided for tensor in tensors)
+        self._guards: dict[bool, torch._C._dynamo.guards.TensorGuards] = {}
+
+    def of(self, tensors: Sequence[Any]) -> bool:
+        """True if tensors have the same metadata; about 0.1 us each."""
+        guards = self._guards.get(_is_inference())
+        if guards is not None:
+            recording = _is_recording()
+            _record(True)
+            try:
+                if guards.check(*tensors):
+                    return True
+            except TypeError:  # no tensor any more
+                return False
+            finally:
+                _record(recording)
+        return self._compared(tensors)
+
+    def changed(self, tensors: Sequence[Any]) -> tuple[int, ...]:
+        """Positions of the tensors that differ now."""
+        pairs = zip(self._known, tensors, strict=True)
+        return tuple(
+            index
+            for index, (known, value) in enumerate(pairs)
+            if not isinstance(value, torch.Tensor) or metadata_of(value) != known
+        )
+
+    def _compared(self, tensors: Sequence[Any]) -> bool:
+        """The same in Python, for modes that no check was made in yet, and layouts that have no strides."""
+        if self.changed(tensors):
+            return False
+        if self._strided and tensors:
+            self._guards[_is_inference()] = torch._C._dynamo.guards.TensorGuards(
+                *tensors,
+                dynamic_dims_sizes=[list(tensor.size()) for tensor in tensors],  # type: ignore[misc]
+                dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],  # type: ignore[misc]
+            )
+            # What it compares is only known to it from here on.
+            return not self.changed(tensors)
+        return True
+
+
+def metadata_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Comparable with ``==`` inside one process."""
+    strides = tensor.stride() if tensor.layout is torch.strided else None
+    lazy_bits = tensor.is_conj(), tensor.is_neg()
+    return (
+        type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, tensor.shape, strides,
+        *lazy_bits,
+    )  # fmt: skip
+
+
+def replaced_operator(path: str) -> NotPortable:
+    """The refusal of an operator whose name means something else in this process."""
+    msg = (
+        f"{path} was replaced in this process by something else, and the graph calls the operator by that "
+        "name; put it back, or call your replacement by a name of its own"
+    )
+    return NotPortable(msg, what=path)
+
+
+def replacing_call(operator: Any) -> Any:
+    """Replacement of the function that torch put behind an operator; None where nobody replaced it."""
+    called = operator._op
+    own = isinstance(called, types.BuiltinFunctionType) and called.__name__ in ("", operator.__name__)
+    kind = type(called)
+    return None if own or (kind.__module__, kind.__qualname__) == _DISPATCHING else called
+
+
+def is_called(function: Any, name: str) -> bool:
+    """True if a function is the overload, or a binding in C, for a name such as ``aten_add_Tensor``."""
+    if isinstance(function, torch._ops.OpOverload):
+        known = f"{function._schema.name}.{function._overloadname}"
+        return known.replace("::", "_").replace(".", "_") == name and replacing_call(function) is None
+    return isinstance(function, _BINDINGS) and f"_{function.__name__}_" in name
 
 
 _EINOPS: Final = "einops"

@@ -1,1 +1,0 @@
-"""A store in an object store, through obstore."""

@@ -1,1 +1,0 @@
-"""From a node's disk into the store."""
