@@ -64,6 +64,11 @@ class SeedReport:
     bytes_read: int = 0  # of partitions, out of the store
     bytes_brought: int = 0  # of partitions, from another node
 
+    @property
+    def bytes_copied(self) -> int:
+        """Bytes of all partitions that were not there before."""
+        return sum(partition.bytes_copied for partition in self.partitions)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
@@ -120,7 +125,7 @@ def seed(
         "Seeded %s with %d partitions, %d bytes copied, %.3f s: %s",
         cache_root,
         len(fetched),
-        sum(item.bytes_copied for item in fetched),
+        report.bytes_copied,
         report.seconds,
         reason,
     )

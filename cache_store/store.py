@@ -34,7 +34,7 @@ from warmrank.cache_store.gc.evict import EvictOutcome, EvictPolicy, evict_place
 from warmrank.cache_store.gc.pins import Pin
 from warmrank.cache_store.gc.verify import VerifyReport, verify_places
 from warmrank.cache_store.layout import USED, blob_name, manifest_name, record_name
-from warmrank.cache_store.progress import OnProgress, while_asked
+from warmrank.cache_store.parallel import OnProgress
 from warmrank.cache_store.publish import PublishReport
 from warmrank.cache_store.records import documents as records
 from warmrank.cache_store.records.directory_listing import newest_listings
@@ -166,7 +166,7 @@ class Store:
         return tuple(stored.record for stored in self.stored_launches(launch_key))
 
     def last_uses(self) -> dict[str, datetime]:
-        """When each record that has a mark of use was last used, by its name; see `trash.last_uses`."""
+        """Time of the last use of each record that has a mark of it, by its name; see `trash.last_uses`."""
         marks = self._run(lambda documents: trash.last_uses(documents.backend.list(USED)))
         return {name: datetime.fromtimestamp(mark.modified_s, UTC) for name, mark in marks.items()}
 
@@ -200,7 +200,7 @@ class Store:
                     Documents(backend=view, trust=trust),
                     refs,
                     cache_root,
-                    options=replace(beating, on_progress=while_asked(on_progress, view)),
+                    options=replace(beating, on_progress=view.while_asked(on_progress)),
                 )
             )
         beating.held(outcome.copies)

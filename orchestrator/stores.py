@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
@@ -18,9 +18,16 @@ from typing import Literal, cast
 from warmrank.cache_store import connect
 from warmrank.cache_store.backends.places import TierState
 from warmrank.cache_store.errors import StoreUnavailable
-from warmrank.cache_store.publish_pending import QueueReport, publish_pending
+from warmrank.cache_store.publish_pending import (
+    AwaitedPartition,
+    QueueReport,
+    WaitingLaunch,
+    publish_pending,
+)
+from warmrank.cache_store.records.manifest import environments_of, utc_now
 from warmrank.cache_store.signing.trust import Trust, TrustPolicy, load_trust
 from warmrank.cache_store.store import Store
+from warmrank.orchestrator.config.models import identity, launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import (
     StoreConfig,
@@ -32,6 +39,7 @@ from warmrank.orchestrator.config.store import (
 )
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.worker.keys.request import environment
+from warmrank.worker.results import Published
 
 logger = logging.getLogger(__name__)
 
@@ -159,6 +167,26 @@ def publish_late(config: Config) -> QueueReport:
     if config.store is None:
         raise BadArgument(f"config {config.name} names no store to publish to; expected store.path in it")
     return publish_pending(open_store(config.store), config.cache_dir)
+
+
+def waiting_launch(config: Config, published: Mapping[int, Published]) -> WaitingLaunch:
+    """The record of a launch, but for the digests that its manifests have in the store.
+
+    ``published`` is every rank's partition, in the store or not.
+    """
+    environments = environments_of({rank: part.environment for rank, part in published.items()})
+    return WaitingLaunch(
+        launch_key=launch_key(config),
+        identity=identity(config),
+        world_size=config.ranks,
+        environment=environments.environment,
+        others=environments.others,
+        partitions=tuple(
+            AwaitedPartition(partition=part.partition, rank=rank, manifest_key=part.key)
+            for rank, part in sorted(published.items())
+        ),
+        created=utc_now(),
+    )
 
 
 def silent_places(config: StoreConfig) -> tuple[str, ...]:

@@ -120,6 +120,10 @@ class TieredBackend:
         """Refuse every further call."""
         self.is_left = True
 
+    def while_asked(self, tell: Callable[[T], None] | None) -> Callable[[T], None] | None:
+        """As ``tell``, which hears nothing more once this view was left."""
+        return tell and (lambda told: None if self.is_left else tell(told))
+
     def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
         """See `BlobBackend.put_new`; every writable place takes them; names are those new in the farthest.
 

@@ -78,7 +78,7 @@ class NodeCache:
         return any(fnmatch.fnmatchcase(relative, pattern) for pattern in self.patterns)
 
     def unit_of(self, relative: str) -> str:
-        """What of the node cache is taken together, from one launch: a file, or an artifact's archive."""
+        """Unit of the node cache that is taken whole, from one launch: a file, or an artifact's archive."""
         return "/".join(relative.split("/", 2)[:2]) if self.in_sets else relative
 
 

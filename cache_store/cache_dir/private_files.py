@@ -345,10 +345,10 @@ def os_errors_are_unusable(what: str, path: str | Path) -> OsErrors:
     def unusable(error: OSError) -> UnusableCache:
         reason = error.strerror or str(error)
         if error.errno in _UNWRITABLE:
-            places = (Path(path), *Path(path).parents)
+            places = (str(path), *map(str, Path(path).parents))
             return UnwritableDisk(
                 what="disk of the cache",
-                where=str(next((place for place in places if place.is_mount()), path)),
+                where=next(filter(os.path.ismount, places), str(path)),  # false where the disk fails
                 expected="space left, and writable",
                 actual=reason,
                 remedy="free space there, or name another cache_dir",

@@ -43,8 +43,7 @@ from warmrank.cache_store.errors import (
 )
 from warmrank.cache_store.gc.trash import bring_back, whole_blobs
 from warmrank.cache_store.layout import blob_name, manifest_name
-from warmrank.cache_store.parallel import each
-from warmrank.cache_store.progress import OnProgress, nothing
+from warmrank.cache_store.parallel import OnProgress, each, nothing
 from warmrank.cache_store.records.documents import READERS, Documents, StandingManifest, quarantine_if_damaged
 from warmrank.cache_store.records.manifest import MAX_FILE_BYTES, PartitionManifest, PartitionRef
 

@@ -51,8 +51,7 @@ from warmrank.cache_store.fetch.blobs import (
 )
 from warmrank.cache_store.gc.trash import bring_back
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.parallel import SHORT_BYTES, each
-from warmrank.cache_store.progress import Meter, Progress, nothing
+from warmrank.cache_store.parallel import SHORT_BYTES, Meter, Progress, each, nothing
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.records.manifest import CaptureEntry, PartitionManifest, PartitionRef
 from warmrank.cache_store.steps import Step, reached

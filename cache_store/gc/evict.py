@@ -284,7 +284,7 @@ def plan_evict(inventory: Inventory, policy: EvictPolicy) -> Plan:
 
 
 def _last_use_s(inventory: Inventory, record: str) -> float:
-    """When a record was used last, or later: a mark stands for a whole day."""
+    """Time of a record's last use, or a later one: a mark stands for a whole day."""
     used = inventory.uses.get(record)
     marked_s = min(used.modified_s + RESOLUTION_S, inventory.now_s) if used else 0.0
     return max(marked_s, inventory.files[record].modified_s)

@@ -44,8 +44,7 @@ from warmrank.cache_store.layout import (
     manifest_name,
     split_fanned_name,
 )
-from warmrank.cache_store.parallel import each
-from warmrank.cache_store.progress import Meter, OnProgress, nothing, while_asked
+from warmrank.cache_store.parallel import Meter, OnProgress, each, nothing
 from warmrank.cache_store.records.directory_listing import read_listing
 from warmrank.cache_store.records.documents import (
     READERS,
@@ -101,7 +100,7 @@ def verify_places(
             places=[TieredBackend([other]) for other in tiers if other is not tier],
             cache_root=cache_root,
         )
-        report = audit.run(while_asked(on_progress, view))
+        report = audit.run(view.while_asked(on_progress))
         if len(tiers) == 1:
             return report
         faults = tuple(f"{tier.name}: {line}" for line in report.faults)

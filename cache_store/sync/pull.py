@@ -37,8 +37,7 @@ from warmrank.cache_store.digests import CHUNK_BYTES, Digest
 from warmrank.cache_store.errors import Conflict, NotInStore, UnusableCache
 from warmrank.cache_store.fetch.blobs import Blobs, blob_faults
 from warmrank.cache_store.gc.trash import mark_used
-from warmrank.cache_store.parallel import NUM_THREADS, each
-from warmrank.cache_store.progress import nothing
+from warmrank.cache_store.parallel import NUM_THREADS, each, nothing
 from warmrank.cache_store.records.directory_listing import (
     ListedFile,
     StoredListing,

@@ -33,9 +33,9 @@ from warmrank.orchestrator.config.models import Config, identity, launch_key
 from warmrank.orchestrator.errors import BadArgument, BuildFailed, ranks_text
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.launch import steps
+from warmrank.orchestrator.launch.events import Listener, silence
 from warmrank.orchestrator.launch.rounds import Ledger, settle_all
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.launch.state import Listener, silence
 from warmrank.orchestrator.signals import undisturbed
 from warmrank.orchestrator.text import grouped
 from warmrank.worker.rank import Rank

@@ -21,8 +21,8 @@ from warmrank.orchestrator.build.ranks import OfflineHost, OfflineLauncher
 from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.gang.launcher import Launcher
+from warmrank.orchestrator.launch.events import Listener, silence
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.launch.state import Listener, silence
 from warmrank.orchestrator.signals import undisturbed
 from warmrank.orchestrator.text import grouped
 from warmrank.worker.results import Retraced, RetraceOutcome

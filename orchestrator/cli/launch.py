@@ -85,8 +85,8 @@ def launch(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
         return
     from warmrank.orchestrator.config.reading import require_workload
     from warmrank.orchestrator.launch.driver import Launch
+    from warmrank.orchestrator.launch.events import all_of
     from warmrank.orchestrator.launch.report import keep_last, to_json
-    from warmrank.orchestrator.launch.state import all_of
     from warmrank.orchestrator.ui.outputs import Outputs, RayMetrics
     from warmrank.orchestrator.ui.progress import progress
     from warmrank.orchestrator.ui.report_table import render

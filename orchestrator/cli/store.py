@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
@@ -25,7 +25,6 @@ from warmrank.orchestrator.cli.options import (
     load_optional,
 )
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.stores import Scope
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.store import StoreConfig
@@ -39,6 +38,8 @@ sync_app = group_of_commands(
     "~/.cache/vllm --store /mnt/warmrank --key torch --key vllm --key model=llama-8b",
 )
 app.add_typer(sync_app, name="sync")
+
+Scope = Literal["node", "rank"]  # as of `stores`, which --help need not import
 
 _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|min|h|d|w)", re.ASCII)
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}

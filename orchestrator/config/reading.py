@@ -200,7 +200,7 @@ _TEXTS = (
     ("store", "trust", "revoked", "[]"),
     ("audit",),
 )
-"""Where a config takes texts, of which YAML would make numbers, dates or booleans (``off``).
+"""Places of texts in a config, of which YAML would make numbers, dates or booleans (``off``).
 
 ``{}`` is each key of a mapping, ``[]`` each item of a list.
 """

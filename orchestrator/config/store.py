@@ -31,8 +31,7 @@ from warmrank.cache_store.backends.durability import FlushChoice
 from warmrank.cache_store.backends.object_client import KNOWN_OPTIONS, SCHEMES, is_usable
 from warmrank.cache_store.backends.places import ANSWER_S
 from warmrank.cache_store.connect import SpecMode
-from warmrank.cache_store.signing.trust import TrustPolicy
-from warmrank.cache_store.signing.trust_policy import PolicyChoice, choose_policy
+from warmrank.cache_store.signing.trust import PolicyChoice, TrustPolicy, choose_policy
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.worker.settings import settings
 

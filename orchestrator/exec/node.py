@@ -208,10 +208,9 @@ class ExecNode:
         """Partitions of all ranks, because the command may place them as it likes; then the directories."""
         report = fetch_partitions(self._config, store, self._keeper, launch_key=launch_key(self._config))
         done = Synced([], [*report.faults])
-        num_bytes = sum(part.bytes_copied for part in report.partitions)
         num = count_text(len(report.partitions), "partition")
         if report.found:
-            copied = f"{num} in the cache, {num_bytes} bytes copied in {report.seconds:.2f} s"
+            copied = f"{num} in the cache, {report.bytes_copied} bytes copied in {report.seconds:.2f} s"
             done.said.append(f"{copied}: {report.reason}")
         elif self._config.workload:
             done.said.append(f"nothing fetched, so what is not on this disk is compiled: {report.reason}")

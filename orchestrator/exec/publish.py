@@ -25,8 +25,7 @@ from warmrank.orchestrator.config.models import Config, launch_key
 from warmrank.orchestrator.errors import ranks_text
 from warmrank.orchestrator.exec.node import ExecNode, HostGroup, NotPublished, Work, publish_queue, why_kept
 from warmrank.orchestrator.gang.node_group import Lost
-from warmrank.orchestrator.launch.commit import waiting_launch
-from warmrank.orchestrator.stores import is_writable, may_publish, open_store
+from warmrank.orchestrator.stores import is_writable, may_publish, open_store, waiting_launch
 from warmrank.orchestrator.text import count_text, grouped
 from warmrank.worker.results import Published
 

@@ -23,7 +23,7 @@ from warmrank.cache_store.cache_dir.private_files import check_private, digest_p
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, os_errors_are_unavailable
 from warmrank.cache_store.gc.verify import VerifyReport
 from warmrank.cache_store.layout import FORMAT_FILE, TOP_LEVEL
-from warmrank.cache_store.progress import OnProgress
+from warmrank.cache_store.parallel import OnProgress
 from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest, PartitionRef
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store

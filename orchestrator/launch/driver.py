@@ -1,32 +1,35 @@
 """The driver of a launch: attempts, each a gang that goes through the stages; only here is it committed.
 
 The store may be away, or fall silent on the way: the launch then goes on without it, leaves on each node's
-disk what is to be published later, and says so in its report. A launch record is created last, when every
-rank's manifest is in the store: a launch is whole in the store or absent. What an attempt compiled stays on
-its nodes' disks and, as blobs, in the store, so that the next one compiles what is left.
+disk what is to be published later (partitions on the node of each rank, what the launch is on the driver's),
+and says so in its report. A launch record is created last, by the driver alone, when every rank's manifest
+is in the store: a launch is whole in the store or absent. What an attempt compiled stays on its nodes' disks
+and, as blobs, in the store, so that the next one compiles what is left.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
 from warmrank.cache_store.backends.places import TierState
 from warmrank.cache_store.cache_dir.single_flight import LOCKS, lock_in
-from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache
+from warmrank.cache_store.publish_pending import add_launch
 from warmrank.cache_store.records.manifest import CaptureEntry, environments_of, utc_now
 from warmrank.orchestrator.config.models import identity, launch_key
 from warmrank.orchestrator.config.reading import Config, require_workload
-from warmrank.orchestrator.errors import CannotStart, LaunchFailed, in_words
+from warmrank.orchestrator.errors import CannotStart, LaunchFailed, in_words, ranks_text
 from warmrank.orchestrator.gang.launcher import Launcher
+from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.gang.ray_session import way_in_now
 from warmrank.orchestrator.launch import steps
-from warmrank.orchestrator.launch.commit import commit
+from warmrank.orchestrator.launch.events import Listener, silence
 from warmrank.orchestrator.launch.failures import Compiling, RetryBudget
 from warmrank.orchestrator.launch.report import (
     SCHEMA_VERSION,
@@ -34,20 +37,21 @@ from warmrank.orchestrator.launch.report import (
     Failure,
     FunctionReport,
     NodeFetch,
+    NodePublish,
     NodeReport,
+    Nondeterministic,
     RankReport,
     Report,
     totals,
 )
 from warmrank.orchestrator.launch.rounds import settle_all
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.launch.state import Listener, silence
+from warmrank.orchestrator.nodes import Gang
 from warmrank.orchestrator.signals import held_back, named, undisturbed
-from warmrank.worker.results import Verification, function_of_unit
+from warmrank.orchestrator.stores import Access, is_writable, may_publish, waiting_launch
+from warmrank.orchestrator.text import grouped
+from warmrank.worker.results import Published, Verification, function_of_unit
 from warmrank.worker.settings import settings
-
-if TYPE_CHECKING:
-    from warmrank.orchestrator.stores import Access
 
 logger = logging.getLogger(__name__)
 
@@ -289,3 +293,127 @@ def _wait(lock: FileLock, config: Config) -> None:
         logger.warning("It did not end within timeouts.compile_s, %g s: going on", config.timeouts.compile_s)
     except (OSError, NotImplementedError) as error:
         logger.warning("Launching without a lock, which may compile twice: %s", error)
+
+
+def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
+    """Publish every rank's partition, then the record of the whole launch.
+
+    Where the store is away, and only its place asks for signatures, what cannot be signed waits all the same:
+    nothing is signed while it waits, and the publish that comes later decides anew. Unless ``is_new`` (some
+    rank ended with an artifact that it did not have before), nothing is left for later, and that is no
+    problem.
+
+    Raises:
+        LaunchFailed: the store is required, and away.
+        cache_store.errors.StoreError: likewise; or the driver's cache directory cannot be used.
+    """
+    unsigned = ""
+    if not is_writable(access.config.tiers) or (access.store is None and not is_new):
+        return Committed()
+    if not may_publish(access.config.trust):
+        unsigned = _no_key(access) if is_new else ""
+        if unsigned:
+            stages.problem(unsigned)
+        if not (access.store is None and access.why_required):
+            return Committed(unsigned=unsigned)
+    with stages.stage("commit"):
+        arguments = launch_key(stages.config), is_new, access.is_behind
+        asked = dict.fromkeys(range(stages.config.ranks), arguments)
+        answers = stages.ask_store("commit", RankHost.publish, asked)
+        published = {rank: answer for rank, answer in answers.items() if answer is not None}
+        conflicts = grouped((name, rank) for rank, part in published.items() for name in part.conflicts)
+        nondeterministic = tuple(
+            Nondeterministic(function=function, ranks=tuple(ranks))
+            for function, ranks in sorted(conflicts.items())
+        )
+        _tell_of_publishing(stages, published, nondeterministic)
+        record, is_queued = _record(stages, access, published, is_new=is_new)
+        return Committed(
+            record=record,
+            publishes=_by_node(stages.gang, published),
+            nondeterministic=nondeterministic,
+            queued_on=_queued_on(stages, published) if is_queued else (),
+            unsigned=unsigned,
+        )
+
+
+def _no_key(access: Access) -> str:
+    """Obstacles between the launch and the store; of one that is away, possible later ones."""
+    policy = "trust.policy is require"
+    if access.why_required:
+        policy = f"the config sets no trust.policy, and require was chosen for {access.why_required}"
+    until = "not committed" if access.store is not None else "warmrank store publish looks at the place again"
+    return (
+        f"{until}: {policy}, and store.trust.signing_key is not set. Make a key (warmrank keys generate) and "
+        'name it there, or for a store of your own set store.trust.policy: "off"'
+    )
+
+
+def _tell_of_publishing(
+    stages: Stages, published: Mapping[int, Published], nondeterministic: tuple[Nondeterministic, ...]
+) -> None:
+    """Notes on the publishing that are no failures."""
+    for problem in (problem for part in published.values() for problem in part.problems):
+        stages.problem(f"store: {problem}")
+    for reason, ranks in grouped((part.queued, rank) for rank, part in published.items()).items():
+        if reason:
+            stages.problem(f"not published yet, {ranks_text(ranks)}: {reason}")
+    for found in nondeterministic:
+        stages.problem(
+            f"nondeterministic: {found.function} compiled on {ranks_text(found.ranks)} to other bytes than "
+            "the store holds, which stay"
+        )
+
+
+def _record(
+    stages: Stages, access: Access, published: Mapping[int, Published], *, is_new: bool
+) -> tuple[str, bool]:
+    """Commit the launch record, or leave it for later.
+
+    Returns:
+        The record's key, empty when it is not in the store; and whether it waits on the driver's disk.
+    """
+    config, key = stages.config, ""
+    missing = [rank for rank in range(config.ranks) if rank not in published]
+    if missing:
+        stages.problem(f"not committed: {ranks_text(missing)} could not publish to the store")
+        return "", False
+    launch = waiting_launch(config, published)
+    refs = {part.key: part.ref for part in published.values() if part.ref is not None}
+    if access.store is not None and len(refs) == launch.world_size:  # all partitions are in the store
+        try:
+            key = access.store.commit_launch(launch.record(refs))
+        except StoreError as error:
+            if isinstance(error, UnusableCache) or (isinstance(error, StoreUnavailable) and error.required):
+                raise
+            stages.problem(f"not committed: {error}")
+    waits = not key or any(part.queued for part in published.values()) or access.is_behind
+    if waits and is_new:
+        add_launch(config.cache_dir, launch)
+    return key, waits and is_new
+
+
+def _queued_on(stages: Stages, published: Mapping[int, Published]) -> tuple[str, ...]:
+    """Hosts on which something waits; the driver's last, because its record needs all partitions."""
+    hosts = [seat.host for seat in stages.gang.seats if published[seat.rank].queued]
+    here = os.uname().nodename
+    return (*dict.fromkeys(host for host in hosts if host != here), here)
+
+
+def _by_node(gang: Gang, published: Mapping[int, Published]) -> tuple[NodePublish, ...]:
+    """Sum up, for each node, what its ranks published."""
+    found = []
+    for node_rank, seats in gang.by_node().items():
+        parts = [published[seat.rank] for seat in seats if seat.rank in published]
+        if parts:
+            found.append(
+                NodePublish(
+                    node_rank=node_rank,
+                    host=seats[0].host,
+                    num_partitions=sum(part.ref is not None for part in parts),
+                    num_blobs_new=sum(part.num_blobs_new for part in parts),
+                    bytes_new=sum(part.bytes_new for part in parts),
+                    num_queued=sum(bool(part.queued) for part in parts),
+                )
+            )
+    return tuple(found)

@@ -22,7 +22,7 @@ from warmrank.cache_store.backends.places import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
 from warmrank.orchestrator.causes import Cause, about
 from warmrank.orchestrator.errors import BadArgument, ConfigError, ConfigProblem
-from warmrank.orchestrator.launch.state import Course
+from warmrank.orchestrator.launch.events import Course
 from warmrank.orchestrator.nodes import NodeArtifacts
 from warmrank.worker.results import Outcome, StageSeconds, Verification
 from warmrank.worker.settings import settings

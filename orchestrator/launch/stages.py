@@ -16,10 +16,9 @@ from warmrank.orchestrator.errors import in_words
 from warmrank.orchestrator.gang.launcher import Dumping, Launcher, ProcessStatus, Waiting
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch import events
-from warmrank.orchestrator.launch.events import AuditReport, Event, RankClass
+from warmrank.orchestrator.launch.events import AuditReport, Event, LaunchState, Listener, RankClass
 from warmrank.orchestrator.launch.failures import raise_failed
 from warmrank.orchestrator.launch.report import StageReport
-from warmrank.orchestrator.launch.state import LaunchState, Listener
 from warmrank.orchestrator.nodes import Gang
 from warmrank.worker.results import FunctionResult
 

@@ -153,7 +153,7 @@ def fetch(stages: Stages) -> tuple[tuple[NodeFetch, ...], tuple[CaptureEntry, ..
                 found=seeded.found,
                 reason=seeded.reason,
                 num_partitions=len(seeded.partitions),
-                bytes_copied=sum(partition.bytes_copied for partition in seeded.partitions),
+                bytes_copied=seeded.bytes_copied,
                 seconds=seeded.seconds,
             )
         )

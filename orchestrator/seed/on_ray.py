@@ -28,7 +28,7 @@ from warmrank.cache_store.backends.backend import ChunkFile, NewFile
 from warmrank.cache_store.cache_dir.private_files import open_private
 from warmrank.cache_store.errors import NotInStore, StoreError, StoreUnavailable, UnusableCache
 from warmrank.cache_store.fetch.blobs import FetchOptions
-from warmrank.cache_store.progress import Progress
+from warmrank.cache_store.parallel import Progress
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import OrchestratorError, first_line
 from warmrank.orchestrator.gang import ray_session

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from warmrank.cache_store.errors import NoStoreYet
 from warmrank.cache_store.fetch.blobs import FetchOptions
-from warmrank.cache_store.progress import Progress
+from warmrank.cache_store.parallel import Progress
 from warmrank.cache_store.seed import SeedReport
 from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
@@ -305,7 +305,7 @@ def _outcome(node: Node, report: SeedReport) -> NodeSeed:
         num_partitions=len(report.partitions),
         num_files=sum(part.num_files for part in report.partitions),
         num_already_there=sum(part.num_already_there for part in report.partitions),
-        bytes_copied=sum(part.bytes_copied for part in report.partitions),
+        bytes_copied=report.bytes_copied,
         faults=report.faults,
         seconds=report.seconds,
         bytes_from_store=report.bytes_read,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.launch import events
-from warmrank.orchestrator.launch.events import Event
+from warmrank.orchestrator.launch.events import Event, LaunchState
 from warmrank.orchestrator.launch.report import (
     RankReport,
     Report,
@@ -28,7 +28,6 @@ from warmrank.orchestrator.launch.report import (
     to_json,
     write_whole,
 )
-from warmrank.orchestrator.launch.state import LaunchState
 from warmrank.worker.results import Outcome, StageSeconds
 
 STDOUT = Path("-")

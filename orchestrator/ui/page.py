@@ -22,9 +22,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from warmrank.orchestrator.errors import ranks_text
-from warmrank.orchestrator.launch.events import STAGES, RankClass
+from warmrank.orchestrator.launch.events import STAGES, Course, RankClass
 from warmrank.orchestrator.launch.report import FunctionReport, RankReport, Report, config_words, held_bytes
-from warmrank.orchestrator.launch.state import Course
 from warmrank.orchestrator.text import (
     brief_names,
     brief_ranks,

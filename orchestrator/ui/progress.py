@@ -28,12 +28,19 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from warmrank.cache_store.progress import OnProgress
-from warmrank.cache_store.progress import Progress as Fetched
+from warmrank.cache_store.parallel import OnProgress
+from warmrank.cache_store.parallel import Progress as Fetched
 from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
 from warmrank.orchestrator.launch import events
-from warmrank.orchestrator.launch.events import AuditReport, Event, RankClass
-from warmrank.orchestrator.launch.state import ClassState, LaunchState, Listener, StageState
+from warmrank.orchestrator.launch.events import (
+    AuditReport,
+    ClassState,
+    Event,
+    LaunchState,
+    Listener,
+    RankClass,
+    StageState,
+)
 from warmrank.orchestrator.text import (
     brief_names,
     brief_ranks,

@@ -14,9 +14,8 @@ from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import LaunchFailed
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.launch.events import Event, Planned, StageFinished
+from warmrank.orchestrator.launch.events import Event, LaunchState, Listener, Planned, StageFinished, silence
 from warmrank.orchestrator.launch.report import Report
-from warmrank.orchestrator.launch.state import LaunchState, Listener, silence
 
 TINY = "tests.support.tiny_workload:workload"
 NUM_FUNCTIONS = 2

@@ -247,7 +247,7 @@ def test_offered_artifact_brings_its_package_from_the_store(kept, tmp_path):
     for path in (*stored.files().values(), stored.path):
         store.put_blob(path)
     elsewhere = loaded(tmp_path / "elsewhere")
-    found = offered(elsewhere, stored.sha256, store)
+    found = offered(elsewhere.place(), stored.sha256, store, cache_root=elsewhere.root())
     assert found is not None
     assert found.files()[package_in(cache).name].read_bytes() == package_in(cache).read_bytes()
 

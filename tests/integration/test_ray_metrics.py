@@ -27,7 +27,7 @@ LAUNCH = """
 import sys
 import ray
 from tests.support.made_reports import until_compile
-from warmrank.orchestrator.launch.state import LaunchState
+from warmrank.orchestrator.launch.events import LaunchState
 from warmrank.orchestrator.ui.outputs import RayMetrics
 
 ray.init("local", num_cpus=1, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False,

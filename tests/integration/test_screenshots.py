@@ -13,8 +13,8 @@ from rich.terminal_theme import MONOKAI
 
 from tests.support.browser import find_browser, picture_of, run_browser
 from tests.support.made_reports import made_report, until_compile
+from warmrank.orchestrator.launch.events import LaunchState
 from warmrank.orchestrator.launch.report import Report
-from warmrank.orchestrator.launch.state import LaunchState
 from warmrank.orchestrator.ui.page import render_html
 from warmrank.orchestrator.ui.progress import LiveView
 

@@ -20,9 +20,8 @@ from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
 from warmrank.orchestrator.gang.rank_host import MakeWorker, RankInit
 from warmrank.orchestrator.launch import events
-from warmrank.orchestrator.launch.events import Event
+from warmrank.orchestrator.launch.events import Course, Event, LaunchState
 from warmrank.orchestrator.launch.report import Committed, Report, totals
-from warmrank.orchestrator.launch.state import Course, LaunchState
 from warmrank.orchestrator.nodes import Gang
 from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.start import RankSpec

@@ -12,6 +12,7 @@ from warmrank.cache_store.records.manifest import RankEnvironment
 from warmrank.orchestrator.causes import Cause
 from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.launch import events as e
+from warmrank.orchestrator.launch.events import LaunchState
 from warmrank.orchestrator.launch.report import (
     SCHEMA_VERSION,
     Committed,
@@ -24,7 +25,6 @@ from warmrank.orchestrator.launch.report import (
     StageReport,
     totals,
 )
-from warmrank.orchestrator.launch.state import LaunchState
 from warmrank.orchestrator.nodes import Seat
 from warmrank.worker.results import FunctionResult, StageSeconds, Verification
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from warmrank.cache_store.progress import Progress
+from warmrank.cache_store.parallel import Progress
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.seed.seeding import NodeSeed, failed
 

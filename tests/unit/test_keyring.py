@@ -25,7 +25,7 @@ from warmrank.cache_store.signing.keyring import (
     read_keyring,
     revoke,
 )
-from warmrank.cache_store.signing.trust_policy import Entry, choose_policy, resolve_policy
+from warmrank.cache_store.signing.trust import Entry, choose_policy, resolve_policy
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.config.store import TrustConfig, locate_trust

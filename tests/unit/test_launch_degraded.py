@@ -17,8 +17,7 @@ from warmrank.cache_store.backends.deadline import TICK_S, Ticks
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE
 from warmrank.cache_store.publish_pending import pending
-from warmrank.cache_store.signing import trust_policy
-from warmrank.cache_store.signing.trust_policy import PolicyChoice
+from warmrank.cache_store.signing.trust import PolicyChoice
 from warmrank.orchestrator import stores
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config import store as trust_module
@@ -27,9 +26,8 @@ from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.config.store import StoreConfig
 from warmrank.orchestrator.errors import LaunchFailed
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.launch.events import Event, StageStarted
+from warmrank.orchestrator.launch.events import Event, LaunchState, Listener, StageStarted
 from warmrank.orchestrator.launch.report import Report
-from warmrank.orchestrator.launch.state import LaunchState, Listener
 from warmrank.orchestrator.stores import open_store, publish_late
 
 ANSWER_S = 0.1
@@ -248,7 +246,7 @@ def test_strictest_place_decides_the_policy(
     monkeypatch.setattr(
         trust_module,
         "choose_policy",
-        lambda place: trust_policy.PolicyChoice(policy=answers[place], reason=""),  # type: ignore[arg-type]
+        lambda place: PolicyChoice(policy=answers[place], reason=""),  # type: ignore[arg-type]
     )
     assert stores.decided(store_of("/a", "/b", trust={})).trust.policy == expected
 
@@ -256,9 +254,9 @@ def test_strictest_place_decides_the_policy(
 def test_place_that_hangs_when_it_is_looked_at_asks_for_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
     released = threading.Event()
 
-    def hang(place: str) -> trust_policy.PolicyChoice:
+    def hang(place: str) -> PolicyChoice:
         released.wait()
-        return trust_policy.PolicyChoice(policy="off", reason=place)
+        return PolicyChoice(policy="off", reason=place)
 
     monkeypatch.setattr(trust_module, "choose_policy", hang)
     monkeypatch.setattr(trust_module, "LOOK_S", 0.1)

@@ -28,8 +28,8 @@ from warmrank.orchestrator.errors import CannotStart, CompileForbidden, Forbidde
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch import events as e
 from warmrank.orchestrator.launch.driver import turn
+from warmrank.orchestrator.launch.events import LaunchState
 from warmrank.orchestrator.launch.failures import RetryBudget, budget_of, is_lost
-from warmrank.orchestrator.launch.state import LaunchState
 from warmrank.orchestrator.ui.page import timeline_rows
 from warmrank.orchestrator.ui.progress import PlainLines
 from warmrank.worker.results import FunctionResult

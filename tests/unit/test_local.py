@@ -199,6 +199,21 @@ def test_disk_that_takes_nothing_is_named_once_for_all_its_files(tmp_path, numbe
     assert "name another cache_dir" in text
 
 
+def test_disk_that_cannot_even_be_looked_at_is_named_by_the_file(tmp_path, monkeypatch):
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(UnwritableDisk) as caught,
+        os_errors_are_unusable("file", tmp_path / "one"),
+    ):
+        patch.setattr(os, "stat", fail)
+        patch.setattr(os, "lstat", fail)
+        fail()
+    assert caught.value.where == str(tmp_path / "one")
+
+
 DATA = b"bytes of an artifact"
 OTHER = DATA[::-1]
 

@@ -16,7 +16,7 @@ from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import NotInStore, StoreUnavailable
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.layout import BLOBS, LAUNCHES, MANIFESTS, blob_name, pin_name
-from warmrank.cache_store.progress import Progress
+from warmrank.cache_store.parallel import Progress
 from warmrank.cache_store.publish import absent_blobs
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.cache_store.store import Store

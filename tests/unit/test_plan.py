@@ -21,6 +21,7 @@ from warmrank.orchestrator.config.models import AuditMode
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.launch.events import silence
 from warmrank.orchestrator.launch.plan import plan_round
 from warmrank.orchestrator.launch.plan_state import (
     Action,
@@ -37,7 +38,6 @@ from warmrank.orchestrator.launch.plan_state import (
 )
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.launch.state import silence
 from warmrank.orchestrator.nodes import Gang
 from warmrank.orchestrator.stores import silent_places
 from warmrank.worker.rank.units import TracePrint, first_difference, print_of

@@ -24,7 +24,7 @@ from warmrank.cache_store.backends.places import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.launch.events import AuditReport
+from warmrank.orchestrator.launch.events import AuditReport, Course, LaunchState
 from warmrank.orchestrator.launch.report import (
     Committed,
     FunctionReport,
@@ -37,7 +37,6 @@ from warmrank.orchestrator.launch.report import (
     to_json,
     totals,
 )
-from warmrank.orchestrator.launch.state import Course, LaunchState
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.seed.seeding import NodeSeed
 from warmrank.orchestrator.ui.advice import Step, next_steps

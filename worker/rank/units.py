@@ -261,11 +261,14 @@ class RankUnit:
         self.use(self.found, started=perf_counter())
         return self._finish()
 
+    def _offered(self, digest: str, store: Store | None) -> StoredArtifact | None:
+        return offered(self.function.place(), digest, store, cache_root=self.function.root())
+
     def consider(
         self, digest: str, store: Store | None
     ) -> tuple[StoredArtifact, FunctionResult] | tuple[None, FunctionResult]:
         """An artifact of another rank, if it can be had and its guards hold; and the answer to the offer."""
-        stored = offered(self.function, digest, store)
+        stored = self._offered(digest, store)
         if stored is None:
             missing = f"artifact {digest[:12]} is neither in the cache nor in the store"
             return None, self._refused(missing, Failure.MISSING)
@@ -292,7 +295,7 @@ class RankUnit:
 
     def hand_out(self, digest: str) -> Handed | None:
         """The artifact with this digest for other nodes, if this rank's cache directory has it."""
-        stored = offered(self.function, digest, None)
+        stored = self._offered(digest, None)
         if stored is None:
             return None
         beside = {name: path.read_bytes() for name, path in stored.files().items()}

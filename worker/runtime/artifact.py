@@ -341,6 +341,23 @@ def verified(directory: Path, file: ArtifactFile) -> Path:
     return path
 
 
+def damaged_files(directory: Path, files: Iterable[ArtifactFile]) -> tuple[Path, ...]:
+    """Damaged files beside an artifact: this user's own, with other bytes than they should hold."""
+    from warmrank.cache_store.errors import UnusableCache
+
+    found = []
+    for file in files:
+        try:
+            verified(directory, file)
+        except ArtifactMissing:
+            continue
+        except ArtifactCorrupt:
+            found.append(directory / file.name)
+        except UnusableCache:
+            continue
+    return tuple(found)
+
+
 def _corrupt(where: str, why: str) -> ArtifactCorrupt:
     msg = f"{where} is no usable artifact: {why}. Delete it from the cache: it is fetched or compiled again."
     return ArtifactCorrupt(msg, where=where, why=why)

@@ -27,19 +27,15 @@ from warmrank.cache_store.cache_dir.local import (
 from warmrank.cache_store.cache_dir.private_files import (
     make_private_directories,
     os_errors_are_unusable,
-    set_aside,
 )
 from warmrank.cache_store.digests import Digest, digest_bytes
-from warmrank.cache_store.errors import UnusableCache
-from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
-from warmrank.worker.runtime.artifact import verified, withheld_mark
+from warmrank.worker.runtime.artifact import withheld_mark
 from warmrank.worker.runtime.find import StoredArtifact, announce, candidates, read_stored, with_files
 
 if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
     from warmrank.worker.runtime.artifact import Artifact
     from warmrank.worker.runtime.find import Place
-    from warmrank.worker.runtime.function import CachedFunction
 
 
 OFFERED = "offered"  # the partition of what a store or another node offers
@@ -108,16 +104,17 @@ def by_digest(place: Place, sha256: str) -> StoredArtifact | None:
     return None
 
 
-def offered(function: CachedFunction, sha256: str, store: Store | None) -> StoredArtifact | None:
+def offered(place: Place, sha256: str, store: Store | None, *, cache_root: Path) -> StoredArtifact | None:
     """The artifact with this digest: from the cache directory, else from the store; None if nowhere."""
-    place, root = function.place(), function.root()
     stored = by_digest(place, sha256)
     if stored is not None or store is None:
         return stored
     # Not into the own partition yet: its guards have not been asked.
-    path = store.fetch_blob(sha256, place.model_dir / OFFERED / place.function_dir.name, cache_root=root)
+    path = store.fetch_blob(
+        sha256, place.model_dir / OFFERED / place.function_dir.name, cache_root=cache_root
+    )
     stored = read_stored(path, [])
-    return None if stored is None else fetched(store, stored, root)
+    return None if stored is None else fetched(store, stored, cache_root)
 
 
 def fetched(store: Store, stored: StoredArtifact, cache_root: Path) -> StoredArtifact | None:
@@ -129,17 +126,6 @@ def fetched(store: Store, stored: StoredArtifact, cache_root: Path) -> StoredArt
     for file in stored.artifact.files:
         store.fetch_blob(file.sha256, stored.path.parent, cache_root=cache_root, beside=file.name)
     return with_files(stored, [])
-
-
-def set_damaged_aside(stored: StoredArtifact) -> None:
-    """Move aside files beside an artifact: this user's own, with other bytes than they should have."""
-    for file in stored.artifact.files:
-        try:
-            verified(stored.path.parent, file)
-        except (ArtifactMissing, UnusableCache):
-            continue
-        except ArtifactCorrupt:
-            set_aside(stored.path.parent / file.name)
 
 
 def withhold(function_dir: Path, sha256: str) -> None:

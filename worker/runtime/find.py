@@ -22,6 +22,7 @@ from warmrank.worker.keys.request import Request
 from warmrank.worker.runtime.ambient import any_gears
 from warmrank.worker.runtime.artifact import (
     Artifact,
+    damaged_files,
     is_withheld,
     open_private,
     parse,
@@ -261,10 +262,11 @@ def with_files(stored: StoredArtifact, reasons: list[str]) -> StoredArtifact | N
     except ArtifactMissing as error:
         reasons.append(f"missing: {Path(error.where).name}")
     except ArtifactCorrupt as error:
-        from warmrank.worker.runtime.files import set_damaged_aside
+        from warmrank.cache_store.cache_dir.private_files import set_aside
 
         reasons.append(f"corrupt: {Path(error.where).name}: {error.why}")
-        set_damaged_aside(stored)
+        for path in damaged_files(stored.path.parent, stored.artifact.files):
+            set_aside(path)
     except _store_error() as error:
         reasons.append(str(error))
     _log.warning("%s is not used: file beside it: %s", stored.path, reasons[-1])
