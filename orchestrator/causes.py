@@ -94,7 +94,8 @@ _POLICIES: dict[str, Policy] = {
         remedy="start the launch in the directory that holds the module, or install it on the nodes"
     ),
     FailureKind.COMPILE_FORBIDDEN: Policy(
-        remedy="launch once without --no-compile, or preseed from a store that holds this launch"
+        remedy="warmrank explain says what differs from what is stored; launch once without --no-compile, or "
+        "preseed from a store that holds this launch"
     ),
     FailureKind.CAPTURE_MISMATCH: Policy(
         remedy="capture is in step, so the workload must give every rank the same calls"

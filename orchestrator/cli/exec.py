@@ -222,8 +222,10 @@ def _without_config(
 
 
 def run(
-    script: Annotated[Path, typer.Argument(help="A Python script.", exists=True, dir_okay=False)],
+    script: Annotated[str, typer.Argument(help="A Python script; with -m the name of a module.")],
     arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+    *,
+    module: Annotated[bool, typer.Option("-m", help="Run a module by its name, as python -m does.")] = False,
 ) -> None:
     """Run a script written for TorchAir, unchanged: its `import torchair` gives warmrank.
 
@@ -231,12 +233,15 @@ def run(
     """
     from warmrank.worker.torchair_script import run_script
 
+    if not module and not Path(script).is_file():
+        msg = f"{script} is no file; expected a Python script, or -m and the name of a module"
+        raise typer.BadParameter(msg, param_hint="'script'")
     try:
-        run_script(script, arguments or [])
+        run_script(script, arguments or [], as_module=module)
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - as Python ends; the command line would say less
-        traceback, file = error.__traceback__, os.path.abspath(script)  # noqa: PTH100 - as the script's own
+        traceback, file = error.__traceback__, getattr(sys.modules["__main__"], "__file__", "")
         while traceback is not None and traceback.tb_frame.f_code.co_filename != file:
             traceback = traceback.tb_next
         sys.excepthook(type(error), error.with_traceback(traceback), traceback)

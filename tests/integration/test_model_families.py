@@ -19,7 +19,7 @@ FAMILIES = {
     "transformers": (
         "llama", "llama-generate", "mistral", "qwen2", "gemma2", "gemma3", "phi3", "gptneox", "opt", "falcon",
         "bloom", "gpt2", "qwen2_moe", "olmoe", "mamba", "mamba2", "bert", "roberta", "distilbert", "albert",
-        "electra", "modernbert", "t5", "bart", "vit", "dinov2", "clip", "convnext",
+        "electra", "modernbert", "t5", "t5-forward", "bart", "vit", "dinov2", "clip", "convnext",
     ),
     "diffusers": ("transformer", "resnet", "joint", "down", "up"),
 }  # fmt: skip
@@ -27,7 +27,7 @@ FAMILIES = {
 TOLERANCE = {"reduce-overhead": 2e-6, "max-autotune": 1e-4}
 
 
-QUICK = ("llama-generate", "t5", "mamba", "vit")
+QUICK = ("llama-generate", "t5", "t5-forward", "mamba", "vit")
 
 
 def case(package: str, mode: str, name: str) -> object:

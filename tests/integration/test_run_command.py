@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from tests.support.checkout import ended
 
 
@@ -35,6 +37,58 @@ def test_error_shows_the_script_alone_and_says_that_there_is_no_npu(tmp_path: Pa
     assert "torch_npu is not installed" in traceback
 
 
+def test_module_is_run_as_python_would_run_it(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "other.py").write_text("import torchair\n")
+    text = """
+import sys, torch_npu
+from . import other
+from .other import torchair
+print(__name__, __spec__.name, sys.path[0], torchair.get_npu_backend.__module__, *sys.argv)
+raise ValueError("of the module")
+"""
+    (tmp_path / "package" / "main.py").write_text(text)
+    done = ended("-m", "warmrank", "run", "-m", "package.main", "--lr", "1", cwd=tmp_path)
+    file = tmp_path / "package" / "main.py"
+    assert done.stdout == f"__main__ package.main {tmp_path} warmrank.inference {file} --lr 1\n", done.stderr
+    assert (done.returncode, done.stderr.count("File "), "of the module" in done.stderr) == (1, 1, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [(["nope.py"], "nope.py is no file; expected"), (["-m", "nope"], "No module named nope")],
+)
+def test_what_is_not_there_is_named(given: list[str], said: str, tmp_path: Path) -> None:
+    done = ended("-m", "warmrank", "run", *given, cwd=tmp_path)
+    assert said in done.stderr
+    assert done.returncode == (2 if given[0] == "nope.py" else 1)
+
+
+def test_child_process_repeats_no_warning_and_explains_its_own_error(tmp_path: Path) -> None:
+    text = """
+import subprocess, sys, torch_npu
+code = "import torch, torch_npu; torch.ones(2, device='npu')"
+sys.exit(subprocess.run([sys.executable, "-c", code]).returncode)
+"""
+    done = run(tmp_path / "script.py", text)
+    assert done.returncode == 1
+    assert done.stderr.count(".npu() does nothing") == 1
+    assert done.stderr.count("it has no device 'npu'. Use .npu()") == 1
+
+
+def test_process_group_of_npus_is_one_of_cpus(tmp_path: Path) -> None:
+    text = """
+import torch, torch_npu, torch.distributed as dist
+torch.npu.config.allow_internal_format = False
+dist.init_process_group("hccl", store=dist.HashStore(), rank=0, world_size=1)
+x = torch.ones(2).npu()
+dist.all_reduce(x)
+print(dist.get_backend(), x.tolist(), dist.get_world_size(dist.new_group([0])))
+"""
+    done = run(tmp_path / "script.py", text)
+    assert done.stdout == "hccl [1.0, 1.0] 1\n", done.stderr
+
+
 def test_missing_part_of_torch_npu_is_named(tmp_path: Path) -> None:
     text = """
 import torch, torch_npu, torchair
@@ -44,6 +98,10 @@ for holder, name in ((torch.npu, "Stream"), (torch_npu, "npu_rms_norm"), (torcha
         getattr(holder, name)
     except AttributeError as error:
         print(name in str(error), "torch_npu" in str(error), "not installed" in str(error))
+try:
+    from torch_npu.contrib import transfer_to_npu
+except ModuleNotFoundError as error:
+    print("contrib" in str(error), error.name == "torch_npu.contrib", "not installed" in str(error))
 """
     done = run(tmp_path / "script.py", text)
-    assert done.stdout.splitlines() == ["True True True"] * 4, done.stdout + done.stderr
+    assert done.stdout.splitlines() == ["True True True"] * 5, done.stdout + done.stderr

@@ -66,7 +66,7 @@ def _as_main(job: ScriptJob) -> int:
         for descriptor in (1, 2):
             os.dup2(stream.fileno(), descriptor)
         try:
-            run_script(Path(job.script), [])
+            run_script(job.script, [])
         except BaseException:  # noqa: BLE001 - the test shows it
             traceback.print_exc()
             return 1

@@ -154,6 +154,16 @@ def translating(model: Any, cached: Cached, *, whole: bool) -> Calls:
     return _cached(written, encoded), max(compared(*size) for size in BATCHES)
 
 
+def forward(model: Any, cached: Cached, *, whole: bool) -> Calls:
+    """The decorated ``forward`` itself, which copies its configuration for the caches that it makes."""
+    function = cached(model.forward)
+
+    def run(call: Any, batch: int, length: int) -> Any:
+        return call(input_ids=tokens(batch, length), decoder_input_ids=tokens(batch, length - 2)).logits
+
+    return [function], max(furthest(run(model, *size), run(function, *size)) for size in BATCHES)
+
+
 def generating(model: Any, cached: Cached, *, whole: bool) -> Calls:
     """The package's own ``generate`` of a model whose decorated ``forward`` is cached."""
 
@@ -187,6 +197,7 @@ def _model(name: str, options: dict[str, Any], serve: Any) -> Family:
 
 _GPT2 = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, "eos_token_id": 2}
 _STATE = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+_T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 _BART = {
     "vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "max_position_embeddings": 64,
@@ -226,8 +237,11 @@ FAMILIES: dict[str, Family] = {
     "t5": Family(
         config="T5Config",
         model="T5ForConditionalGeneration",
-        options={"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4},
+        options=_T5,
         serve=translating,
+    ),
+    "t5-forward": Family(
+        config="T5Config", model="T5ForConditionalGeneration", options=_T5, serve=forward
     ),
     "bart": Family(
         config="BartConfig", model="BartForConditionalGeneration", options=_BART, serve=translating

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch.nn import functional
 
 import warmrank
 from tests.support.small_models import Cached, Plain
@@ -235,3 +236,24 @@ def test_input_that_requires_gradients_is_an_error_with_the_remedy() -> None:
     ) as raised:
         compiled(lambda x: x * 2)(ROWS.clone().requires_grad_())
     assert isinstance(raised.value.inner_exception, BackwardNotSupported)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 0.3
+
+    def forward(self, x: torch.Tensor, by: float = 1.0) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(x, x, x, scale=self.scale) * by
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("dynamic", [False, True, None])
+def test_floats_of_a_compiled_model_are_constants_that_are_guarded(dynamic: bool | None) -> None:
+    model = Scaled()
+    run = compiled(model, dynamic=dynamic, fullgraph=True)
+    for rows, by in ((3, 1.0), (4, 2.5), (4, 3.5)):
+        x = torch.rand(1, rows, 8)
+        assert torch.equal(run(x, by), model(x, by))
+    model.scale = 0.5
+    assert torch.equal(run(x, by), model(x, by))

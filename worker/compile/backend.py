@@ -25,6 +25,7 @@ from warmrank.worker.settings import kind_of
 from warmrank.worker.torch_private import facts as torch_facts
 from warmrank.worker.torch_private.lowering import LoweredGraph, lower
 from warmrank.worker.torch_private.symbols import make_static
+from warmrank.worker.torch_private.tracer_python import make_floats_constants
 from warmrank.worker.torch_private.warm import known_groups
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def compile_graph(
         return compiled_by_backend(
             graph_module, example_inputs, config=compiler_config, decompositions=custom_decompositions
         )
+    make_floats_constants(graph_module)
     wanted = [value for value in tensors if value.requires_grad]
     if wanted and _records_gradients(graph_module):
         if not all(isinstance(value, torch.nn.Parameter) for value in wanted):

@@ -26,8 +26,7 @@ from warmrank.worker.configs.compiler_config import OnGearMiss
 from warmrank.worker.errors import GearError
 from warmrank.worker.gears.model import Combination, GearFacts, any_set, carried, hold
 from warmrank.worker.runtime.artifact import PortableGuards
-from warmrank.worker.runtime.check import node_values
-from warmrank.worker.runtime.find import signature_of
+from warmrank.worker.runtime.check import node_values, signature_of
 from warmrank.worker.runtime.per_call import compile_input_check
 from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.values import replace

@@ -28,7 +28,7 @@ from warmrank.worker.runtime.artifact import (
     parse,
     verified,
 )
-from warmrank.worker.runtime.check import MAX_REASONS, mismatches, tensor_mismatches
+from warmrank.worker.runtime.check import MAX_REASONS, mismatches, signature_of, tensor_mismatches
 from warmrank.worker.values import Value, replace
 
 if TYPE_CHECKING:
@@ -152,13 +152,6 @@ def function_of(method: MethodType) -> FunctionType:
     function = method.__func__
     assert isinstance(function, FunctionType)  # noqa: S101 - cache_compile refuses anything else
     return function
-
-
-def signature_of(function: FunctionType) -> inspect.Signature:
-    """What the function's own code takes; ``inspect`` tells what a decorator says in its name."""
-    own = FunctionType(function.__code__, {}, argdefs=function.__defaults__, closure=function.__closure__)
-    own.__kwdefaults__ = function.__kwdefaults__
-    return inspect.signature(own)
 
 
 def arguments_of(method: MethodType, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,7 +103,7 @@ class TracerChanges:
             yield
         if self._left_out:
             told = ", ".join(sorted(self._left_out))
-            _log.warning("%s calls %s, which what is compiled leaves out", self._name, told)
+            _log.warning("%s calls %s; a compiled function leaves that out", self._name, told)
 
     @steps_in("torch._dynamo.variables.builder:VariableBuilder", "_wrap(value)")
     def _wrap(self, original: Any, builder: Any, value: Any) -> Any:

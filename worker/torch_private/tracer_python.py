@@ -7,6 +7,8 @@
   ``__format__`` too, and these are traced; so is ``__eq__`` of a dict's keys, as from torch 2.14 on.
 * An object with an ``__enter__`` of the user's can be entered, whenever it was made.
 * ``id`` is no condition where Python or torch ask for it: ``copy.deepcopy`` keys its memo by addresses.
+* A float that ``torch.compile`` makes an input of a graph, a tensor whose ``item_memo`` is its symbol, is a
+  constant once `TensorifyState` names that (`make_floats_constants`).
 * Copies and repetitions of a deque have its limit, as in torch 2.14 and 2.15.
 
 Tested in ``tests/unit/test_like_eager.py`` and ``test_evaluated_paths.py``.
@@ -23,17 +25,22 @@ from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from types import FunctionType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from warmrank.worker.keys.code import globals_module, is_pinned_module
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, replaced, steps_in
+
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
 
 FACTS = {
     "functools:cached_property": "__get__",
     "functools:partialmethod": "__get__",
     "functools:singledispatchmethod": "__get__",
+    "torch._dynamo.exc": "TensorifyScalarRestartAnalysis",
     "torch._dynamo.source": "AttrSource GetItemSource",
     "torch._dynamo.symbolic_convert:InstructionTranslator": "current_tx",
+    "torch._dynamo.symbolic_convert:TensorifyState": "specialize(index)",
     "torch._dynamo.variables": "TupleVariable UserDefinedObjectVariable",
     "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
     "torch._dynamo.variables.ctx_manager": "GenericContextWrappingVariable",
@@ -152,6 +159,23 @@ class PythonChanges:
         if variable.python_type() is not deque:
             return made
         return type(made)(made.items, maxlen=variable.maxlen, mutation_type=made.mutation_type)
+
+
+def make_floats_constants(graph_module: GraphModule) -> None:
+    """Let Dynamo trace again with floats, which it made inputs of a graph, as constants that are guarded.
+
+    Raises:
+        TensorifyScalarRestartAnalysis: there are such inputs; Dynamo begins again.
+    """
+    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+    from torch._dynamo.symbolic_convert import TensorifyState
+
+    fakes = (node.meta.get("example_value") for node in graph_module.graph.nodes if node.op == "placeholder")
+    memos = [memo for fake in fakes if (memo := getattr(fake, "item_memo", None)) is not None]
+    for memo in memos:
+        TensorifyState.specialize(memo.node._expr.name)
+    if memos:
+        raise TensorifyScalarRestartAnalysis
 
 
 def _can_be_entered(kind: type) -> bool:

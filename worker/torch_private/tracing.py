@@ -23,7 +23,6 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch.utils._pytree import SUPPORTED_NODES
 
 from warmrank.worker.errors import GraphBreak, NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_read
@@ -40,7 +39,7 @@ from warmrank.worker.torch_private.raised import ShapeNotes, raised_by
 from warmrank.worker.torch_private.symbols import ShapeLine, shape_lines
 from warmrank.worker.torch_private.tracer_changes import TracerChanges, ViewsByThemselves
 from warmrank.worker.torch_private.tracer_python import PythonChanges
-from warmrank.worker.torch_private.warm import dict_keys
+from warmrank.worker.torch_private.warm import REGISTRIES, dict_keys
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -372,13 +371,17 @@ def _tracing_settings(dynamic: bool) -> Iterator[None]:
         enable_dynamo_decompositions=False,
     )
     symbols = shapes_config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
-    # Kinds of pytrees that a process has because it imported the tracer are hidden.
-    hidden = {kind: SUPPORTED_NODES.pop(kind) for kind in {*SUPPORTED_NODES} - {*dict_keys(SUPPORTED_NODES)}}
+    # What registries have because this process imported the tracer is hidden.
+    hidden = [
+        (registry, {kind: registry.pop(kind) for kind in {*registry} - {*dict_keys(registry)}})
+        for registry, _ in REGISTRIES
+    ]
     try:
         with settings, symbols, set_enable_dynamic(dynamic):
             yield
     finally:
-        SUPPORTED_NODES.update(hidden)
+        for registry, kinds in hidden:
+            registry.update(kinds)
         torch.set_grad_enabled(was_enabled)
         torch.set_default_dtype(default)
         torch.set_autocast_enabled("cpu", was_cast)

@@ -29,6 +29,7 @@ State is read from the getters under torch's properties, which cost up to twenty
 
 from __future__ import annotations
 
+import copyreg
 import functools
 import importlib
 import sys
@@ -243,15 +244,18 @@ def group_addresses() -> tuple[int, ...]:
     return tuple(map(id, distributed_c10d._world.pg_names))
 
 
+# Of pytrees, and of what ``copy`` and ``pickle`` do; where classes come from that the tracer registers.
+REGISTRIES: Final = ((SUPPORTED_NODES, "torch.distributed."), (copyreg.dispatch_table, "sympy."))
+
+
 def dict_keys(mapping: dict[Any, Any]) -> list[Any]:
     """Keys in the order in which they were put there, whatever a subclass says.
 
-    Of torch's registry of pytrees without those of DTensor, whose import, which Dynamo's brings, adds them.
+    Of registries in which an import of Dynamo's puts more than the user's own imports, without that.
     """
     keys = list(dict.keys(mapping))
-    if mapping is not SUPPORTED_NODES:
-        return keys
-    return [key for key in keys if not key.__module__.startswith("torch.distributed.")]
+    added = next((module for registry, module in REGISTRIES if mapping is registry), None)
+    return keys if added is None else [key for key in keys if not key.__module__.startswith(added)]
 
 
 class Metadata:

@@ -3,4 +3,4 @@
 from warmrank.worker.torchair_script import next_on_the_path, redirect
 
 next_on_the_path("sitecustomize")
-redirect()
+redirect(is_child=True)
