@@ -145,6 +145,19 @@ class Counting(nn.Module):
         return x * self.num_calls
 
 
+class Marking(nn.Module):
+    """Makes a mark for each call, up to a limit; texts are no symbols of a trace, as integers are."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit, self.marks = limit, ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(self.marks) < self.limit:
+            self.marks += "."
+        return x * len(self.marks)
+
+
 class Growing(nn.Module):
     """Keeps what it has seen, as a dynamic KV cache does."""
 
@@ -209,6 +222,11 @@ class StaticDecoder(nn.Module):
 def counting(context: RankContext, *, limit: int) -> Workload:
     """One call of a function that counts its calls."""
     return _of_forward(Counting(limit))
+
+
+def marking(context: RankContext, *, limit: int) -> Workload:
+    """One call of a function that makes a mark for each call."""
+    return _of_forward(Marking(limit))
 
 
 def lazy(context: RankContext) -> Workload:
