@@ -137,6 +137,7 @@ class RankHost:
         from warmrank.orchestrator.gang.node_artifacts import enter_cache_dir, keeper_of
 
         config = init.config
+        self.note("start: opening the cache directory and the store")
         enter_cache_dir(config)
         self._init = init
         self._keeper = keeper_of(config) if init.seat.local_rank == 0 else None
