@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import MethodType
+from types import MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import pytest
@@ -296,6 +296,27 @@ def test_deep_copy_of_an_object_of_the_module_is_followed(change: str, cache: Pa
     function = cached(model.forward, cache)
     assert torch.equal(function(ROWS), model(ROWS))
     assert said in reason(function)
+
+
+class Tagged(nn.Module):
+    """Asks a library for what it keeps by addresses, as torch_npu does for its events."""
+
+    def __init__(self, library: Any) -> None:
+        super().__init__()
+        self.options, self.tag_of = Options(), library.tag_of
+        library.tags[id(self.options)] = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tag: float = self.tag_of(self.options)
+        return x * tag
+
+
+def test_what_a_library_keeps_by_address_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = ModuleType("torch.made_up")
+    monkeypatch.setitem(sys.modules, library.__name__, library)
+    exec("tags = {}\ndef tag_of(thing):\n    return tags[id(thing)]", vars(library))  # noqa: S102
+    with pytest.raises(NotPortable, match=r"guard ID_MATCH on .*options.* cannot be kept"):
+        cached(Tagged(library).forward, cache)(ROWS)
 
 
 # Several functions of one module.

@@ -6,7 +6,8 @@
 * ``"%s" % value`` and ``str`` take the text of an object from its ``__str__`` or ``__repr__``, f-strings from
   ``__format__`` too, and these are traced; so is ``__eq__`` of a dict's keys, as from torch 2.14 on.
 * An object with an ``__enter__`` of the user's can be entered, whenever it was made.
-* ``id`` is no condition where Python or torch ask for it: ``copy.deepcopy`` keys its memo by addresses.
+* ``id`` is no condition where ``copy`` asks for it, which keys the memo of one deep copy by addresses; which
+  objects are one is a condition of its own. Others keep what they know by addresses from call to call.
 * A float that ``torch.compile`` makes an input of a graph, a tensor whose ``item_memo`` is its symbol, is a
   constant once `TensorifyState` names that (`make_floats_constants`).
 * Copies and repetitions of a deque have its limit, as in torch 2.14 and 2.15.
@@ -17,6 +18,7 @@ Tested in ``tests/unit/test_like_eager.py`` and ``test_evaluated_paths.py``.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import operator
@@ -56,7 +58,7 @@ class PythonChanges:
     """Steps in where Dynamo is to trace what the module's docstring says."""
 
     def __init__(self) -> None:
-        self._is_asking = False  # the library for an address
+        self._is_asking = False  # `copy` for an address
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
@@ -130,7 +132,7 @@ class PythonChanges:
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_id(tx, args)")
     def _address(self, original: Any, variable: Any, tx: Any, *args: Any) -> Any:
         args = tuple(arg.realize() for arg in args)  # with the guards of its own
-        self._is_asking = is_pinned_module(tx.f_globals.get("__name__"))
+        self._is_asking = tx.f_globals.get("__name__") == copy.__name__
         try:
             return original(variable, tx, *args)
         finally:
