@@ -47,7 +47,7 @@ def found(
 
     @cache
     def of(package: str, mode: str) -> dict[str, Found]:
-        asked = [item.callspec.params for item in items]
+        asked = [item.callspec.params for item in items if hasattr(item, "callspec")]
         names = [each["name"] for each in asked if (each["package"], each["mode"]) == (package, mode)]
         return run(f"tests.support.{package}_families", tmp_path_factory.mktemp(mode), mode, names)
 
