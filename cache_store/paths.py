@@ -1,4 +1,4 @@
-"""Which relative paths may be taken from outside and joined to a directory: pure functions of text.
+"""Rules for relative paths that may be taken from outside and joined to a directory: pure functions of text.
 
 Invariants: an accepted path is posix, relative, already normal, and stays below the directory it is joined
 to; of two accepted paths of one set, neither is the other one's directory, and no two fall together on a

@@ -81,11 +81,11 @@ OWN = (STATIC_KERNELS, GE)
 """The node caches that engine torchair fills, below the cache directory, where it looks for them."""
 _OWN_DIRECTORY = "node_caches"
 ARTIFACT_CHARS = 32
-"""How much of an artifact's digest names its directory there."""
+"""Number of characters of an artifact's digest that name its directory there."""
 
 
 def place_faults(caches: Sequence[NodeCache], cache_dir: Path, own: Mapping[str, Path]) -> dict[str, str]:
-    """Why node caches cannot lie where they are declared, by their names.
+    """Reasons why node caches cannot lie where they are declared, by their names.
 
     ``own`` gives the directories below the cache directory (absolute) that engine torchair fills, by name.
     """
@@ -147,9 +147,9 @@ PACKAGES: tuple[str, ...] = (
     "aclnn_static_shape_kernel_outputs/ts*_outputs/*.run",
     "static_kernel_compile_outputs/ts*_outputs/*.run",
 )
-"""Where torchair and npugraph_ex have packages of static kernels, beside ``compiled_module``."""
+"""Places of torchair's and npugraph_ex's packages of static kernels, beside ``compiled_module``."""
 GRAPHS: tuple[str, ...] = ("*.om", "*.idx", "*.rdcpkt", "weight/*")
-"""Where GE has its graphs there."""
+"""Place of GE's graphs there."""
 _FORMATS_CHARS = 16
 _TEMPORARY = ".warmrank-"
 

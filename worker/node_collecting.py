@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 _ENTRY_BYTES = 512  # of a document, for what an entry says besides its path
 _ARCHIVE_PARTS = 3  # <artifact>/<storage formats>/<archive>
 Listing = Mapping[tuple[str, str], Identity]
-"""What lies in node caches: name and path of each file -> what changes when it is written."""
+"""Contents of node caches: name and path of each file -> what changes when it is written."""
 
 
 class Room(Value):

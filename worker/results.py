@@ -20,7 +20,7 @@ Outcome = Literal["compiled", "loaded", "adopted"]
 
 
 class Failure(StrEnum):
-    """Why a stage failed for a function on a rank."""
+    """The reason why a stage failed for a function on a rank."""
 
     MISSING = "missing"  # no artifact is there, or the offered one is not
     GUARDS = "guards"  # the guards of the offered artifact do not hold here

@@ -64,7 +64,7 @@ class Compiling(NamedTuple):
 
 
 def avoided(former: Iterable[Compiling], seats: Seats) -> Iterator[Avoided]:
-    """Where, in this attempt, former attempts were cut off: by node, for a rank may be elsewhere by now.
+    """Places in this attempt where former ones were cut off: by node, for a rank may be elsewhere by now.
 
     A node whose Ray was started anew has another id: it is known by its host name.
     """

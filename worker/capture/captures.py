@@ -337,7 +337,7 @@ class Entry:
             buffer.copy_(inputs[index] if strides is None else memory_of(inputs[index]))
 
     def misfit(self, inputs: Sequence[Any]) -> str:
-        """Why inputs of this key do not fit, in words."""
+        """The reason, in words, why inputs of this key do not fit."""
         described = self._layout.described
         if self._layout.key(inputs) != self.key:
             return "another shape"  # `fits` is asked about inputs of every key

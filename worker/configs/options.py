@@ -41,7 +41,7 @@ ASCEND_FLAT = replace(ASCEND, modes=("npugraph_ex",))
 
 
 def no_effect(effect: Effect, *, mode: str, engine: str = "") -> str:
-    """Why an option does nothing in a mode; empty where it works.
+    """The reason why an option does nothing in a mode; empty where it works.
 
     Without the name of an ``engine`` it is the one of warmrank's own that the mode means.
     """

@@ -1,4 +1,4 @@
-"""Why a graph cannot be captured on an accelerator, and the streams that captured graphs take on an NPU.
+"""Reasons against capturing on an accelerator, and the streams that captured graphs take on an NPU.
 
 A captured graph keeps its streams for life, and an NPU has few: when they are used up, a capture fails with
 error 207008 (no stream) or 207005 (a resource that cannot be had, mostly the same). Counts are estimates, on

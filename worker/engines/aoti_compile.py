@@ -88,7 +88,7 @@ def compile_place(digest: str, root: Path | None = None) -> Iterator[tuple[Path,
 
 
 def _fault(root: Path) -> str:
-    """Why the root cannot be used; made if absent."""
+    """The reason why the root, made if absent, cannot be used; empty if it can."""
     try:
         root.mkdir(mode=0o700, exist_ok=True)
         status = root.lstat()
@@ -142,7 +142,7 @@ def divide(graph: GraphModule) -> Division:
     for node in graph.graph.nodes:
         if "c10d" in str(node.target):
             raise NotYet(f"process groups in mode max-autotune ({node.target})", instead=_INSTEAD)
-        if node.op == "call_function" and node.target not in _SAID and has_effect(node) > node.is_impure():
+        if node.op == "call_function" and has_effect(node) > node.is_impure():
             msg = f"{node.target} returns nothing, so compiled kernels leave it out:\n{line_of(node)}\n"
             raise NotPortable(
                 f"{msg}Return a tensor from it that is used, or {_INSTEAD}.", what=str(node.target)

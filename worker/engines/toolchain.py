@@ -49,7 +49,7 @@ def check_cuda() -> None:
 
 @functools.cache
 def _fault(name: str, path: str | None) -> str:
-    """Why the compiler at ``path`` cannot be used; empty if it can."""
+    """The reason why the compiler at ``path`` cannot be used; empty if it can."""
     if path is None:
         return f"{name} is not on PATH"
     status, said = _run([path, STANDARD, "-fsyntax-only", "-x", "c++", "/dev/null"])

@@ -239,7 +239,7 @@ def _order(gears: GearFacts, combination: Combination) -> tuple[int, Combination
 
 
 def _unpaddable(gears: GearFacts, lowered: LoweredGraph, facts: GraphFacts) -> str:
-    """Why inputs of this graph cannot be padded; empty if they can."""
+    """The reason why inputs of this graph cannot be padded; empty if they can."""
     if facts.data_dependent:
         return f"{facts.data_dependent}'s result depends on data"
     if facts.random:

@@ -71,7 +71,7 @@ class Rank(Protocol):
         """The graphs that this rank would capture: of the workload's calls, and of an earlier plan."""
 
     def stream_problem(self) -> str:
-        """Why the proposed captures take more streams than the device has; empty if they do not."""
+        """Message on captures that take more streams than the device has; empty if they do not."""
 
     def capture(self, step: CaptureProposal) -> tuple[FunctionResult, ...]:
         """Take one step of the order that the driver made of all ranks' proposals."""

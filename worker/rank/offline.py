@@ -126,7 +126,7 @@ def _values_are_missed(unit: RankUnit) -> Iterator[None]:
 
 
 def _why_not(engine: str, *, kernels: bool) -> str:
-    """Why an engine compiles nothing here; empty if it does."""
+    """The reason why an engine compiles nothing here; empty if it does."""
     if engine == "aoti" and kernels:
         return "engine aoti compiles kernels for the very machine that they run on; a launch does"
     if engine == "torchair" and "torch_npu" not in sys.modules:

@@ -230,7 +230,7 @@ def _object_mismatches(
 
 
 def signature_of(function: FunctionType) -> Signature:
-    """What the function's own code takes; ``inspect`` tells what a decorator says in its name."""
+    """Signature of the function's own code; ``inspect`` tells what a decorator says in its name."""
     own = FunctionType(function.__code__, {}, argdefs=function.__defaults__, closure=function.__closure__)
     own.__kwdefaults__ = function.__kwdefaults__
     return signature(own)

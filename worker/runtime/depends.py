@@ -35,7 +35,7 @@ from warmrank.worker.torch_private.warm import OPERATORS, OperatorNamespace
 Watches = list[tuple[str, Any]] | None
 MEMBERS = "members"
 OF_METADATA = frozenset({"size", "stride", "shape", "ndim", "dtype", "device", "layout", "requires_grad"})
-"""What of a tensor hangs on nothing but its metadata."""
+"""Attributes of a tensor that hang on nothing but its metadata."""
 
 _LISTED = (list, set, collections.deque)
 _FROZEN = (tuple, torch.Size, frozenset, str, bytes, range)

@@ -24,10 +24,7 @@ from warmrank.cache_store.cache_dir.local import (
     companions,
     variants,
 )
-from warmrank.cache_store.cache_dir.private_files import (
-    make_private_directories,
-    os_errors_are_unusable,
-)
+from warmrank.cache_store.cache_dir.private_files import make_private_directories, os_errors_are_unusable
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.worker.runtime.artifact import withheld_mark
 from warmrank.worker.runtime.find import StoredArtifact, announce, candidates, read_stored, with_files

@@ -1,4 +1,4 @@
-"""Why all conditions still hold: nothing that they were found to hold for has changed since.
+"""Proof that all conditions still hold: nothing that they were found to hold for has changed since.
 
 A full check evaluates every condition, which takes milliseconds. Beside it, `take` notes what each of them
 hangs on, in one of four ways, the first that goes:

@@ -60,7 +60,7 @@ def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
 
 
 def missing_operators(sources: Iterable[TracedSource]) -> Iterator[str]:
-    """Why this process has not all the operators of an artifact; imports what registers them."""
+    """Import what registers the operators of an artifact; yields a reason for each that is missing."""
     from warmrank.worker.torch_private.operators import missing
 
     for source in sources:

@@ -150,7 +150,7 @@ class LikeEager:
 
 
 def _makes_something_of_nothing(node: Node) -> bool:
-    """Whether all tensors that an operator takes are empty, and none that it returns."""
+    """True if all tensors that an operator takes are empty, and none that it returns is."""
     given = [item.meta.get("val") for item in node.all_input_nodes]
     made = node.meta.get("val")
     results = made if isinstance(made, list | tuple) else [made]
@@ -238,7 +238,7 @@ def _complex_tensor(graph: Graph, number: Any, dtype: torch.dtype, like: torch.T
 
 
 def _is_number(value: Any) -> bool:
-    """Whether an argument is a number, or stands for one."""
+    """True if an argument is a number, or stands for one."""
     known = value.meta.get("val") if hasattr(value, "meta") else value
     return isinstance(known, int | float | complex | torch.SymInt | torch.SymFloat)
 
