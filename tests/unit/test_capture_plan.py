@@ -29,7 +29,6 @@ from warmrank.worker.rank.captures import graphs_of
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import CaptureProposal, FunctionProbe, FunctionResult
 from warmrank.worker.runtime.artifact import GraphFacts
-from warmrank.worker.runtime.eager import EagerRunner
 from warmrank.worker.runtime.runner import CaptureOptions, GraphRunner, InputLayout
 
 DIGEST = "ab" * 32
@@ -145,7 +144,7 @@ def runner(**options: Any) -> GraphRunner:
 class MadeVariant:
     """An artifact whose graph takes the arguments of the call."""
 
-    def __init__(self, run: GraphRunner | EagerRunner) -> None:
+    def __init__(self, run: GraphRunner) -> None:
         self.runner, self.stored = run, SimpleNamespace(sha256=ARTIFACT)
 
     def inputs_of(self, args: tuple[Any, ...], kwargs: Any) -> tuple[Any, ...]:

@@ -104,7 +104,9 @@ class Captures:
             entry, inputs = self._capture(key, inputs)
         if entry is None:
             self._tally.eager[self._tally.never or "static_capture_size_limit is reached"] += 1
-            return self._graph(*inputs)
+            outputs = self._graph(*inputs)
+            self._layout.note_writes(inputs)
+            return outputs
         if not self._options.force_recapture:
             self._last = entry
         return self._replay(entry, inputs)
