@@ -28,8 +28,7 @@ from warmrank.cache_store.backends.deadline import all_within
 from warmrank.orchestrator import import_root
 from warmrank.orchestrator.inspect.findings import Finding, error, note, ok, warning
 from warmrank.orchestrator.text import size_text
-from warmrank.worker.ascend.chips import Installation, installation, visible_devices
-from warmrank.worker.ascend.versions import fit
+from warmrank.worker.ascend import Installation, fit, installation, visible_devices
 from warmrank.worker.engines.toolchain import check_cpp_compiler, check_cuda
 from warmrank.worker.errors import DeviceUnavailable, ToolchainError
 
@@ -409,7 +408,7 @@ def check_ascend(found: Installation, installed: Mapping[str, str]) -> Iterator[
         )
     for problem in found.problems:
         yield warning("ascend.problems", problem, "")
-    for misfit in fit(installed.get("torch", ""), installed.get("torch_npu", ""), found.cann, found.driver):
+    for misfit in fit(installed.get("torch", ""), installed.get("torch_npu", ""), found.cann):
         yield warning("ascend.fit", misfit, "")
 
 
