@@ -91,7 +91,7 @@ REFUSED = (
 
 
 def _holds(held: Any, value: Any) -> bool:
-    """True if what an option of TorchAir's holds is our value; it reads flags as "0" and "1", ints as text."""
+    """True if an option of TorchAir's holds our value; it reads flags as "0" and "1", ints as text."""
     held = held.value if is_option(held) else held
     if isinstance(value, bool):
         return held is value or held == str(int(value))
