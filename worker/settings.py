@@ -149,9 +149,9 @@ class AscendPlaces(Value):
 
     cann: tuple[Path, ...]  # directories that may hold CANN; the first that does is it
     nnal: tuple[Path, ...]  # files that may name the version of NNAL (ATB); the first that does counts
-    # names the directories of driver and firmware, where they are not the default ones
+    # names the directory of the driver, where it is not the default one
     install_info: Path = Path("/etc/ascend_install.info")
-    ascend: Path = _ASCEND_ROOT  # the default directory of driver and firmware
+    ascend: Path = _ASCEND_ROOT  # above the driver's default directory
     devices: Path = Path("/dev")  # directory of the device files
     pci: Path = Path("/sys/bus/pci/devices")  # sysfs's directory of PCI devices
     npu_smi: str = "npu-smi"  # the management tool: a name, or a path

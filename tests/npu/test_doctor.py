@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.checkout import ended
-from warmrank.worker.ascend.chips import installation
+from warmrank.worker.ascend import installation
 
 pytestmark = pytest.mark.torchair
 

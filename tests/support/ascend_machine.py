@@ -28,7 +28,6 @@ ascendhal_version=7.35.23
 aicpu_version=1.0
 Innerversion=V100R001C21SPC002B220
 compatible_version=[V100R001C17],[V100R001C18],[V100R001C19],[V100R001C20],[V100R001C25]
-compatible_version_fw=[7.0.0,7.7.99]
 package_version={version}
 """
 
@@ -48,7 +47,7 @@ TABLE_A2 = """\
 +===========================+===============+====================================================+
 """
 ROW_A2 = """\
-| {npu}     {name: <20}| {health: <14}| 88.2        30                0    / 0             |
+| {npu}     {name: <20}| OK            | 88.2        30                0    / 0             |
 | 0                         | 0000:C{npu}:00.0  | 0           0    / 0          26838/ 32768         |
 +===========================+===============+====================================================+"""
 
@@ -92,23 +91,18 @@ def lay_out_cann(home: Path, version: str, *, build: str = BUILD) -> None:
         write(home / "share" / "info" / package / "version.info", f"Version={version}\n")
 
 
-def lay_out_driver(root: Path, version: str, *, firmware: str = "") -> None:
-    """A driver, and its firmware, in the default directory."""
+def lay_out_driver(root: Path, version: str) -> None:
+    """A driver in the default directory."""
     write(root / "Ascend" / "driver" / "version.info", DRIVER_INFO.format(version=version))
-    if firmware:
-        write(root / "Ascend" / "firmware" / "version.info", f"Version={firmware}\nfirmware_version=1.0\n")
 
 
-def lay_out_npus(root: Path, name: str, num_npus: int, *, unhealthy: int = -1) -> None:
+def lay_out_npus(root: Path, name: str, num_npus: int) -> None:
     """Device files and an ``npu-smi``, of Atlas A2."""
     for number in range(num_npus):
         write(root / "dev" / f"davinci{number}", "")
     for other in ("davinci_manager", "hisi_hdc", "null"):
         write(root / "dev" / other, "")
-    rows = "\n".join(
-        ROW_A2.format(npu=number, name=name, health="Critical" if number == unhealthy else "OK")
-        for number in range(num_npus)
-    )
+    rows = "\n".join(ROW_A2.format(npu=number, name=name) for number in range(num_npus))
     lay_out_tool(root, TABLE_A2.format(rows=rows), BOARD_A2.format(name=name))
 
 

@@ -21,7 +21,6 @@ from warmrank.worker.engines import check_choice, engine_for, toolchain
 from warmrank.worker.engines.aoti import (
     AotiEngine,
     CompiledGraph,
-    Parts,
     pack,
     package_name,
     unpack,
@@ -111,18 +110,19 @@ def test_input_that_is_reshaped_in_place_is_refused_by_name() -> None:
 # The call.
 
 
-def parts(run: Callable[[list[torch.Tensor]], list[torch.Tensor]], **changed: Any) -> Parts:
-    given: dict[str, Any] = {
-        "open": lambda _: run, "on_cpu": True, "tensors": (0, 1), "numbers": (), "constants": (),
-        "tail": None, "tail_inputs": (), "written": (),
-        "classes": ("user", "mutated"), "replay": lambda *_: ("replayed",),
+def compiled(run: Callable[[list[torch.Tensor]], list[torch.Tensor]], **changed: Any) -> CompiledGraph:
+    call: dict[str, Any] = {
+        "tensors": [0, 1], "numbers": [], "tail_inputs": [], "written": [],
+        "classes": ["user", "mutated"], "described": {"inputs": []},
     }  # fmt: skip
-    return Parts(**{**given, **changed})
+    return CompiledGraph(
+        {**call, **changed}, open=lambda _: run, constants=(), tail=None, replay=lambda *_: ("replayed",)
+    )
 
 
 def test_results_in_one_buffer_are_taken_apart() -> None:
     buffer = torch.zeros(4)
-    graph = CompiledGraph(parts(lambda taken: [buffer, buffer, taken[0]]))
+    graph = compiled(lambda taken: [buffer, buffer, taken[0]])
     for _ in range(2):
         results = graph(torch.ones(4), torch.ones(4))
         assert len({value.data_ptr() for value in results}) == 3
@@ -134,20 +134,20 @@ def failing(_taken: Any) -> Any:
 
 
 def test_graph_whose_kernels_fail_is_replayed_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    graph = CompiledGraph(parts(failing))
+    graph = compiled(failing)
     with caplog.at_level(logging.WARNING, logger="torchair"):
         for _ in range(2):
-            assert graph(torch.zeros(1), torch.zeros(1)) == parts(failing).replay()
+            assert graph(torch.zeros(1), torch.zeros(1)) == ("replayed",)
     assert caplog.text.count("(no kernel)") == 1
 
 
 def test_graph_whose_kernels_may_have_written_is_not_run_again() -> None:
     with pytest.raises(RuntimeError, match="no kernel"):
-        CompiledGraph(parts(failing, written=(1,)))(torch.zeros(1), torch.zeros(1))
+        compiled(failing, written=[1])(torch.zeros(1), torch.zeros(1))
 
 
 def test_shared_inputs_of_a_writing_graph_are_replayed(caplog: pytest.LogCaptureFixture) -> None:
-    graph = CompiledGraph(parts(lambda _: [torch.zeros(1)], written=(1,)))
+    graph = compiled(lambda _: [torch.zeros(1)], written=[1])
     memory = torch.zeros(8)
     with caplog.at_level(logging.WARNING, logger="torchair"):
         assert graph(memory[:4], memory[2:6]) == ("replayed",)
@@ -157,7 +157,7 @@ def test_shared_inputs_of_a_writing_graph_are_replayed(caplog: pytest.LogCapture
 
 
 def test_write_that_torch_refuses_is_replayed() -> None:
-    graph = CompiledGraph(parts(lambda _: [torch.zeros(1)], written=(1,)))
+    graph = compiled(lambda _: [torch.zeros(1)], written=[1])
     with torch.inference_mode():
         made_there = torch.ones(4)
         assert graph(torch.zeros(4), made_there)[0].tolist() == [0.0]
@@ -169,7 +169,7 @@ def test_write_that_torch_refuses_is_replayed() -> None:
     ("number", "result"), [(2**31 - 1, 1.0), (2**31, "replayed"), (-(2**40), "replayed")]
 )
 def test_number_whose_square_no_library_holds_is_replayed(number: int, result: Any) -> None:
-    graph = CompiledGraph(parts(lambda _: [torch.ones(())], tensors=(0,), numbers=(1,)))
+    graph = compiled(lambda _: [torch.ones(())], tensors=[0], numbers=[1])
     assert graph(torch.zeros(2), number)[0] == result
 
 

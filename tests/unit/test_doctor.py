@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +21,7 @@ from warmrank.orchestrator.config.store import StoreConfig, TierConfig
 from warmrank.orchestrator.inspect import doctor, machine
 from warmrank.orchestrator.inspect.doctor import check_resources
 from warmrank.orchestrator.inspect.findings import Finding, Level
-from warmrank.worker.ascend import chips
-from warmrank.worker.ascend.chips import Installation, visible_devices
-from warmrank.worker.ascend.versions import package_problems
+from warmrank.worker.ascend import Installation, _ask, package_problems, visible_devices
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.settings import AscendPlaces
 
@@ -131,13 +131,11 @@ def test_torch_that_does_not_import_is_an_error_with_its_words(tmp_path, text, t
 
 
 def test_missing_and_unfit_software_of_ascend_is_named():
-    empty = dict.fromkeys(("cann", "cann_detail", "home", "nnal", "driver", "soc"), "")
-    none = Installation(**empty, devices=(), chips=(), problems=("chip 3 is not healthy",))
+    empty = dict.fromkeys(("cann", "cann_detail", "home", "driver", "soc"), "")
+    none = Installation(**empty, problems=("npu-smi does not run",))
     expected = {"ascend.cann": "error", "ascend.driver": "error", "ascend.problems": "warning"}
     assert checked_levels(machine.check_ascend(none, FITS)) == expected
-    there = Installation(
-        **{**empty, "cann": "9.0.0", "driver": "25.2.0"}, devices=(0,), chips=(), problems=()
-    )
+    there = Installation(**{**empty, "cann": "9.0.0", "driver": "25.2.0"}, problems=())
     found = troubles(machine.check_ascend(there, {**FITS, "torch": "2.12.0"}))
     assert checked_levels(found.values()) == {"ascend.fit": "warning"}
 
@@ -151,9 +149,12 @@ def test_missing_and_unfit_software_of_ascend_is_named():
         ({"shm_bytes": 64 * 2**20}, ["limits.shared_memory"]),
     ],
 )
-def test_limits_too_low_for_the_ranks_are_named(change: dict[str, Any], names: list[str]):
-    facts = {"num_files": 4096.0, "shm_bytes": 2**30, "num_ranks": 8, **change}
-    assert list(troubles(machine.judge_limits(**facts))) == names
+def test_limits_too_low_for_the_ranks_are_named(monkeypatch, change: dict[str, Any], names: list[str]):
+    facts = {"num_files": 4096, "shm_bytes": 2**30, "num_ranks": 8, **change}
+    shm = SimpleNamespace(f_frsize=1, f_bavail=facts["shm_bytes"])
+    monkeypatch.setattr(os, "statvfs", lambda _path: shm)
+    monkeypatch.setattr(resource, "getrlimit", lambda _limit: (1024, facts["num_files"]))
+    assert list(troubles(machine.check_limits(facts["num_ranks"]))) == names
 
 
 def test_cluster_must_listen_and_ports_of_hccl_be_free():
@@ -227,12 +228,9 @@ def test_disk_that_is_full_or_noexec_is_named(tmp_path, monkeypatch, change, exp
 @pytest.fixture
 def places(tmp_path: Path) -> Iterator[AscendPlaces]:
     """A machine without anything of Ascend; tests lay it out below the path."""
-    chips._ask.cache_clear()
+    _ask.cache_clear()
     yield ascend.ascend_places(tmp_path)
-    chips._ask.cache_clear()
-
-
-# --- driver and firmware ---
+    _ask.cache_clear()
 
 
 def test_cann_and_driver_that_do_not_know_each_other_are_a_problem(
@@ -246,12 +244,6 @@ def test_cann_and_driver_that_do_not_know_each_other_are_a_problem(
         file.write_text(file.read_text().replace(",[V100R001C21]", ""))
     (problem,) = package_problems(places)
     assert "CANN 9.9.0 (V100R001C30SPC001B001) and driver 25.0.rc1" in problem
-
-
-# --- NPUs ---
-
-
-# --- ASCEND_RT_VISIBLE_DEVICES ---
 
 
 @pytest.mark.parametrize(

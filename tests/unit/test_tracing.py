@@ -233,20 +233,3 @@ def test_exception_that_the_caller_handles_is_not_taken_for_the_methods(capfd) -
 def test_graph_break_stays_one(name: str) -> None:
     with pytest.raises(GraphBreak, match=f"Faulty.{name} does not form one whole graph"):
         traced(getattr(Faulty(), name), WIDE)
-
-
-class Halves(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] > 5:
-            return x * 2
-        return x * 3
-
-
-def test_condition_has_its_line_and_its_size() -> None:
-    found = traced(Halves().forward, torch.ones(6, 4)).shape_lines
-    (line,) = [line for line in found if "x.shape[0] > 5" in line.frame[3]]
-    file, number, function, _ = line.frame
-    assert Path(__file__).name == Path(file).name
-    assert "if x.shape[0] > 5:" in Path(__file__).read_text("utf-8").splitlines()[number - 1]
-    assert function == "forward"
-    assert line.sources == {"L['x'].size()[0]"}

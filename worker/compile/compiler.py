@@ -241,7 +241,7 @@ def _compile(  # noqa: PLR0913 - those of `compile_call`, and how gears are comp
         frame=portable_frame(traced, function),
         facts=facts,
         roles=roles,
-        sections={**built.sections, ABOUT: origins.section(traced, lowered, guards)},
+        sections={**built.sections, ABOUT: origins.section(traced, lowered)},
         files=tuple(
             ArtifactFile(name=name, sha256=digest.sha256, size_bytes=digest.size_bytes)
             for name, digest in sorted((name, digest_bytes(data)) for name, data in built.files.items())

@@ -1,19 +1,16 @@
-"""Origins of a graph for people: source lines of its operators and guards, and a description of its inputs.
+"""Origins of a graph for people: source lines of its operators, and a description of inputs and outputs.
 
 Kept in an artifact as section ``about``, which a load does not read. Lines name a module, never a file, so
 equal code gives equal bytes on every rank. Layout (JSON)::
 
     {"lines":     ["model:12 Block.forward: x = x + 1", ...],   each once
      "operators": {"add": 0, ...},       name of a node of the graph -> position in lines
-     "guards":    {"3": 0, ...},         node of the guards' table -> line that made Dynamo guard it
-     "shapes":    {"0": 0, ...},         position of a condition on sizes -> line that needs it
      "inputs":    [["tensor", "float32", ["s0", 4], [4, 1], "cpu"], ...],
      "outputs":   [[...], ...]}          likewise; ["number", "s0", [], [], ""] for a number
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import sys
@@ -25,12 +22,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.cache_store.digests import canonical_json
-from warmrank.worker.errors import NotPortable
-from warmrank.worker.guards.paths import PathTable
 from warmrank.worker.keys.code import is_pinned_module
-from warmrank.worker.runtime.artifact import ABOUT, PortableGuards
-from warmrank.worker.runtime.describe import readable_shape
-from warmrank.worker.torch_private.operators import readable
+from warmrank.worker.runtime.artifact import ABOUT
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -48,14 +41,12 @@ class Origins(Value):
 
     lines: tuple[str, ...] = ()
     operators: Mapping[str, int] = field(default_factory=dict)
-    guards: Mapping[str, int] = field(default_factory=dict)
-    shapes: Mapping[str, int] = field(default_factory=dict)
     inputs: tuple[tuple[Any, ...], ...] = ()
     outputs: tuple[tuple[Any, ...], ...] = ()
 
-    def line(self, table: Mapping[str, int], key: object) -> str:
-        """Line of an operator, of a guard's node or of a condition on sizes; empty if it is not known."""
-        return self.lines[table[str(key)]] if str(key) in table else ""
+    def line(self, operator: str) -> str:
+        """Line of an operator; empty if it is not known."""
+        return self.lines[self.operators[operator]] if operator in self.operators else ""
 
 
 def read(sections: Mapping[str, bytes]) -> Origins:
@@ -63,11 +54,11 @@ def read(sections: Mapping[str, bytes]) -> Origins:
     if ABOUT not in sections:
         return Origins()
     content = json.loads(sections[ABOUT])
-    return Origins(**content)
+    return Origins(**{name: content[name] for name in Origins.value_fields if name in content})
 
 
-def section(trace: Trace, lowered: LoweredGraph, guards: PortableGuards) -> bytes:
-    """Bytes of the section for a trace, the graph that was made of it, and its portable guards."""
+def section(trace: Trace, lowered: LoweredGraph) -> bytes:
+    """Bytes of the section for a trace, and the graph that was made of it."""
     lines = _Lines(trace.codes)
     nodes = list(lowered.graph.graph.nodes)
     returned = next((node.args[0] for node in nodes if node.op == "output"), ())
@@ -77,44 +68,11 @@ def section(trace: Trace, lowered: LoweredGraph, guards: PortableGuards) -> byte
             for node in nodes
             if node.op == "call_function" and (position := lines.of(_frames(node.stack_trace))) is not None
         },
-        "guards": _guard_lines(trace, guards, lines),
-        "shapes": _shape_lines(trace, guards, lines),
         "inputs": [_described(node.meta.get("val")) for node in nodes if node.op == "placeholder"],
         "outputs": [_described(getattr(value, "meta", {}).get("val", value)) for value in returned],
         "lines": lines.lines,
     }
     return canonical_json(content)
-
-
-def _guard_lines(trace: Trace, guards: PortableGuards, lines: _Lines) -> dict[str, int]:
-    """The line that first made Dynamo guard each node."""
-    table = PathTable.of(guards.nodes, trace.import_aliases)
-    found: dict[str, int] = {}
-    for guard in trace.guards:
-        if "__builtins_dict__" in guard.source:
-            continue  # every builtin that is named has a condition, see `worker.guards.translate`
-        position = lines.of(guard.stack) if guard.source else None
-        if position is None:
-            continue
-        try:
-            node = table.add(guard.source)
-        except NotPortable:
-            continue  # a guard that needs no condition: versions in the fingerprint pin its object
-        if node < len(guards.nodes):
-            found.setdefault(str(node), position)
-    return found
-
-
-def _shape_lines(trace: Trace, guards: PortableGuards, lines: _Lines) -> dict[str, int]:
-    """The first line that put a condition on the sizes, and on no others, that each condition speaks of."""
-    found: dict[str, int] = {}
-    for index, (expression, used) in enumerate(guards.shapes):
-        condition = readable_shape(guards, expression, used)
-        for line in trace.shape_lines:
-            wanted = all(readable(source) in condition for source in line.sources)
-            if wanted and (position := lines.of([lines.whole(line.frame)])) is not None:
-                found.setdefault(str(index), position)
-    return found
 
 
 class _Lines:
@@ -146,30 +104,9 @@ class _Lines:
             self.lines.append(line)
         return self._positions[line]
 
-    def whole(self, frame: Frame) -> Frame:
-        """A frame with the path of a traced file, for one that has only the path's end.
-
-        The tracer drops what a path shares with torch's own, and a character too many where that is ``/``
-        alone: the last part and the function must agree, and of several files the most alike is meant.
-        """
-        last = _parts(frame[0])[0]
-        alike = [file for file, name in self._codes if name == frame[2] and _parts(file)[0] == last]
-        return (max(alike, key=lambda file: _num_shared(file, frame[0]), default=frame[0]), *frame[1:])
-
     def _qualified(self, file: str, name: str, number: int) -> str:
         before = [code for code in self._codes.get((file, name), ()) if code.co_firstlineno <= number]
         return max(before, key=lambda code: code.co_firstlineno).co_qualname if before else name
-
-
-def _parts(path: str) -> list[str]:
-    """A path's parts, the last one first."""
-    return path.split("/")[::-1]
-
-
-def _num_shared(one: str, other: str) -> int:
-    """Number of parts at their ends that two paths share."""
-    equal = (a == b for a, b in zip(_parts(one), _parts(other), strict=False))
-    return sum(1 for _ in itertools.takewhile(bool, equal))
 
 
 def _frames(stack_trace: str | None) -> list[Frame]:

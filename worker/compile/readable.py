@@ -1,15 +1,14 @@
 """An artifact as one Python file, for people: comments, plain literals, and the graph as code.
 
 Whatever stands in an artifact, the text parses as Python, and every literal in it can be read by
-``ast.literal_eval``. Nothing of the artifact runs, and nothing is unpickled. Guards are shown by the source
-line that relies on them, equal ones of all layers as one.
+``ast.literal_eval``. Nothing of the artifact runs, and nothing is unpickled. Equal guards of all layers are
+shown as one.
 """
 
 from __future__ import annotations
 
 import dis
 import io
-import itertools
 import marshal
 import os
 import re
@@ -64,25 +63,16 @@ def title(name: str) -> str:
     return f"# {f' {name} '.center(WIDTH - 2, '-')}"
 
 
-def assigned(name: str, items: Iterable[tuple[str, Any]], brackets: str = "[]") -> str:
-    """``name = [...]``, one item per line, each with its remark above it where that is a new one.
-
-    Items are remark (may be empty) and source or value; pairs for the brackets ``{}``.
-    """
-    lines = [f"{name} = {brackets[0]}"]
-    said = ""
-    for remark, item in items:
-        if remark and remark != said:
-            lines.append(comment(remark, "    "))
-        said = remark
-        text = f"{item[0]!r}: {item[1]!r}" if brackets == "{}" else repr(item)
-        lines.append(f"    {text},")
-    return "\n".join([*lines, brackets[1]]) if len(lines) > 1 else f"{name} = {brackets}"
+def assigned(name: str, items: Iterable[str]) -> str:
+    """``name = [...]``, one text per line."""
+    lines = [f"    {item!r}," for item in items]
+    return "\n".join([f"{name} = [", *lines, "]"]) if lines else f"{name} = []"
 
 
 def mapping(name: str, values: Mapping[str, Any]) -> str:
     """``name = {...}``, one item per line."""
-    return assigned(name, (("", pair) for pair in values.items()), "{}")
+    lines = [f"    {key!r}: {value!r}," for key, value in values.items()]
+    return "\n".join([f"{name} = {{", *lines, "}"]) if lines else f"{name} = {{}}"
 
 
 def table(name: str, columns: Sequence[str], content: Iterable[Sequence[Any]]) -> str:
@@ -104,48 +94,33 @@ def table(name: str, columns: Sequence[str], content: Iterable[Sequence[Any]]) -
 _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 # Text up to the first number in brackets, the number, and the rest.
 _LAYER = re.compile(r"([^\[]*(?=\[\d+\])|.*)(?:\[(\d+)\])?(.*)", re.DOTALL)
-_DISTINCT = "these are all different objects"
 
 
 def conditions(guards: PortableGuards) -> list[str]:
     """Every condition, one readable line each."""
-    return [condition for _, condition in conditions_by_line(guards, Origins())]
+    return [
+        *(f"source {item.module}:{item.name or 'whole file'} is {item.digest}" for item in guards.sources),
+        *(f"{name} is {value}" for name, value in guards.ambient.items()),
+        *(f"{name} is {text}" for name, text in guards.runtime_state.items()),
+        *(f"{call_text(call)} is {written(call[3])}" for call in guards.asked),
+        *(
+            _short(words) + (" is no other of these objects" if check[1] == "distinct" else "")
+            for check in guards.checks
+            for words in check_words(guards, check)
+        ),
+        *(_short(readable_shape(guards, expression, used)) for expression, used in guards.shapes),
+    ]
 
 
-def conditions_by_line(guards: PortableGuards, known: Origins) -> Iterator[tuple[str, str]]:
-    """Each condition with the source line that relies on it; those of one line stand together."""
-    for item in guards.sources:
-        yield "traced source", f"source {item.module}:{item.name or 'whole file'} is {item.digest}"
-    for name, value in guards.ambient.items():
-        yield "state of the process", f"{name} is {value}"
-    for name, text in guards.runtime_state.items():
-        yield "runtime state that was declared", f"{name} is {text}"
-    for call in guards.asked:
-        yield "asked of the process", f"{call_text(call)} is {written(call[3])}"
-    by_line: dict[str, list[str]] = {}
-    for check in guards.checks:
-        remark = (
-            _DISTINCT
-            if check[1] == "distinct"
-            else known.line(known.guards, check[0]) or "needed by the tracer"
-        )
-        by_line.setdefault(remark, []).extend(_short(words) for words in check_words(guards, check))
-    for remark, conditions_there in by_line.items():
-        yield from ((remark, condition) for condition in conditions_there)
-    for position, (expression, used) in enumerate(guards.shapes):
-        yield known.line(known.shapes, position) or "sizes", _short(readable_shape(guards, expression, used))
-
-
-def merged(found: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Conditions of one line that differ in the number of a layer only, as one: ``layers[0, 1, 2]``."""
-    for remark, group in itertools.groupby(found, key=lambda item: item[0]):
-        numbers: dict[tuple[str, str, str], list[str]] = {}
-        for _, condition in group:
-            head, number, tail = _LAYER.match(condition).groups()  # type: ignore[union-attr] # matches any text
-            numbers.setdefault((head, number and "[]", tail), []).append(number or "")
-        for (head, bracket, tail), layers in numbers.items():
-            for shown in [", ".join(layers)] if bracket else layers:
-                yield remark, f"{head}[{shown}]{tail}" if bracket else head
+def merged(found: Iterable[str]) -> Iterator[str]:
+    """Conditions that differ in the number of a layer only as one: ``layers[0, 1, 2]``."""
+    numbers: dict[tuple[str, str, str], list[str]] = {}
+    for condition in found:
+        head, number, tail = _LAYER.match(condition).groups()  # type: ignore[union-attr] # matches any text
+        numbers.setdefault((head, number and "[]", tail), []).append(number or "")
+    for (head, bracket, tail), layers in numbers.items():
+        for shown in [", ".join(layers)] if bracket else layers:
+            yield f"{head}[{shown}]{tail}" if bracket else head
 
 
 def _short(path: str) -> str:
@@ -201,8 +176,8 @@ def render(path: str | os.PathLike[str]) -> str:
         table("INPUTS", _INPUT_COLUMNS, _inputs(artifact, known, of_module=False)),
         table("PARAMETERS", _INPUT_COLUMNS, _inputs(artifact, known, of_module=True)),
         table("OUTPUTS", _OUTPUT_COLUMNS, _outputs(artifact, known)),
-        title("guards: it is used only if all of this holds; above each the line that relies on it"),
-        assigned("GUARDS", merged(conditions_by_line(artifact.guards, known))),
+        title("guards: it is used only if all of this holds"),
+        assigned("GUARDS", merged(conditions(artifact.guards))),
         title("capture: what the runtime must know"),
         mapping("CAPTURE", _capture(artifact, engine)),
         title("files beside it"),
@@ -358,4 +333,4 @@ def _graph(artifact: Artifact, known: Origins) -> Iterator[str]:
 def origin_of(line: str, known: Origins) -> str:
     """The user's line that a line of a graph's source comes from; empty if that is not known."""
     match = _OPERATION.match(line)
-    return known.line(known.operators, match["node"] or match["name"]) if match else ""
+    return known.line(match["node"] or match["name"]) if match else ""

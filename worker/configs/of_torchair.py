@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.configs.options import Section, names, options, same
+from warmrank.worker.configs.options import Section, changed, names, same
 from warmrank.worker.configs.torchair_sections import NpuGraphEx
-from warmrank.worker.errors import BadConfig, NoCounterpart
+from warmrank.worker.errors import BadConfig, NoCounterpart, UnknownOption
 
 _SECTIONS = ("torchair.configs.", "npugraph_ex.configs.")
 
@@ -29,7 +29,7 @@ def of_torchair(config: Any, parameter: str) -> CompilerConfig:
         NoCounterpart: it sets options that ours does not have; names all.
     """
     if isinstance(config, NpuGraphEx):
-        return _flat({name.rpartition(".")[2]: value for name, _, value in _set(config)})
+        return _flat({name.rpartition(".")[2]: value for name, _, value in changed(config)})
     package = type(config).__module__.partition(".")[0]
     if package not in ("torchair", "npugraph_ex") or type(config).__name__ != "CompilerConfig":
         msg = f"{parameter} is {config!r} ({type(config).__name__}); expected CompilerConfig"
@@ -50,13 +50,13 @@ def with_options(config: CompilerConfig, given: Any) -> CompilerConfig:
     if not isinstance(given, Mapping):
         msg = f"options is {given!r} ({type(given).__name__}); expected a dict"
         raise BadConfig(msg, parameter="options")
-    changed = copy.deepcopy(config)
+    made = copy.deepcopy(config)
     known = names(NpuGraphEx)
     for name, value in given.items():
         if name not in known:
             raise BadConfig(f"options has no {name!r}; there are {', '.join(known)}", parameter="options")
-        setattr(changed.npugraphex_config, name, value)
-    return _effective(changed)
+        setattr(made.npugraphex_config, name, value)
+    return _effective(made)
 
 
 def _flat(given: Mapping[str, Any]) -> CompilerConfig:
@@ -110,7 +110,7 @@ def _effective(config: CompilerConfig) -> CompilerConfig:
     if config.mode == "reduce-overhead":
         ours = {theirs: name for name, theirs in FLAT.items() if theirs in _OBEYED}
         ours |= {name: name for name in _PASSES}
-        for name, _, value in list(_set(config.npugraphex_config)):
+        for name, _, value in list(changed(config.npugraphex_config)):
             last = name.rpartition(".")[2]
             if last in ours:
                 _put(config, ours[last], not value if last in INVERTED else value)
@@ -118,27 +118,16 @@ def _effective(config: CompilerConfig) -> CompilerConfig:
     return config
 
 
-def _set(section: Section) -> list[tuple[str, Any, Any]]:
-    return [entry for entry in options(section) if not same(entry[2], entry[1].default)]
-
-
 def _fill(ours: Section, given: Mapping[str, Any], package: str) -> None:
     missing = []
     for name, value in given.items():
-        if _has(ours, name):
+        try:
             _put(ours, name, value)
-        else:
+        except UnknownOption:
             missing.append(f"{package}.CompilerConfig.{name} = {value!r}")
     if missing:
         msg = f"warmrank has no counterpart of {', '.join(missing)}; leave them at their defaults"
         raise NoCounterpart(msg, problems=tuple(missing))
-
-
-def _has(section: Section, name: str) -> bool:
-    first, _, rest = name.partition(".")
-    if first not in names(type(section)):
-        return False
-    return not rest or _has(getattr(section, first), rest)
 
 
 def _put(section: Any, name: str, value: Any) -> None:

@@ -27,8 +27,7 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.ascend.chips import device_numbers, visible_devices
-from warmrank.worker.ascend.versions import cann_of, driver_of
+from warmrank.worker.ascend import cann_of, device_numbers, driver_of, visible_devices
 from warmrank.worker.devices import aligned, memory_of, span_bytes, tensor_in
 from warmrank.worker.devices.failures import not_capturable, refuse_foreign
 from warmrank.worker.devices.port import CapturedGraph, Graph, Pool, PoolHandle, Positions

@@ -4,8 +4,11 @@ Sections::
 
     graph.py, graph.code, constants   the whole graph as engine ``graph`` writes it: to read, to replay,
                                       and to compile again without Dynamo
-    aoti                              JSON: inputs as `worker.torch_private.symbols` describes them, how to
-                                      call the library, its file's name, and conditions that Inductor added
+    aoti                              JSON: ``described``, inputs as `worker.torch_private.symbols` has them,
+                                      and their ``classes``; ``file``, the library's; ``computes``, if there
+                                      is one; ``added``, conditions of Inductor's; positions of inputs:
+                                      ``tensors`` and ``numbers`` that the library takes (these as sizes),
+                                      ``written`` that it writes to, ``tail_inputs``; of ``constants``
     tail.py, tail.code, tail.constants   the tail (`aoti_compile`), in that form; only where there is one
 
 File, with ``ge_cache``: ``ge_cache_<16 hex of its SHA-256>.pt2``: a zip in torch's layout, without dates::
@@ -41,7 +44,6 @@ from warmrank.worker.engines.graph import SECTIONS, GraphEngine, unpack_constant
 from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing, BadConfig, NotPortable
 from warmrank.worker.runtime.artifact import STATE
-from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from warmrank.worker.engines.port import Built, Files, Graph, Groups, Sections
@@ -96,77 +98,79 @@ def package_name(package: bytes) -> str:
     return f"ge_cache_{hashlib.sha256(package).hexdigest()[:16]}.pt2"
 
 
-class Parts(Value):
-    """A loaded graph."""
-
-    open: Callable[[torch.device], Run] | None  # opens the library on a device; None where there is none
-    tensors: tuple[int, ...]  # positions of the inputs that the library takes
-    numbers: tuple[int, ...]  # positions of the numbers that it takes, as sizes
-    constants: tuple[torch.Tensor, ...]  # that it takes after them
-    tail: Callable[..., tuple[Any, ...]] | None  # makes the results of its inputs and the library's results
-    tail_inputs: tuple[int, ...]
-    on_cpu: bool  # no input lies on an accelerator
-    written: tuple[int, ...]  # positions of the inputs that the library writes to
-    classes: tuple[str, ...]  # of each input, by `GraphFacts`
-    replay: Callable[..., tuple[Any, ...]]  # the graph, operator by operator
-
-
 class CompiledGraph:
-    """Calls the parts.
+    """Calls the library and the tail.
 
     A graph that writes to inputs was compiled for inputs that do not overlap, and that may be written to;
     where they do, or may not, it is replayed. So it is for large numbers: a library computes in 64 bits, and
     Python in as many as it takes.
+
+    Args:
+        call: how to call both, as section ``aoti`` has it.
+        open: opens the library on a device; None where there is none.
+        constants: tensors that the library takes after its inputs.
+        tail: makes the results of its inputs and the library's results; None where these are the results.
+        replay: the graph, operator by operator.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(
+        self,
+        call: Mapping[str, Any],
+        *,
+        open: Callable[[torch.device], Run] | None,  # noqa: A002 - of a library
+        constants: Sequence[torch.Tensor],
+        tail: Graph | None,
+        replay: Graph,
+    ) -> None:
+        written, tensors, classes = call["written"], call["tensors"], call["classes"]
+        self._open, self._tail, self._replay = open, tail, replay
         self._run: Run | None = None
-        self._take = _taker(parts)
-        self._numbers = picker(parts.numbers)
-        self._tail_inputs = picker(parts.tail_inputs)
-        self._written = picker(parts.written)
+        self._take = _taker(call, constants)
+        self._numbers = picker(call["numbers"]) if call["numbers"] else None
+        self._tail_inputs = picker(call["tail_inputs"])
+        self._written = picker(written)
         self._copied: frozenset[int] | None = None  # None until the first call has looked
         self._warned = False
         self._overlap: OverlapCheck | None = None
-        if parts.written:
-            read = [index for index in parts.tensors if index not in parts.written]
-            fixed = [index for index in read if parts.classes[index] == STATE]
-            others = [index for index in read if parts.classes[index] != STATE]
-            self._overlap = OverlapCheck(parts.written, fixed, others)
-        if parts.open is not None and parts.on_cpu:
-            self._run = parts.open(torch.device("cpu"))  # a fault shows at load, not at the first call
+        if written:
+            read = [index for index in tensors if index not in written]
+            fixed = [index for index in read if classes[index] == STATE]
+            others = [index for index in read if classes[index] != STATE]
+            self._overlap = OverlapCheck(written, fixed, others)
+        if open is not None and _device_kind(call["described"]) == "cpu":
+            self._run = open(torch.device("cpu"))  # a fault shows at load, not at the first call
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Results of the graph."""
-        parts = self._parts
         made: Sequence[torch.Tensor] = ()
-        if parts.open is not None:
-            if parts.numbers and max(map(abs, self._numbers(inputs))) > _LARGEST_NUMBER:
-                return parts.replay(*inputs)
+        if self._open is not None:
+            if self._numbers is not None and max(map(abs, self._numbers(inputs))) > _LARGEST_NUMBER:
+                return self._replay(*inputs)
             if self._overlap is not None and self._may_not_be_written(inputs):
-                return parts.replay(*inputs)  # which raises as eager does
+                return self._replay(*inputs)  # which raises as eager does
             if self._overlap is not None and self._overlap(inputs):
-                if not self._warned:
-                    self._warned = True
-                    _log.warning(
-                        "inputs of a graph that writes to its inputs share memory, which compiled kernels "
-                        "are not made for; the graph is replayed operator by operator whenever they do"
-                    )
-                return parts.replay(*inputs)
+                self._warn(
+                    "inputs of a graph that writes to its inputs share memory, which compiled kernels "
+                    "are not made for; the graph is replayed operator by operator whenever they do"
+                )
+                return self._replay(*inputs)
             taken = self._take(inputs)
             if self._run is None:
                 on = (item.device for item in taken if item.device.type != "cpu")
-                self._run = parts.open(next(on, torch.device("cpu")))
+                self._run = self._open(next(on, torch.device("cpu")))
             try:
                 made = self._run(taken)
             except RuntimeError as error:
                 return self._after(error, inputs)
             if self._copied is None or self._copied:
                 made = self._own(made, taken)
-        if parts.tail is None:
-            return tuple(made)
-        return parts.tail(*self._tail_inputs(inputs), *made)
+        return tuple(made) if self._tail is None else self._tail(*self._tail_inputs(inputs), *made)
+
+    def _warn(self, text: str) -> None:
+        """Warn, once, that the graph is replayed."""
+        if not self._warned:
+            self._warned = True
+            _log.warning("%s", text)
 
     def _after(self, error: RuntimeError, inputs: Sequence[Any]) -> tuple[Any, ...]:
         """The results of a call that the library gave up: those of the replay, which raises as eager does.
@@ -178,16 +182,14 @@ class CompiledGraph:
         from warmrank.worker.torch_private.libraries import changed_result
 
         changed = changed_result(error)
-        if changed or self._parts.written:
+        if changed or self._overlap is not None:
             raise changed or error from None
-        results = self._parts.replay(*inputs)
-        if not self._warned:
-            self._warned = True
-            _log.warning(
-                "compiled kernels fail where the graph itself does not (%s); it is replayed operator by "
-                "operator whenever they do",
-                str(error).partition("\n")[0],
-            )
+        results = self._replay(*inputs)
+        reason = str(error).partition("\n")[0]
+        self._warn(
+            f"compiled kernels fail where the graph itself does not ({reason}); it is replayed operator by "
+            "operator whenever they do"
+        )
         return results
 
     def _may_not_be_written(self, inputs: Sequence[Any]) -> bool:
@@ -212,15 +214,16 @@ class CompiledGraph:
         return [value.clone() if index in copied else value for index, value in enumerate(made)]
 
 
-def _taker(parts: Parts) -> Callable[[Sequence[Any]], list[torch.Tensor]]:
+def _taker(
+    call: Mapping[str, Any], constants: Sequence[torch.Tensor]
+) -> Callable[[Sequence[Any]], list[torch.Tensor]]:
     """Function that makes the library's inputs of the graph's, prepared for this graph."""
-    if parts.tensors == tuple(range(len(parts.classes))) and not parts.constants:
+    if call["tensors"] == [*range(len(call["classes"]))] and not constants:
         return list
-    pick, constants = picker(parts.tensors), parts.constants
-    if not parts.numbers:
+    pick, sizes = picker(call["tensors"]), picker(call["numbers"])
+    if not call["numbers"]:
         return lambda inputs: [*pick(inputs), *constants]
     carrier = torch.empty(1, dtype=torch.uint8)
-    sizes = picker(parts.numbers)
     return lambda inputs: [*pick(inputs), *map(carrier.expand, sizes(inputs)), *constants]
 
 
@@ -316,18 +319,11 @@ class AotiEngine:
 
         constants = unpack_constants(sections["constants"])
         return CompiledGraph(
-            Parts(
-                open=None if library is None else partial(open_library, library),
-                tensors=tuple(call["tensors"]),
-                numbers=tuple(call["numbers"]),
-                constants=tuple(constants[index] for index in call["constants"]),
-                tail=tail,
-                tail_inputs=tuple(call["tail_inputs"]),
-                on_cpu=_device_kind(call["described"]) == "cpu",
-                written=tuple(call["written"]),
-                classes=tuple(call["classes"]),
-                replay=replay,
-            )
+            call,
+            open=None if library is None else partial(open_library, library),
+            constants=[constants[index] for index in call["constants"]],
+            tail=tail,
+            replay=replay,
         )
 
     def _library(

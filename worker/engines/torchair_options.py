@@ -12,7 +12,6 @@ its value, or an object whose class has a property ``value``.
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -91,51 +90,9 @@ REFUSED = (
 )
 
 
-def is_flat(theirs: Any, mode: str) -> bool:
-    """True if an object of TorchAir's is that of mode ``npugraph_ex``, whose options lie in no sections.
-
-    Raises `TypeError`: it is none of TorchAir's, or not that of the mode.
-    """
-    nested, flat = hasattr(theirs, "debug"), hasattr(theirs, "force_eager")
-    if nested == flat or flat != (mode == "npugraph_ex"):
-        wanted = "npugraph_ex" if mode == "npugraph_ex" else "torchair"
-        msg = f"mode {mode} needs an object of {wanted}.CompilerConfig, not {type(theirs).__qualname__}"
-        raise TypeError(msg)
-    return flat
-
-
-def their_options(theirs: Any, prefix: str = "") -> dict[str, Any]:
-    """Every option of an object of TorchAir's, by dotted name, as TorchAir reads it."""
-    found: dict[str, Any] = {}
-    of_class = {
-        name: value
-        for kind in reversed(type(theirs).__mro__[:-1])
-        for name, value in vars(kind).items()
-        if not (name.startswith("__") or name.isupper() or callable(value))
-        and not isinstance(value, property | staticmethod | classmethod)
-    }
-    for name, value in {**of_class, **vars(theirs)}.items():
-        public = name.removeprefix("_")
-        seen = public if isinstance(getattr(type(theirs), public, None), property) else name
-        if name == "_fixed_attrs":
-            continue
-        if hasattr(value, "__dict__") and not is_option(value) and not callable(value):
-            found |= their_options(value, f"{prefix}{seen}.")
-        else:
-            found[f"{prefix}{seen}"] = _plain(value)
-    return found
-
-
-def has(theirs: Any, name: str) -> bool:
-    """True if an object of TorchAir's has an option; some of its sections take any name without a word."""
-    section, last = _place(theirs, name)
-    return section is not None and hasattr(section, last)
-
-
-def holds(theirs: Any, name: str, value: Any) -> bool:
-    """True if an option of TorchAir's holds a value of ours; it reads flags as "0" and "1", ints as text."""
-    section, last = _place(theirs, name)
-    held = _plain(getattr(section, last))
+def _holds(held: Any, value: Any) -> bool:
+    """True if an option of TorchAir's holds our value; it reads flags as "0" and "1", ints as text."""
+    held = held.value if is_option(held) else held
     if isinstance(value, bool):
         return held is value or held == str(int(value))
     if isinstance(value, int):
@@ -143,29 +100,6 @@ def holds(theirs: Any, name: str, value: Any) -> bool:
     if isinstance(value, str):
         return held in (value, os.path.realpath(value))  # a directory, as TorchAir keeps it
     return held is value or (type(held) is type(value) and bool(held == value))
-
-
-def put(theirs: Any, name: str, value: Any) -> str:
-    """Set an option of TorchAir's and read it back; why that failed, or nothing."""
-    section, last = _place(theirs, name)
-    try:
-        setattr(section, last, value)
-    except Exception as error:  # noqa: BLE001 - whatever its check raises
-        return (str(error) or type(error).__name__).splitlines()[0]
-    return "" if holds(theirs, name, value) else "it keeps another value"
-
-
-def _place(theirs: Any, name: str) -> tuple[Any, str]:
-    """The section that an option stands in, None if there is none, and the option's name in it."""
-    *parts, last = name.split(".")
-    for part in parts:
-        theirs = getattr(theirs, part, None)
-    return theirs, last
-
-
-def _plain(value: Any) -> Any:
-    """Value of an attribute that is an option object or the value itself."""
-    return value.value if is_option(value) else value
 
 
 _log = logging.getLogger("torchair")
@@ -179,14 +113,10 @@ _PATHS = (
 
 
 class Translation(Value):
-    """Translation of a configuration into TorchAir's."""
+    """Values of a configuration that TorchAir writes into the code that it generates."""
 
-    names: tuple[str, ...]  # TorchAir's dotted names of the options that were set, sorted
-    warnings: Mapping[str, str]  # our dotted name -> why nothing came of a value that somebody set
     pool: object | None  # handle of the memory pool that the configuration names, under either of its names
-    # TorchAir's option -> path. It writes them into the code that it generates, and those of dumps hold the
-    # rank; an artifact must hold none.
-    paths: Mapping[str, str]
+    paths: Mapping[str, str]  # TorchAir's option -> path; those of dumps hold the rank
 
 
 class _Claim(Value):
@@ -211,15 +141,14 @@ def translated(config: CompilerConfig, theirs: Any, *, kept: bool = True) -> Tra
         NoCounterpart: options that the installed version lacks or refuses, that contradict each other, or
             whose outcome cannot be kept; all of them, each with a remedy.
     """
-    flat = is_flat(theirs, config.mode)
-    warnings: dict[str, str] = {}
-    claims = _claims(config, flat=flat, warnings=warnings)
+    flat = config.mode == "npugraph_ex"
     problems: list[str] = []
-    meant = {name: _agreed(name, several, problems) for name, several in claims.items()}
+    meant = {name: _agreed(name, several, problems) for name, several in _claims(config, flat=flat).items()}
     if flat and meant["use_graph_pool"].changed:
         # As TorchAir does by itself, with a warning that nobody can act upon.
         meant["reuse_graph_pool_in_same_fx"] = replace(meant["reuse_graph_pool_in_same_fx"], value=False)
-    names = [name for name, claim in meant.items() if _put(theirs, name, claim, warnings, problems)]
+    for name, claim in meant.items():
+        _put(theirs, name, claim, problems)
     problems += _refused(config.mode, meant, kept=kept)
     if problems:
         msg = "TorchAir cannot take all of the configuration:" + "".join(f"\n- {one}" for one in problems)
@@ -228,28 +157,27 @@ def translated(config: CompilerConfig, theirs: Any, *, kept: bool = True) -> Tra
     every = {**of_one_graph, **of_all}
     pool = meant.get("use_graph_pool", meant.get("aclgraph_config.use_custom_pool"))
     return Translation(
-        names=tuple(sorted(names)),
-        warnings=warnings,
         pool=None if pool is None else pool.value,
         paths={name: str(every[name]) for name in _PATHS if every.get(name)},
     )
 
 
-def _claims(config: CompilerConfig, *, flat: bool, warnings: dict[str, str]) -> dict[str, list[_Claim]]:
+def _claims(config: CompilerConfig, *, flat: bool) -> dict[str, list[_Claim]]:
     """Values that our options ask of TorchAir's, but for those that do nothing in this mode."""
     found: dict[str, list[_Claim]] = {}
     for name, option, value in options(config):
-        changed = not same(value, option.default)
-        why = no_effect(option.effect_of(value), mode=config.mode, engine=TORCHAIR)
-        if why:
-            if changed:
-                warnings[name] = why
+        if no_effect(option.effect_of(value), mode=config.mode, engine=TORCHAIR):
             continue
         if config.mode in OURS_ALONE.get(name, ()):
             continue
         theirs = _name(name, flat=flat)
         inverted = flat and theirs in INVERTED and not name.startswith("npugraphex_config.")
-        claim = _Claim(ours=name, value=not value if inverted else value, given=value, changed=changed)
+        claim = _Claim(
+            ours=name,
+            value=not value if inverted else value,
+            given=value,
+            changed=not same(value, option.default),
+        )
         found.setdefault(theirs, []).append(claim)
     return found
 
@@ -271,25 +199,33 @@ def _agreed(name: str, claims: list[_Claim], problems: list[str]) -> _Claim:
     return first
 
 
-def _put(theirs: Any, name: str, claim: _Claim, warnings: dict[str, str], problems: list[str]) -> bool:
-    """Set an option of TorchAir's where it differs, and look whether it took it; whether it was set."""
-    if not has(theirs, name):
+def _put(theirs: Any, name: str, claim: _Claim, problems: list[str]) -> None:
+    """Set an option of TorchAir's where it differs, and look whether it took it."""
+    *parts, last = name.split(".")
+    section = theirs
+    for part in parts:
+        section = getattr(section, part, None)
+    if section is None or not hasattr(section, last):  # some sections take any name without a word
         if claim.changed:
             problems.append(
-                f"{_said(claim)} has no counterpart in the installed TorchAir{_near(theirs, name)}"
+                f"{_said(claim)} has no counterpart in the installed TorchAir; leave it at its default, or "
+                "use another mode or engine"
             )
-        return False
-    if holds(theirs, name, claim.value):
-        return claim.changed
-    refusal = put(theirs, name, claim.value)
-    if not refusal:
-        return True
-    if claim.changed:
-        problems.append(f"{_said(claim)} is refused by the installed TorchAir's {name} ({refusal})")
+        return
+    if _holds(getattr(section, last), claim.value):
+        return
+    try:
+        setattr(section, last, claim.value)
+    except Exception as error:  # noqa: BLE001 - whatever its check raises
+        why = (str(error) or type(error).__name__).splitlines()[0]
     else:
-        warnings[claim.ours] = f"the installed TorchAir refuses our default {claim.given!r}: {refusal}"
-        _log.warning("config.%s: %s", claim.ours, warnings[claim.ours])
-    return False
+        why = "" if _holds(getattr(section, last), claim.value) else "it keeps another value"
+    if why and claim.changed:
+        problems.append(f"{_said(claim)} is refused by the installed TorchAir's {name} ({why})")
+    elif why:
+        _log.warning(
+            "config.%s: the installed TorchAir refuses our default %r: %s", claim.ours, claim.given, why
+        )
 
 
 def _refused(mode: str, meant: Mapping[str, _Claim], *, kept: bool) -> Iterator[str]:
@@ -304,14 +240,3 @@ def _refused(mode: str, meant: Mapping[str, _Claim], *, kept: bool) -> Iterator[
 
 def _said(claim: _Claim) -> str:
     return f"config.{claim.ours} = {claim.given!r}"
-
-
-def _near(theirs: Any, name: str) -> str:
-    """The nearest option that there is, in words."""
-    known = list(their_options(theirs))
-    last = name.rpartition(".")[2]
-    near = difflib.get_close_matches(name, known, n=1) or [
-        one for one in known if difflib.get_close_matches(last, [one.rpartition(".")[2]], n=1)
-    ]
-    hint = f", the nearest is {near[0]}" if near else ""
-    return f"{hint}; leave it at its default, or use another mode or engine"

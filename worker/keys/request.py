@@ -200,8 +200,7 @@ def _components() -> dict[str, str]:
 
 def _ascend(ascend: AscendPlaces) -> tuple[str, str, str]:
     """CANN, driver and model of the NPUs, as texts."""
-    from warmrank.worker.ascend.chips import soc_of
-    from warmrank.worker.ascend.versions import cann_of, driver_of
+    from warmrank.worker.ascend import cann_of, driver_of, soc_of
 
     return cann_of(ascend).text(), driver_of(ascend), soc_of(ascend)
 

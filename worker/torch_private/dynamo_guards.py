@@ -33,7 +33,7 @@ FACTS = {
     "torch._dynamo.output_graph:OutputGraph": "input_source_to_sizes_strides",
     "torch._dynamo.source": "CodeSource TypeSource is_from_skip_guard_source",
     "torch._dynamo.types:GuardFilterEntry": "name has_value value guard_type orig_guard",
-    "torch._guards:Guard": "originating_source create_fn code_list user_stack",
+    "torch._guards:Guard": "originating_source create_fn code_list",
 }
 
 _IDENTITY = ("ID_MATCH", "TYPE_MATCH")  # the latter where a type's own source is asked for its base
@@ -223,8 +223,6 @@ class TracedGuard(Value):
     same_as: str = ""  # for ``DUPLICATE_INPUT``, the other expression
     sizes: tuple[int | None, ...] = ()  # traced sizes of a tensor, None for a dynamic dimension
     strides: tuple[int | None, ...] = ()  # likewise
-    # the traced code that made Dynamo add the guard, outermost first: file, line, name, text
-    stack: tuple[tuple[str, int, str, str], ...] = ()
 
 
 def traced_guards(output: Any, code: CodeType) -> tuple[tuple[TracedGuard, ...], GuardTree]:
@@ -259,10 +257,6 @@ def _guard(entry: Any, shapes: Mapping[str, Any]) -> TracedGuard:
         same_as=source_name(other) if other is not None else "",
         sizes=_concrete(metadata["size"]) if metadata else (),
         strides=_concrete(metadata["stride"]) if metadata else (),
-        stack=tuple(
-            (frame.filename, frame.lineno or 0, frame.name, frame.line or "")
-            for frame in original.user_stack or ()
-        ),
     )
 
 

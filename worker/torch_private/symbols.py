@@ -1,11 +1,10 @@
-"""Symbolic sizes of a trace: their symbols, conditions and source lines, and inputs as plain JSON and back.
+"""Symbolic sizes of a trace: their symbols and conditions, and inputs as plain JSON and back.
 
 An artifact without compiled kernels keeps the JSON, so that another process can compile its graph without
 Dynamo. Relied on (``tests/unit/test_aoti_engine.py``):
 
-* ``ShapeEnv.guards`` holds the conditions on symbols so far: ``expr``, a sympy expression, and ``sloc``,
-  whose ``maybe_user_loc`` is ``<code>  # <file, shortened>:<line> in <function>`` or None; ``var_to_range``
-  their bounds, ``var_to_sources`` their places;
+* ``ShapeEnv.guards`` holds the conditions on symbols so far, whose ``expr`` is a sympy expression;
+  ``var_to_range`` their bounds;
 * ``PythonPrinter`` writes an expression as Python, which evaluates to the same over ``SymInt``;
 * ``create_symbol`` with a ``ConstantSource`` makes a symbol that no argument of a call stands behind; its
   name is ``s`` and what ``_generate_unique_id`` gives. Which of two equal symbols stands for both, and the
@@ -29,7 +28,6 @@ from warmrank.worker.torch_private.lowering import LoweredGraph, source_name
 from warmrank.worker.torch_private.marks import marked_dims, refuse_unbacked, traced_as
 from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
-from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -456,27 +454,3 @@ def _evaluated(text: Any, scope: Mapping[str, Any]) -> Any:
         return text
     # The text stands in an artifact, which is code: its file is private, or was fetched under a signature.
     return eval(text, {"__builtins__": {"max": max, "min": min}}, dict(scope))  # noqa: S307
-
-
-_LOCATION = re.compile(r"(?P<text>.*)  # (?P<file>.*):(?P<line>[0-9]+) in (?P<name>.*)", re.DOTALL)
-
-
-class ShapeLine(Value):
-    """One condition: the expressions of the sizes that it is on, and the line that needs it."""
-
-    sources: frozenset[str]  # expressions over ``L``, such as ``L['x'].size()[0]``
-    frame: tuple[str, int, str, str]  # end of the file's path, line, function and text
-
-
-def shape_lines(shape_env: Any) -> tuple[ShapeLine, ...]:
-    """The lines of all conditions for which one is known, in the order in which they were met."""
-    found = []
-    for guard in shape_env.guards:
-        location = _LOCATION.fullmatch(guard.sloc.maybe_user_loc or "")
-        known = [shape_env.var_to_sources.get(symbol) for symbol in guard.expr.free_symbols]
-        if location is None or not all(known):
-            continue
-        frame = (location["file"], int(location["line"]), location["name"], location["text"])
-        sources = frozenset(source_name(places[0]) for places in known)
-        found.append(ShapeLine(sources=sources, frame=frame))
-    return tuple(found)

@@ -36,7 +36,6 @@ from warmrank.worker.torch_private.lowering import (
 )
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
 from warmrank.worker.torch_private.raised import ShapeNotes, raised_by
-from warmrank.worker.torch_private.symbols import ShapeLine, shape_lines
 from warmrank.worker.torch_private.tracer_changes import TracerChanges, ViewsByThemselves
 from warmrank.worker.torch_private.tracer_python import PythonChanges
 from warmrank.worker.torch_private.warm import REGISTRIES, dict_keys
@@ -183,7 +182,6 @@ class Trace(Value):
     objects: Mapping[str, Any]  # the Python objects that Dynamo looked at, by the expressions that led there
     codes: tuple[CodeType, ...]  # every code object that was traced
     trace_s: float  # seconds in Dynamo
-    shape_lines: tuple[ShapeLine, ...] = ()  # the lines that conditions on symbolic sizes come from
 
 
 def trace(
@@ -313,7 +311,6 @@ def _trace(  # noqa: PLR0913 - those of `trace`, and integers
             # By identity: equal code objects may stand in different files.
             codes=tuple({id(code): code for code in output.traced_code}.values()),
             trace_s=traced - started,
-            shape_lines=shape_lines(output.output_graph.shape_env),
         )
         return traced_method, built
 
