@@ -69,11 +69,8 @@ class GearedRunner:
         """
         if not self._gears.ahead:
             return [inputs]
-        return [self._inputs_of(combination, inputs) for combination in self._gears.combinations]
-
-    def _inputs_of(self, combination: Combination, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        plan = self._plan(combination, combination, inputs)
-        return tuple(self._filled(plan, inputs, copy=False))
+        plans = (self._plan(gear, gear, inputs) for gear in self._gears.combinations)
+        return [tuple(self._filled(plan, inputs, copy=False)) for plan in plans]
 
     def _plan_of(self, sizes: Combination, inputs: Sequence[Any]) -> _Plan:
         key = (*sizes, *(inputs[position] for position in self._asked))

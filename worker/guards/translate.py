@@ -336,10 +336,6 @@ def _with_detail(kind: str, detail: str) -> Callable[[TracedGuard], _Translated]
     return lambda guard: [(kind, constants.encode(guard.details[detail]))]
 
 
-def _hasattr(guard: TracedGuard) -> _Translated:
-    return [("has_attr" if guard.details["present"] else "no_attr", guard.details["attr"])]
-
-
 def _plain(kind: str) -> Callable[[TracedGuard], _Translated]:
     return lambda _guard: [(kind, None)]
 
@@ -370,7 +366,7 @@ _TRANSLATORS: dict[str, Callable[[TracedGuard], _Translated]] = {
     "DICT_NOT_CONTAINS": _with_detail("no_key", "key"),
     "SET_NOT_CONTAINS": _with_detail("no_key", "key"),
     "NOT_PRESENT_IN_GENERIC_DICT": _with_detail("not_in_dict", "attr"),
-    "HASATTR": _hasattr,
+    "HASATTR": lambda guard: [("has_attr" if guard.details["present"] else "no_attr", guard.details["attr"])],
     "TENSOR_MATCH": _tensor,
     "DUPLICATE_INPUT": lambda _guard: [],
 }

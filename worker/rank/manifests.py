@@ -74,7 +74,7 @@ def of_script(spec: RankSpec) -> PartitionManifest:
 
 def of_journals(files: Iterable[Path], *, rank: int, world_size: int, root: Path) -> PartitionManifest:
     """Manifest of what the processes of one rank used, from their journals, the newest last."""
-    from warmrank.cache_store.digests import key_of
+    from warmrank.cache_store.canonical import key_of
 
     requests: dict[tuple[str, frozenset[tuple[str, str]]], RequestEntry] = {}
     artifacts: dict[str, ArtifactEntry] = {}

@@ -62,7 +62,8 @@ from warmrank.cache_store.cache_dir.private_files import (
     os_errors_are_unusable,
     set_aside,
 )
-from warmrank.cache_store.digests import Digest, canonical_json, digest_bytes
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import StoreError, UnusableCache
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
 from warmrank.worker.runtime.artifact import ABOUT, FORMAT, MAGIC, corrupt, open_private
