@@ -31,7 +31,6 @@ FACTS = {
     "torch._dynamo.guards:CheckFunctionManager": "build_guards(sorted_guards)",
     "torch._dynamo.guards:GuardBuilder": "get_guard_manager_from_source",
     "torch._dynamo.output_graph:OutputGraph": "input_source_to_sizes_strides",
-    "torch._dynamo.source": "CodeSource TypeSource is_from_skip_guard_source",
     "torch._dynamo.types:GuardFilterEntry": "name has_value value guard_type orig_guard",
     "torch._guards:Guard": "originating_source create_fn code_list",
 }

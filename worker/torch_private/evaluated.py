@@ -38,8 +38,6 @@ from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_
 from warmrank.worker.values import Value
 
 FACTS = {
-    "torch._dynamo.exc": "Unsupported",
-    "torch._dynamo.source": "AttrSource GetItemSource TypeMROSource TypeSource",
     "torch._dynamo.source:AttrSource": "base member",
     "torch._dynamo.source:DictGetItemSource": "base index",
     "torch._dynamo.source:TypeDictSource": "base",

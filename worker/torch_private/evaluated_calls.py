@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 
 FACTS = {
     "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "f_code f_globals",
-    "torch._dynamo.variables": "TensorVariable",
-    "torch._dynamo.variables.functions": "SkipFunctionVariable",
-    "torch._dynamo.variables.torch": "constant_fold_functions",
     "torch.distributed:ProcessGroup": "rank size",
 }
 

@@ -34,14 +34,9 @@ if TYPE_CHECKING:
 
 FACTS = {
     "torch._dynamo.exc": "ObservedAttributeError handle_observed_exception(tx)",
-    "torch._dynamo.source": "AttrSource",
     "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "f_code",
-    "torch._dynamo.variables": "dicts",
-    "torch._dynamo.variables.base": "VariableTracker",
     "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
-    "torch._dynamo.variables.functions": "UserMethodVariable",
     "torch._dynamo.variables.lazy:LazyVariableTracker": "is_realized peek_value",
-    "torch._dynamo.variables.misc": "GetAttrVariable",
 }
 
 _GETTERS = ("var_getattr", "tp_getattro_impl")

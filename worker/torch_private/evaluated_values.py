@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from warmrank.worker.torch_private.evaluated import Evaluations
 
 FACTS = {
-    "torch._dynamo.variables": "NumpyNdarrayVariable TensorVariable UnspecializedPythonVariable",
-    "torch._dynamo.variables.base": "VariableTracker",
     "torch._dynamo.variables.lazy:LazyVariableTracker": "realize realize_all(value)",
 }
 

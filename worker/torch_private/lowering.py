@@ -43,7 +43,6 @@ FACTS = {
         "make_fx(decomposition_table, tracing_mode, _allow_non_fake_inputs, pre_dispatch)"
     ),
     "torch.fx.traceback": "preserve_node_meta",
-    "torch.utils._python_dispatch": "is_traceable_wrapper_subclass",
 }
 
 # What stays an operator in the lowered graph, with its bodies beside it.

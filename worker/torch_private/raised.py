@@ -21,7 +21,6 @@ from warmrank.worker.torch_private.patching import steps_in
 
 FACTS = {
     "torch._dynamo.output_graph:OutputGraph": "shape_env",
-    "torch._dynamo.exc": "ObservedException TorchRuntimeError observed_exception_map",
     "torch._dynamo.variables:ExceptionVariable": "args python_type_name",
     "torch.fx.experimental.symbolic_shapes:ShapeEnv()": "backed_var_to_val",
 }

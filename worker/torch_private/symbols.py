@@ -33,11 +33,8 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
 FACTS = {
-    "torch._dynamo.source": "ConstantSource",
-    "torch._guards": "TracingContext",
     "torch._subclasses.fake_tensor": "FakeTensorMode FakeTensorMode(shape_env)",
     "torch.fx.experimental._config": "backed_size_oblivious",
-    "torch.fx.experimental.symbolic_shapes": "ConstraintViolationError DimDynamic",
     "torch.fx.experimental.symbolic_shapes:ShapeEnv": (
         "create_symbol(source, dynamic_dim, do_not_specialize_zero_one, positive)"
     ),
@@ -46,7 +43,6 @@ FACTS = {
         "create_symintnode unique_ids _generate_unique_id(source_name)"
     ),
     "torch.fx.experimental.symbolic_shapes:StatelessSymbolicContext": "dynamic_sizes",
-    "torch.utils._sympy.printers": "PythonPrinter",
 }
 
 # What is patched here while a trace runs belongs to the whole process.

@@ -46,21 +46,17 @@ from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_
 
 FACTS = {
     "torch._dynamo.config": "ignore_logging_functions patch",
-    "torch._dynamo.exc": "ObservedKeyError",
     "torch._dynamo.guards:GuardBuilder": "MODULE_MATCH ID_MATCH",
     "torch._dynamo.side_effects:SideEffects": "track_object_existing",
-    "torch._dynamo.source": "AttrSource CallFunctionNoArgsSource GetItemSource TypeMROSource TypeSource",
     "torch._dynamo.source:AttrSource": "base member",
     "torch._dynamo.variables": "PythonModuleVariable(value)",
     "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
     "torch._dynamo.variables.builder:VariableBuilder": "install_guards source tx",
     "torch._dynamo.variables.constant:ConstantVariable": "as_proxy reconstruct(codegen)",
     "torch._dynamo.variables.user_defined:UserDefinedObjectVariable": "call_method(tx, name, args, kwargs)",
-    "torch._dynamo.variables.misc": "IgnoredFunctionVariable LoggingLoggerVariable",
     "torch._dynamo.variables:ConstDictVariable": "install_dict_contains_guard",
     "torch._guards": "InvokeSubgraphCache",
     "torch._subclasses.meta_utils:MetaTensorDesc": "is_view base creation_meta",
-    "torch.utils._config_module": "ConfigModule",
 }
 
 

@@ -39,13 +39,9 @@ FACTS = {
     "functools:cached_property": "__get__",
     "functools:partialmethod": "__get__",
     "functools:singledispatchmethod": "__get__",
-    "torch._dynamo.exc": "TensorifyScalarRestartAnalysis",
-    "torch._dynamo.source": "AttrSource GetItemSource",
     "torch._dynamo.symbolic_convert:InstructionTranslator": "current_tx",
     "torch._dynamo.symbolic_convert:TensorifyState": "specialize(index)",
-    "torch._dynamo.variables": "TupleVariable UserDefinedObjectVariable",
     "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
-    "torch._dynamo.variables.ctx_manager": "GenericContextWrappingVariable",
     "torch._guards:GuardsSet": "add(guard)",
 }
 

@@ -55,16 +55,9 @@ FACTS = {
     "torch._dynamo.convert_frame:CaptureOutput": "graph_capture_output backend_input",
     "torch._dynamo.convert_frame:GraphCaptureOutput": "output_graph traced_code get_runtime_env",
     "torch._dynamo.convert_frame:GraphRuntimeEnv": "bytecode import_sources external_refs closure",
-    "torch._dynamo.eval_frame": "set_enable_dynamic",
-    "torch._dynamo.exc": "TorchDynamoException UncapturedHigherOrderOpError Unsupported UserError",
     "torch._dynamo.side_effects:SideEffects": "_get_modified_vars store_attr_mutations",
-    "torch._dynamo.utils": "dynamo_timed get_metrics_context",
-    "torch._dynamo.variables": "ConstantVariable DeletedVariable",
-    "torch._dynamo.variables.base": "AttributeMutationNew ValueMutationNew",
     "torch._dynamo.variables.builder:VariableBuilder": "source",
-    "torch._guards": "TracingContext tracing",
     "torch.fx.experimental._config": "use_duck_shape",
-    "torch.fx.experimental.symbolic_shapes": "ConstraintViolationError",
 }
 
 
