@@ -38,18 +38,12 @@ class Scaled(nn.Module):
         return x * 3
 
 
-def lazily(tree: ast.AST) -> Iterator[ast.AST]:
-    """Nodes that run when a function is called; all others run, and fail, when the module is imported."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            yield from ast.walk(node)
-
-
 @pytest.mark.parametrize("path", sorted(ROOM.glob("*.py")), ids=lambda path: path.stem)
 def test_what_a_module_imports_or_replaces_is_a_fact(path: Path) -> None:
     module = importlib.import_module(f"warmrank.worker.torch_private.{path.stem}")
-    known = {(owner, name.partition("(")[0]) for owner, names in facts.declared(module) for name in names}
-    for node in lazily(ast.parse(path.read_text("utf-8"))):
+    facts_of_module = (*facts.imported(path.stem), *facts.declared(module))
+    known = {(owner, name.partition("(")[0]) for owner, names in facts_of_module for name in names}
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("torch._", "torch.fx.exp")):
             assert {(node.module, item.name) for item in node.names} <= known
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("replaced", "Hook"):

@@ -25,6 +25,9 @@ from types import FrameType, FunctionType, MethodDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch._dynamo.variables import TensorVariable
+from torch._dynamo.variables.functions import SkipFunctionVariable
+from torch._dynamo.variables.torch import constant_fold_functions
 
 from warmrank.worker.keys.code import globals_module, globals_read, is_pinned_module, layers, package_of
 from warmrank.worker.torch_private.lowering import source_name
@@ -78,8 +81,6 @@ class CallHooks:
 
     @steps_in(f"torch._dynamo.variables.torch:{_OF_TORCH}", "call_function(tx, args, kwargs)")
     def _call_of_torch(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        from torch._dynamo.variables.torch import constant_fold_functions
-
         function, read = variable.value, list[Any]()
         marked = [layer for layer in layers(function) if _name_of_users(layer)]
         if marked:
@@ -241,8 +242,6 @@ class EnvironmentHooks:
 
 
 def _is_tensor(variable: Any) -> bool:
-    from torch._dynamo.variables import TensorVariable
-
     return isinstance(variable.realize(), TensorVariable)
 
 
@@ -279,8 +278,6 @@ def _is_asked(frame: FrameType | None) -> bool:
 
 def _result(variable: Any, answer: Any) -> tuple[Any, ...] | None:
     """The constant that a call gave; None for no constant, or one that a guard compares."""
-    from torch._dynamo.variables.functions import SkipFunctionVariable
-
     if answer.source is not None:
         return None
     if isinstance(variable, SkipFunctionVariable):  # which no trace enters

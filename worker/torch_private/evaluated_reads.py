@@ -23,6 +23,13 @@ from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, Modu
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._dynamo.exc import ObservedAttributeError, handle_observed_exception
+from torch._dynamo.source import AttrSource
+from torch._dynamo.variables import dicts
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.functions import UserMethodVariable
+from torch._dynamo.variables.lazy import LazyVariableTracker
+from torch._dynamo.variables.misc import GetAttrVariable
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module
@@ -119,8 +126,6 @@ class ReadHooks:
             self._asking.pop()
 
     def _found(self, original: Any, variable: Any, tx: Any, name: str) -> Any:
-        from torch._dynamo.exc import ObservedAttributeError, handle_observed_exception
-
         try:
             return original(variable, tx, name)
         except ObservedAttributeError:
@@ -137,9 +142,6 @@ class ReadHooks:
         Raises:
             NotPortable: the user's code asks for what the object has from its class.
         """
-        from torch._dynamo.source import AttrSource
-        from torch._dynamo.variables.base import VariableTracker
-
         owner = _owner(tx, variable, name)
         if _really(owner, name) is _NOTHING:
             return None
@@ -251,9 +253,6 @@ def _guarded(tx: Any, variable: Any, name: str, answer: Any) -> Any:
     Raises:
         NotPortable: Dynamo takes it for its descriptor.
     """
-    from torch._dynamo.source import AttrSource
-    from torch._dynamo.variables.base import VariableTracker
-
     if name == "__annotations__":
         annotations = _annotations(tx, vars(variable).get("fn"), variable.source)
         return answer if annotations is None else annotations
@@ -277,8 +276,6 @@ def _read(tx: Any, owner: Any, name: Any, original: Callable[[], Any]) -> Any:
     A text, a number or None that a function, method or partial has (``__qualname__``; ``__name__`` in 2.15)
     is read from its code, or taken for its descriptor; others for an object of no type.
     """
-    from torch._dynamo.variables.misc import GetAttrVariable
-
     known = name if isinstance(name, str) else name.is_python_constant() and name.as_python_constant()
     if not isinstance(known, str):
         return original()
@@ -291,9 +288,6 @@ def _read(tx: Any, owner: Any, name: Any, original: Callable[[], Any]) -> Any:
 
 def _plain_member(tx: Any, variable: Any, name: str) -> Any:
     """A guarded variable for a member that is a text, a number or None; else None."""
-    from torch._dynamo.source import AttrSource
-    from torch._dynamo.variables.base import VariableTracker
-
     value = _really(_owner(tx, variable, name), name)
     if value is not None and type(value) not in (str, bool, int, float):
         return None
@@ -306,8 +300,6 @@ def _refuse_of_unknown_method(tx: Any, variable: Any, name: str) -> None:
     Raises:
         NotPortable: it does.
     """
-    from torch._dynamo.variables.functions import UserMethodVariable
-
     is_unknown = isinstance(variable, UserMethodVariable) and variable.source is None
     if is_unknown and not is_pinned_module(tx.f_globals.get("__name__")):
         raise _untraced("a method", name)
@@ -327,8 +319,6 @@ def _refuse_own_property(name: str) -> None:
 
 def _value_of(variable: Any) -> Any:
     """Value of a variable, as far as it tells."""
-    from torch._dynamo.variables.lazy import LazyVariableTracker
-
     if isinstance(variable, LazyVariableTracker) and not variable.is_realized():
         return variable.peek_value()
     return vars(variable.realize()).get("value")
@@ -344,9 +334,6 @@ def _annotations(tx: Any, function: Any, source: Any) -> Any:
 
     These read them often, and for nothing that a graph depends on.
     """
-    from torch._dynamo.source import AttrSource
-    from torch._dynamo.variables.base import VariableTracker
-
     is_asked_by_torch = is_pinned_module(tx.f_globals.get("__name__"))
     if source is None or is_asked_by_torch or not isinstance(function, FunctionType):
         return None
@@ -406,8 +393,6 @@ def _real_group(variable: Any) -> Any:
 
 
 def _has_proxy() -> bool:
-    from torch._dynamo.variables import dicts
-
     return hasattr(dicts, "SideEffectsProxyDict")
 
 

@@ -2,8 +2,8 @@
 
 A module's ``FACTS`` map an object of torch (``module``, ``module:Class``, ``module:Class()`` for an instance)
 to names that it has; behind a function's name, parameters that it takes: ``"guards create_symbol(source)"``.
-What its functions import of torch's private parts, and what its classes step in for (`patching.steps_in`),
-are facts as well, and that it can be imported. Its ``PROBES`` map a sentence to a function that returns
+What it imports of torch's private parts, and what its classes step in for (`patching.steps_in`), are facts as
+well, and that it can be imported. Its ``PROBES`` map a sentence to a function that returns
 whether it is so.
 
 A warm load checks nothing: its artifact was compiled by this very torch, after everything had been checked.
@@ -50,7 +50,7 @@ GROUPS: Final = {
 """Use -> modules of this room. A ``trial`` is a trace, which takes longer than all the others."""
 
 _NAME = re.compile(r"\w+(?:\([^)]*\))?")
-_IMPORT = re.compile(r"(?m)^ +from (torch\.(?:_|\S+\._|fx\.experimental)\S*) import (\([^)]*\)|.+)$")
+_IMPORT = re.compile(r"(?m)^ *from (torch\.(?:_|\S+\._|fx\.experimental)\S*) import (\([^)]*\)|.+)$")
 
 
 class Fact(Value):
@@ -64,22 +64,26 @@ class Fact(Value):
 def examined(group: str) -> Iterator[Fact]:
     """The facts of a group's modules, each checked now."""
     for name in GROUPS[group]:
+        module: ModuleType | None = None
         try:
             module = importlib.import_module(f"{__package__}.{name}")
         except (ImportError, AttributeError) as error:
             yield Fact(module=name, text="what it imports", instead=_text_of(error))
-            continue
-        for owner, names in declared(module):
+        for owner, names in (*imported(name), *(() if module is None else declared(module))):
             instead = _instead(functools.partial(_missing, owner, names))
             yield Fact(module=name, text=f"{owner} has {' '.join(names)}", instead=instead)
         for text, probe in getattr(module, "PROBES", {}).items():
             yield Fact(module=name, text=text, instead=_instead(functools.partial(_refuted, probe)))
 
 
+def imported(name: str) -> Iterator[tuple[str, Sequence[str]]]:
+    """Private modules of torch that a module imports from, and what; read out of its source."""
+    for owner, names in _IMPORT.findall(Path(__file__).with_name(f"{name}.py").read_text("utf-8")):
+        yield owner, re.findall(r"\w+", re.sub(r" as \w+", "", names))
+
+
 def declared(module: ModuleType) -> Iterator[tuple[str, Sequence[str]]]:
-    """Objects of torch that a module relies on, and names that each has, with parameters."""
-    for owner, names in _IMPORT.findall(Path(module.__file__ or "").read_text("utf-8")):
-        yield owner, re.findall(r"\w+", names)
+    """Objects of torch that a module declares to rely on, and names that each has, with parameters."""
     for owner, names in getattr(module, "FACTS", {}).items():
         yield owner, _NAME.findall(names)
     for kind in vars(module).values():

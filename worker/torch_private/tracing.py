@@ -23,6 +23,15 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import torch._dynamo.config as dynamo_config
+from torch._dynamo import convert_frame
+from torch._dynamo.eval_frame import set_enable_dynamic
+from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.utils import dynamo_timed, get_metrics_context
+from torch._dynamo.variables import ConstantVariable, DeletedVariable
+from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
+from torch._guards import TracingContext, tracing
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from warmrank.worker.errors import GraphBreak, NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_read
@@ -80,8 +89,6 @@ class TraceNotes:
 
     @steps_in("torch._dynamo.variables.builder:VariableBuilder", "__call__(value)")
     def _build(self, original: Any, builder: Any, value: Any) -> Any:
-        from torch._dynamo.variables import ConstantVariable
-
         self.objects[source_name(builder.source)] = value
         variable = original(builder, value)
         if type(value) is deque:  # Dynamo takes each for one without a limit
@@ -104,9 +111,6 @@ class TraceNotes:
 
     @steps_in("torch._dynamo.side_effects:SideEffects", "codegen_update_mutated")
     def _update(self, original: Any, effects: Any, *args: Any, **kwargs: Any) -> None:
-        from torch._dynamo.variables import DeletedVariable
-        from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
-
         for variable in effects._get_modified_vars():
             if isinstance(variable.mutation_type, AttributeMutationNew | ValueMutationNew):
                 continue
@@ -233,10 +237,6 @@ def _trace(  # noqa: PLR0913 - those of `trace`, and integers
     """
     from time import perf_counter
 
-    from torch._dynamo import convert_frame
-    from torch._dynamo.utils import dynamo_timed, get_metrics_context
-    from torch._guards import TracingContext, tracing
-
     evaluated = Evaluations()
     with (
         _LOCK,
@@ -253,7 +253,7 @@ def _trace(  # noqa: PLR0913 - those of `trace`, and integers
             ViewsByThemselves().made(),
             intercepted(hooks_of(notes)),
         ):
-            captured = _capture(convert_frame, method, args, dict(kwargs))
+            captured = _capture(method, args, dict(kwargs))
         if free is not None and not free and (counters := notes.counters()):
             raise _Counts(counters)
         if evaluated.refused:
@@ -315,8 +315,6 @@ def _guards(output: Any, method: Callable[..., Any], name: str) -> tuple[tuple[T
         NotPortable: Dynamo cannot write them, because it cannot look again at an object that it looked at.
         ConstraintViolationError: a dimension that is marked as dynamic is a constant; ``symbols`` names it.
     """
-    from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
-
     try:
         return traced_guards(output, _function_of(method).__code__)
     except (WorkerError, ConstraintViolationError):
@@ -341,9 +339,7 @@ def _made_globals(method: Callable[..., Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _tracing_settings(dynamic: bool) -> Iterator[None]:
     """Dynamo's switches for one trace; the caller's own are restored whatever the function does to them."""
-    import torch._dynamo.config as dynamo_config
     import torch.fx.experimental._config as shapes_config
-    from torch._dynamo.eval_frame import set_enable_dynamic
 
     was_enabled, default = torch.is_grad_enabled(), torch.get_default_dtype()
     was_cast, is_strict = torch.is_autocast_enabled("cpu"), torch.are_deterministic_algorithms_enabled()
@@ -402,11 +398,7 @@ def _refuse_names(codes: Iterable[CodeType]) -> None:
                 raise NotPortable(msg, what=name)
 
 
-def _capture(
-    convert_frame: Any, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    from torch._dynamo.exc import TorchDynamoException
-
+def _capture(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = getattr(method, "__qualname__", repr(method))
     shapes = ShapeNotes()
     handled = sys.exception()  # the caller's, or that of an earlier attempt
