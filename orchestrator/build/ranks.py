@@ -1,11 +1,12 @@
 """The processes of an offline build's ranks: one that imports torch, and a fork of it for every rank.
 
 A fork costs milliseconds where a start of torch costs seconds, and keeps the ranks apart: each has its own
-process groups, as on a cluster. The driver starts the first process with one line of JSON on its stdin::
+process groups, as on a cluster. The driver starts the first process with JSON as its argument::
 
-    {"path": [...], "address": "...", "secret": "<hex>", "ranks": [0, 1, ...], "module": "..."}
+    {"path": [...], "control": 5, "ranks": [0, 1, ...], "module": "..."}
 
-Every rank connects to the address. All of them end when the driver closes their connections, or is gone.
+Through the socket ``control`` it gets one end of a pipe to each rank, in their order. A rank ends when the
+driver closes its pipe, or is gone.
 """
 
 from __future__ import annotations
@@ -17,19 +18,17 @@ import importlib
 import json
 import logging
 import os
-import secrets
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as NotInTime
 from dataclasses import replace
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -51,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 BOOTSTRAP = (
     "import json, sys\n"
-    "hello = json.loads(sys.stdin.readline())\n"
+    "hello = json.loads(sys.argv[1])\n"
     "sys.path[:] = hello['path']\n"
     "from warmrank.orchestrator.build.ranks import main\n"
     "main(hello)\n"
@@ -131,28 +130,31 @@ def main(hello: Mapping[str, Any]) -> None:
     gc.collect()
     collection.freeze()  # or the first collection of each rank would copy all memory that they share
     children: list[int] = []
-    for rank in hello["ranks"]:
-        child = os.fork()
-        if child == 0:
-            _be(int(rank), hello)
-        children.append(child)
+    with socket.socket(fileno=hello["control"]) as control:
+        for rank in hello["ranks"]:
+            drivers_end, own_end = Pipe()
+            child = os.fork()
+            if child == 0:
+                control.close()
+                drivers_end.close()
+                _be(rank, own_end)
+            children.append(child)
+            own_end.close()
+            with drivers_end:
+                socket.send_fds(control, [b"."], [drivers_end.fileno()])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the ranks
     for child in children:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(child, 0)
 
 
-def _be(rank: int, hello: Mapping[str, Any]) -> NoReturn:
+def _be(rank: int, connection: Connection) -> NoReturn:
     """Serve the driver as one rank, and end.
 
     Exit functions run, because a compiler may have private files to remove; the interpreter is not taken
     apart, which takes longer than all the rank had to do.
     """
-    with (
-        contextlib.suppress(KeyboardInterrupt, EOFError, OSError),  # the driver stopped, and says so itself
-        Client(hello["address"], authkey=bytes.fromhex(hello["secret"])) as connection,
-    ):
-        connection.send(rank)
+    with contextlib.suppress(KeyboardInterrupt, EOFError, OSError):  # the driver stopped, and says so itself
         _serve(connection, rank)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an end that takes its time is none to be interrupted
     atexit._run_exitfuncs()  # noqa: SLF001 - nothing public does it
@@ -163,11 +165,7 @@ def _be(rank: int, hello: Mapping[str, Any]) -> NoReturn:
 def _serve(connection: Connection, rank: int) -> None:
     host = OfflineHost()
     while True:
-        try:
-            stage, method, arguments = connection.recv()
-        except EOFError:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is done
-            return
+        stage, method, arguments = connection.recv()
         connection.send(answer(host, rank, stage, method, arguments))
 
 
@@ -194,6 +192,7 @@ def _import_ahead(module: str) -> None:
 
 _STOP_TIMEOUT_S = 10.0
 _IDLE_END_S = 2.0
+_SHORTEST_S = 0.01
 
 
 class OfflineLauncher:
@@ -210,17 +209,13 @@ class OfflineLauncher:
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
         """Start the processes; raises `CannotStart` if they do not come up, or not in time."""
         del num_ranks
-        secret = secrets.token_bytes(32)
-        with Listener(family="AF_UNIX", backlog=len(self._ranks), authkey=secret) as listener:
-            nursery = self._nursery = self._start_nursery(str(listener.address), secret)
-            over, deadline = threading.Event(), time.monotonic() + timeout_s
-            arguments = nursery, str(listener.address), over, deadline
-            threading.Thread(target=_guard, args=arguments, daemon=True).start()
-            try:
-                while len(self._connections) < len(self._ranks):
-                    self._accept(listener, nursery)
-            finally:
-                over.set()
+        deadline = time.monotonic() + timeout_s
+        control, theirs = socket.socketpair()
+        with control:
+            with theirs:
+                nursery = self._nursery = self._start_nursery(theirs.fileno())
+            for rank in self._ranks:
+                self._connections[rank] = _connected(control, nursery, deadline)
         seats = tuple(replace(init_of(self._config, rank).seat, pid=nursery.pid) for rank in self._ranks)
         return Gang(seats=seats, master_addr="", master_port=0)
 
@@ -250,51 +245,47 @@ class OfflineLauncher:
         nursery, self._nursery = self._nursery, None
         for connection in connections.values():
             connection.close()
-        if nursery is None:
-            return
-        _end(nursery)
-        if nursery.stdin is not None:
-            nursery.stdin.close()
+        if nursery is not None:
+            _end(nursery)
 
     def stop(self) -> None:
         """End every process; there is nothing else."""
         self.release()
 
-    def _start_nursery(self, address: str, secret: bytes) -> subprocess.Popen[bytes]:
+    def _start_nursery(self, control: int) -> subprocess.Popen[bytes]:
         assert isinstance(self._config.workload, EntrypointWorkload)  # noqa: S101 - nothing else is built
         # As in a launch: the current directory first, which an installed script has not got on its path.
         first = import_paths(sys.path, Path.cwd(), (sys.prefix, sys.base_prefix))
         hello = {
             "path": [*first, *(part for part in sys.path if part and part not in first)],
-            "address": address,
-            "secret": secret.hex(),
-            "ranks": list(self._ranks),
+            "control": control,
+            "ranks": self._ranks,
             "module": self._config.workload.entrypoint.partition(":")[0],
         }
         # A session of its own: Ctrl-C is the driver's to handle, and what hangs is ended as a whole.
-        nursery = subprocess.Popen(  # noqa: S603 - this very Python, and a constant
-            [sys.executable, "-c", BOOTSTRAP],
+        return subprocess.Popen(  # noqa: S603 - this very Python, and a constant
+            [sys.executable, "-c", BOOTSTRAP, json.dumps(hello)],
             env=dict([*os.environ.items(), HASH_SEED]),
-            stdin=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            pass_fds=[control],
             start_new_session=True,
         )
-        assert nursery.stdin is not None  # noqa: S101 - a pipe was asked for
-        nursery.stdin.write(json.dumps(hello).encode() + b"\n")
-        nursery.stdin.flush()
-        return nursery
 
-    def _accept(self, listener: Listener, nursery: subprocess.Popen[bytes]) -> None:
-        """Take the connection of a rank."""
-        try:
-            connection = listener.accept()
-            self._connections[connection.recv()] = connection
-        except (AuthenticationError, EOFError, OSError):
-            if nursery.poll() is not None:
-                msg = (
-                    f"the process of the build's ranks ended with status {nursery.returncode} before they "
-                    "were up; see its messages above, or raise timeouts.start_s"
-                )
-                raise CannotStart(msg) from None
+
+def _connected(control: socket.socket, nursery: subprocess.Popen[bytes], deadline: float) -> Connection:
+    """Take the next rank's connection; raises `CannotStart` if it does not come in time."""
+    found: list[int] = []
+    with contextlib.suppress(TimeoutError):
+        control.settimeout(max(_SHORTEST_S, deadline - time.monotonic()))
+        _, found, *_ = socket.recv_fds(control, 1, 1, socket.MSG_CMSG_CLOEXEC)
+    if found:
+        return Connection(found[0])
+    _end(nursery)
+    msg = (
+        f"the process of the build's ranks ended with status {nursery.returncode} before they were up; see "
+        "its messages above, or raise timeouts.start_s"
+    )
+    raise CannotStart(msg)
 
 
 def _end(nursery: subprocess.Popen[bytes]) -> None:
@@ -307,17 +298,6 @@ def _end(nursery: subprocess.Popen[bytes]) -> None:
         else:
             return
     nursery.wait()
-
-
-def _guard(nursery: subprocess.Popen[bytes], address: str, over: threading.Event, deadline: float) -> None:
-    """Kill a nursery that is late; connect and hang up when it ends, so that nobody waits for its ranks."""
-    while not over.wait(0.2):
-        if time.monotonic() >= deadline:
-            nursery.kill()
-        if nursery.poll() is not None:
-            with socket.socket(socket.AF_UNIX) as caller:
-                caller.connect(address)
-            return
 
 
 def _ask(

@@ -81,15 +81,15 @@ def schema(
 
 def schema_text(of: SchemaOf) -> str:
     """A schema as the text that is kept in docs/schemas/."""
-    return json.dumps(schema_of(of), indent=2, ensure_ascii=True) + "\n"
+    return json.dumps(document_schema(of), indent=2, ensure_ascii=True) + "\n"
 
 
-def schema_of(of: SchemaOf) -> dict[str, Any]:
+def document_schema(of: SchemaOf) -> dict[str, Any]:
     """The JSON Schema of a kind of document."""
     if of == "report":
         from warmrank.orchestrator.launch.report import report_schema
 
         return report_schema()
-    from warmrank.orchestrator.config.models import config_schema
+    from warmrank.orchestrator.config.models import Config, schema_of
 
-    return config_schema()
+    return schema_of(Config, title="Config of a launch with warmrank")

@@ -5,7 +5,6 @@ Those of the store stand in `orchestrator.config.store`.
 
 from __future__ import annotations
 
-import copy
 import math
 import posixpath
 from pathlib import Path
@@ -16,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from warmrank.cache_store.cache_dir.node_files import Collect
 from warmrank.cache_store.digests import canonical_json, key_of
-from warmrank.orchestrator.config.store import Seconds, StoreConfig, Strict, Text
+from warmrank.orchestrator.config.store import Seconds, Store, StoreConfig, Strict, Text
 from warmrank.worker import node_caches
 from warmrank.worker.configs.compiler_config import EngineChoice, GuardMode
 from warmrank.worker.settings import DeviceKind
@@ -305,7 +304,7 @@ class Config(Strict):
     cache_dir: Path = Field(
         default=Path(".torchair_cache"), description="cache directory, on each node's disk"
     )
-    store: StoreConfig | None = Field(
+    store: Store | None = Field(
         default=None, description="mapping with path, mode and trust; or with tiers and trust"
     )
     guards: GuardMode = Field(default="always", description="when guards are checked")
@@ -331,6 +330,12 @@ class Config(Strict):
     exec: ExecConfig = Field(
         default=ExecConfig(), description="mapping with sync and keys, for warmrank exec"
     )
+
+    @field_validator("store")
+    @classmethod
+    def _places_that_are_off_are_not_there(cls, given: StoreConfig | None) -> StoreConfig | None:
+        tiers = tuple(tier for tier in given.tiers if tier.mode != "off") if given else ()
+        return given.model_copy(update={"tiers": tiers}) if given and tiers else None
 
     @field_validator("env")
     @classmethod
@@ -439,32 +444,6 @@ def launch_key(config: Config) -> str:
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-def config_schema() -> dict[str, Any]:
-    """The schema of a launch's config."""
-    made = schema_of(Config, title="Config of a launch with warmrank")
-    definitions = made["$defs"]
-    full, tier = definitions["StoreConfig"], definitions["TierConfig"]
-    short = copy.deepcopy(tier)
-    short["title"], short["description"] = "StoreInShort", "A store of one place."
-    short["properties"]["trust"] = copy.deepcopy(full["properties"]["trust"])
-    definitions["StoreInShort"] = short
-    # Told apart by their keys, so that an editor names the mistake and not that neither fits.
-    made["properties"]["store"]["anyOf"] = [
-        {
-            "if": {"required": ["tiers"]},
-            "then": _ref("StoreConfig"),
-            "else": _ref("StoreInShort"),
-            "type": "object",
-        },
-        {"type": "null"},
-    ]
-    return made
-
-
 def schema_of(model: type[BaseModel], *, title: str) -> dict[str, Any]:
     """The schema of a model, as it is."""
     return {"$schema": _DIALECT, **model.model_json_schema(), "title": title}
-
-
-def _ref(name: str) -> dict[str, str]:
-    return {"$ref": f"#/$defs/{name}"}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
@@ -20,9 +19,11 @@ MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     ("workload", "entrypoint"): models.EntrypointWorkload,
     ("workload", "script"): models.ScriptWorkload,
     ("parallel",): models.Parallel,
-    ("store",): store_config.StoreConfig,
-    ("store", "tiers"): store_config.TierConfig,
-    ("store", "trust"): store_config.TrustConfig,
+    ("store", "short"): store_config.StoreInShort,
+    ("store", "short", "trust"): store_config.TrustConfig,
+    ("store", "full"): store_config.StoreConfig,
+    ("store", "full", "tiers"): store_config.TierConfig,
+    ("store", "full", "trust"): store_config.TrustConfig,
     ("ray",): models.RayConfig,
     ("timeouts",): models.Timeouts,
     ("retries",): models.Retries,
@@ -31,8 +32,8 @@ MODELS: dict[tuple[str, ...], type[BaseModel]] = {
     ("exec",): models.ExecConfig,
     ("exec", "sync"): models.SyncedCache,
 }
-"""The model at each place of a config; a workload's ends with the tag of its kind, a tier's has no index, and
-a node cache's no name."""
+"""The model at each place of a config; a workload's and a store's have the tag of its kind, a tier's has no
+index, and a node cache's no name."""
 
 AXES = "ranks, parallel"
 """Stands for a key where the axes do not fill the ranks, which nothing else of a config depends on."""
@@ -51,22 +52,15 @@ _PATTERNS = {
 _OF_JSON = {"an object": "a mapping", "a valid dictionary": "a mapping", "a valid array": "a list"}
 """Pydantic's word for a value of JSON: YAML's word."""
 
-_FIRST_TIER = ("store", "tiers", "0")
 _HIDDEN = "(a value that is not shown here)"
 
 
-def is_short(data: Mapping[str, Any]) -> bool:
-    """True if a config's store is a single tier's keys with ``trust`` among them."""
-    store = data.get("store")
-    return isinstance(store, Mapping) and "tiers" not in store
-
-
-def translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...], *, short: bool) -> ConfigProblem:
-    """One problem out of one of pydantic's details; ``short`` as `is_short` says of the data."""
+def translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...]) -> ConfigProblem:
+    """One problem out of one of pydantic's details."""
     where, given = tuple(str(part) for part in detail["loc"]), detail["input"]
     if (option := detail.get("ctx", {}).get("option")) is not None:  # of a mapping of options that one
         where, given = (*where, option), given[option]
-    dotted = _as_written(where, short=short)
+    dotted = _as_written(where)
     key = ".".join(dotted) or AXES
     secret = detail["type"] == "secret" or _is_secret(where)
     found, nearest = _HIDDEN if secret else shown(given), ""
@@ -77,8 +71,7 @@ def translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...], *, s
     elif detail["type"] == "extra_forbidden":
         found = f"an unknown key with value {found}"
         known = tuple(MODELS[_place(where[:-1])].model_fields)
-        if short and where[:3] == _FIRST_TIER:
-            known += ("trust", "tiers")
+        known += ("tiers",) if where[:-1] == ("store", "short") else ()
         expected, nearest = f"only {', '.join(known)}", _nearest(where, dotted, known)
     elif detail["type"] == "missing":
         found, expected = "nothing", f"this key: {_description(where)}"
@@ -106,11 +99,9 @@ def _is_secret(where: tuple[str, ...]) -> bool:
     return bool(where) and (where[-1] == "options" or store_config.is_secret(where[-1]))
 
 
-def _as_written(where: tuple[str, ...], *, short: bool) -> tuple[str, ...]:
-    """The keys that a user wrote: no tag of a workload's kind, no tier where the store is in short."""
-    if where[:1] == ("workload",):
-        return (*where[:1], *where[2:])
-    return ("store", *where[3:]) if short and where[:3] == _FIRST_TIER else where
+def _as_written(where: tuple[str, ...]) -> tuple[str, ...]:
+    """The keys that a user wrote: without the tag of a workload's or a store's kind."""
+    return (*where[:1], *where[2:]) if where[:1] in {("workload",), ("store",)} else where
 
 
 def _place(where: tuple[str, ...]) -> tuple[str, ...]:
@@ -143,9 +134,7 @@ def _nearest(where: tuple[str, ...], dotted: tuple[str, ...], known: tuple[str, 
         return ".".join((*dotted[:-1], close[0]))
     for place, model in MODELS.items():
         if where[-1] in model.model_fields:
-            level = place[:1] if place[:1] == ("workload",) else place
-            level = _FIRST_TIER if place == ("store", "tiers") else level
-            return ".".join((*level, where[-1]))
+            return ".".join((*_as_written(place), where[-1]))
     return ""
 
 

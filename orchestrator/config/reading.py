@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from warmrank.cache_store.cache_dir.node_files import NodeCache
 from warmrank.orchestrator.config.models import Config, ScriptWorkload, groups
-from warmrank.orchestrator.config.problems import is_short, shown, translate
+from warmrank.orchestrator.config.problems import shown, translate
 from warmrank.orchestrator.config.store import absolute, is_url, locate_trust, warn_of_off
 from warmrank.orchestrator.errors import ConfigError, ConfigProblem
 from warmrank.worker import node_caches
@@ -48,7 +48,15 @@ def read_data(
     path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int | None = None
 ) -> dict[str, Any]:
     """The data of a config file, unchecked, with overrides and what follows from them; as `load` says."""
-    data = read_mapping(Path(path), expected="keys such as workload and ranks")
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        found = f"no readable file ({error})"
+        raise ConfigError([problem(str(path), "", found, "a YAML file")]) from error
+    data = read_yaml(text, str(path))
+    if not isinstance(data, dict):
+        found = f"{shown(data)} at the top level"
+        raise ConfigError([problem(str(path), "", found, "a mapping of keys such as workload and ranks")])
     for override in (*overrides, *([] if world_size is None else [f"ranks={world_size}"])):
         _apply(data, override)
     is_given = any(override.startswith("parallel.dp=") for override in overrides)
@@ -64,9 +72,9 @@ def relative_places(path: Path | str, overrides: tuple[str, ...] = ()) -> dict[s
     data = read_data(path, overrides)
     config = parse(data, place=str(path), overrides=overrides)
     tiers = config.store.tiers if config.store else ()
-    names = ["store.path"] if is_short(data) else [f"store.tiers.{index}.path" for index in range(len(tiers))]
+    name = "store.tiers.{}.path" if tiers and "tiers" in data["store"] else "store.path"
     places = {"cache_dir": str(config.cache_dir)} | {
-        name: tier.path for name, tier in zip(names, tiers, strict=False) if not is_url(tier.path)
+        name.format(index): tier.path for index, tier in enumerate(tiers) if not is_url(tier.path)
     }
     return {key: place for key, place in places.items() if not Path(place).expanduser().is_absolute()}
 
@@ -81,25 +89,15 @@ def require_workload(config: Config, place: str = "config") -> None:
 def parse(data: Mapping[str, Any], *, place: str = "config", overrides: tuple[str, ...] = ()) -> Config:
     """Check plain data, such as a parsed file; paths stay as they are.
 
-    A store may be written in short, as one tier's keys with ``trust`` among them. A tier whose mode is off is
-    as if it were not there, and so is a store of such tiers only.
-
     Raises:
         ConfigError: anything in it is not as expected.
     """
-    refuse_odd_values(data, place)
     try:
         # JSON, because strict mode then knows lists and paths, but takes neither "2" for 2 nor 1 for true.
-        config = Config.model_validate_json(json.dumps(_in_full(data)), strict=True)
+        return Config.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        problems = [translate(detail, place, overrides, short=is_short(data)) for detail in details]
-        raise ConfigError(problems) from None
-    if config.store is None:
-        return config
-    tiers = tuple(tier for tier in config.store.tiers if tier.mode != "off")
-    store = config.store.model_copy(update={"tiers": tiers}) if tiers else None
-    return config.model_copy(update={"store": store})
+        raise ConfigError(translate(detail, place, overrides) for detail in details) from None
 
 
 def _check_node_caches(config: Config, place: str) -> None:
@@ -124,15 +122,6 @@ def _fill_with_replicas(data: dict[str, Any]) -> None:
         sizes = [size for axis, size in others if axis not in {"dp", "axes"}]
         if all(type(size) is int and size > 0 for size in sizes):
             parallel["dp"] = max(1, world_size // math.prod(sizes))
-
-
-def _in_full(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The data with a store of one tier written as a store of several."""
-    if not is_short(data):
-        return data
-    tier = {key: value for key, value in data["store"].items() if key != "trust"}
-    trust = {"trust": data["store"]["trust"]} if "trust" in data["store"] else {}
-    return {**data, "store": {"tiers": [tier], **trust}}
 
 
 def _apply(data: dict[str, Any], override: str) -> None:
@@ -173,24 +162,6 @@ def _resolved(config: Config, base: Path) -> Config:
     return config.model_copy(update=changes)
 
 
-def read_mapping(path: Path, *, expected: str) -> dict[str, Any]:
-    """The mapping at the top level of a YAML file; ``expected`` says for the error what it should hold.
-
-    Raises:
-        ConfigError: the file cannot be read, or holds something else.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        found = f"no readable file ({error})"
-        raise ConfigError([problem(str(path), "", found, "a YAML file")]) from error
-    data = read_yaml(text, str(path))
-    if not isinstance(data, dict):
-        found = f"{shown(data)} at the top level"
-        raise ConfigError([problem(str(path), "", found, f"a mapping of {expected}")])
-    return data
-
-
 _TEXTS = (
     ("env", "{}"),
     ("workload", "arguments", "[]"),
@@ -209,7 +180,8 @@ _TEXTS = (
 def read_yaml(text: str, place: str, *, key: tuple[str, ...] = ()) -> Any:
     """The data in a text of YAML, which stands at ``key`` of a config; raises `ConfigError`.
 
-    A key that stands twice is an error. A number, boolean or date at `_TEXTS` is the text as it is written.
+    A key that stands twice is an error, and so is what JSON cannot hold: a date, not-a-number, a key that is
+    no string. A number, boolean or date at `_TEXTS` is the text as it is written.
     """
     loader = _Loader(text)
     loader.name = place
@@ -217,7 +189,7 @@ def read_yaml(text: str, place: str, *, key: tuple[str, ...] = ()) -> Any:
         node = loader.get_single_node()
         paths = [path[len(key) :] for path in _TEXTS if _leads(path, key)]
         data = None if node is None else loader.construct_document(_with_texts(node, paths))
-        tuple(_not_plain(data, ()))  # walks all of it
+        odd = tuple(_not_plain(data, key))
     except RecursionError:
         found = "an alias of what it stands in, or hundreds of levels"
         raise ConfigError([problem(place, "", found, "a document of a person's size")]) from None
@@ -228,6 +200,8 @@ def read_yaml(text: str, place: str, *, key: tuple[str, ...] = ()) -> Any:
         raise ConfigError([problem(place + line, "", f"broken YAML ({cause})", "valid YAML")]) from error
     finally:
         loader.dispose()
+    if odd:
+        raise ConfigError(problem(place, ".".join(at), shown(value), _PLAIN) for at, value in odd)
     return data
 
 
@@ -262,12 +236,6 @@ def _below(paths: Sequence[tuple[str, ...]], key: yaml.Node) -> list[tuple[str, 
     return [path[1:] for path in paths if path[0] in {key.value, "{}"}]
 
 
-def refuse_odd_values(data: Mapping[str, Any], place: str) -> None:
-    """Raise `ConfigError` for YAML that JSON cannot hold: dates, not-a-number, keys that are no strings."""
-    if odd := tuple(_not_plain(data, ())):
-        raise ConfigError([problem(place, ".".join(key), shown(value), _PLAIN) for key, value in odd])
-
-
 def problem(place: str, key: str, found: str, expected: str) -> ConfigProblem:
     """A `ConfigProblem` without a nearest key."""
     return ConfigProblem(place=place, key=key, found=found, expected=expected)
@@ -279,10 +247,7 @@ _PLAIN = "strings, finite numbers, true, false, null, lists, and mappings with s
 def _not_plain(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], object]]:
     if isinstance(value, Mapping):
         for name, item in value.items():
-            if isinstance(name, str):
-                yield from _not_plain(item, (*key, name))
-            else:
-                yield (*key, repr(name)), name
+            yield from _not_plain(item, (*key, name))
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield from _not_plain(item, (*key, str(index)))

@@ -13,12 +13,15 @@ import re
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
+    Tag,
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
@@ -174,10 +177,7 @@ def tier_at(location: str) -> TierConfig:
 
 
 class StoreConfig(Strict):
-    """The store: one place, or a near one and a far one.
-
-    A config may give one tier's keys beside ``trust``, without ``tiers``; see `config.reading.parse`.
-    """
+    """The store: one place, or a near one and a far one."""
 
     tiers: tuple[TierConfig, ...] = Field(
         description="one or two mappings such as {path: /mnt/store, mode: ro}, the near place first"
@@ -206,6 +206,32 @@ class StoreConfig(Strict):
     def location(self) -> str:
         """The paths of the store's places, for people."""
         return ", ".join(tier.path for tier in self.tiers)
+
+
+class StoreInShort(TierConfig):
+    """A store of one place."""
+
+    trust: TrustConfig = Field(default=TrustConfig(), description="policy, signing_key, trusted_keys")
+
+    def in_full(self) -> StoreConfig:
+        """The same store, with a list of places."""
+        return StoreConfig(tiers=(TierConfig(**self.model_dump(exclude={"trust"})),), trust=self.trust)
+
+
+def _form_of_store(given: Any) -> str:
+    has_tiers = isinstance(given, StoreConfig) or (isinstance(given, dict) and "tiers" in given)
+    return "full" if has_tiers else "short"
+
+
+if TYPE_CHECKING:
+    Store = StoreConfig
+else:
+    Store = Annotated[
+        Annotated[StoreInShort, AfterValidator(StoreInShort.in_full), Tag("short")]
+        | Annotated[StoreConfig, Tag("full")],
+        Discriminator(_form_of_store),
+    ]
+"""A store as a config may write it: with ``tiers``, or one tier's keys beside ``trust``."""
 
 
 LOOK_S = 0.9  # longest look at a place: it counts to the 5 s that a dead store may cost a launch

@@ -76,6 +76,11 @@ def note(check: str, why: str) -> Finding:
     return Finding(check=check, level="note", what=f"not checked: {why}")
 
 
+def judged(check: str, is_fine: bool, fine: str, fault: str, remedy: str, level: Level = "error") -> Finding:
+    """What is ``fine``, or else the ``fault`` with its remedy."""
+    return ok(check, fine) if is_fine else Finding(check=check, level=level, what=fault, remedy=remedy)
+
+
 def warning(check: str, what: str, remedy: str) -> Finding:
     """Something that stops some launches."""
     return Finding(check=check, level="warning", what=what, remedy=remedy)

@@ -26,7 +26,7 @@ from typing import Any
 
 from warmrank.cache_store.backends.deadline import all_within
 from warmrank.orchestrator import import_root
-from warmrank.orchestrator.inspect.findings import Finding, error, note, ok, warning
+from warmrank.orchestrator.inspect.findings import Finding, error, judged, note, ok, warning
 from warmrank.orchestrator.text import size_text
 from warmrank.worker.ascend import Installation, fit, installation, visible_devices
 from warmrank.worker.engines.toolchain import check_cpp_compiler, check_cuda
@@ -105,20 +105,19 @@ def _visible(device: str, environ: Mapping[str, str], num_devices: int) -> Findi
         # CUDA reads up to the first unknown one.
         parts = [part.strip() for part in value.split(",")] if value.strip() else []
         fault = next((f"no device {p}" for p in parts if not p.isdecimal() or int(p) >= num_devices), fault)
-    if not fault:
-        return ok("devices.visible", f"{name}={value}")
     remedy = f"unset it before `ray start`, or name numbers from 0 to {num_devices - 1}, such as 0,1"
-    return error("devices.visible", f"{name}={value!r} hides devices: {fault}", remedy)
+    hidden = f"{name}={value!r} hides devices: {fault}"
+    return judged("devices.visible", not fault, f"{name}={value}", hidden, remedy)
 
 
 def usable(device: str, probe: Probe) -> Finding:
     """Check that torch can use devices."""
     if probe.error:
         return note("devices.usable", "torch does not import, see versions.import")
-    if probe.num_devices and not probe.device_error:
-        return ok("devices.usable", f"torch can use {probe.num_devices}")
-    return error(
+    return judged(
         "devices.usable",
+        probe.num_devices > 0 and not probe.device_error,
+        f"torch can use {probe.num_devices}",
         f"torch can use no device of kind {device}: {probe.device_error or 'it counts 0'}",
         "mend the other findings on devices and versions first; a torch without CUDA, without kernels for "
         "this GPU, or too new for its driver needs another build (https://pytorch.org/get-started/locally)",
@@ -126,39 +125,37 @@ def usable(device: str, probe: Probe) -> Finding:
 
 
 def check_limits(num_ranks: int) -> Iterator[Finding]:
-    """Check that the system allows what ranks need; ``num_ranks`` is 0 where that is not known."""
+    """Compare limits with what Ray and the ranks need; no threshold is exact, so none is an error.
+
+    ``num_ranks`` is 0 where that is not known.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # Ray raises the soft limit by itself
+    num_files = math.inf if hard == resource.RLIM_INFINITY else hard
+    wanted = max(FEWEST_FILES, FILES_PER_RANK * num_ranks)
+    yield judged(
+        "limits.files",
+        num_files >= wanted,
+        f"{wanted} open files or more are allowed",
+        f"at most {num_files:g} open files are allowed, expected {wanted} or more",
+        "raise the hard limit as root: /etc/security/limits.conf, LimitNOFILE of the service that starts "
+        "Ray, or --ulimit nofile=65536:65536 of the container",
+        "warning",
+    )
     try:
         shm = os.statvfs("/dev/shm")  # noqa: S108 - a mount point
         shm_bytes = shm.f_frsize * shm.f_bavail
     except OSError:
         shm_bytes = 0
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # Ray raises the soft limit by itself
-    num_files = math.inf if hard == resource.RLIM_INFINITY else hard
-    yield from judge_limits(num_files=num_files, shm_bytes=shm_bytes, num_ranks=num_ranks)
-
-
-def judge_limits(*, num_files: float, shm_bytes: int, num_ranks: int) -> Iterator[Finding]:
-    """Compare limits with what Ray and the ranks need; no threshold is exact, so none is an error."""
-    wanted = max(FEWEST_FILES, FILES_PER_RANK * num_ranks)
-    if num_files >= wanted:
-        yield ok("limits.files", f"{wanted} open files or more are allowed")
-    else:
-        yield warning(
-            "limits.files",
-            f"at most {num_files:g} open files are allowed, expected {wanted} or more",
-            "raise the hard limit as root: /etc/security/limits.conf, LimitNOFILE of the service that starts "
-            "Ray, or --ulimit nofile=65536:65536 of the container",
-        )
     there = f"{size_text(shm_bytes)} of shared memory free"
-    if shm_bytes >= SMALLEST_SHM_BYTES:
-        yield ok("limits.shared_memory", there)
-    else:
-        yield warning(
-            "limits.shared_memory",
-            f"{there}, expected {size_text(SMALLEST_SHM_BYTES)}: collectives may fail",
-            "--shm-size=8g of the container, or in Kubernetes an emptyDir of medium Memory at /dev/shm; "
-            "files that dead processes left there can be removed",
-        )
+    yield judged(
+        "limits.shared_memory",
+        shm_bytes >= SMALLEST_SHM_BYTES,
+        there,
+        f"{there}, expected {size_text(SMALLEST_SHM_BYTES)}: collectives may fail",
+        "--shm-size=8g of the container, or in Kubernetes an emptyDir of medium Memory at /dev/shm; "
+        "files that dead processes left there can be removed",
+        "warning",
+    )
 
 
 def check_network(
@@ -166,35 +163,36 @@ def check_network(
 ) -> Iterator[Finding]:
     """Names, interfaces and ports that ranks meet over, and whether a Ray listens at its address."""
     if spans_nodes and not environ.get("GLOO_SOCKET_IFNAME"):
-        host = socket.gethostname()
-        (addresses,) = all_within([partial(_addresses, host)], timeout_s=PATIENCE_S)
-        yield host_name(host, addresses)
+        yield _host_name(socket.gethostname())
     interfaces = [name for _, name in socket.if_nameindex()]
     for name in ("GLOO_SOCKET_IFNAME", *(["HCCL_SOCKET_IFNAME"] if device == "npu" else [])):
         if value := environ.get(name, ""):
-            yield interface(name, value, interfaces)
+            yield _interface(name, value, interfaces)
     if device == "npu":
         yield _hccl_ports(environ)
-    if problem := _connect(ray_address):
-        yield error(
+    if (problem := _connect(ray_address)) is not None:
+        yield judged(
             "network.ray",
+            not problem,
+            f"something listens at {ray_address}",
             f"nothing listens at {ray_address}, where the config's Ray cluster should be: {problem}",
             "start it there with `ray start --head --port=6379`, correct ray.address (or RAY_ADDRESS), or "
             "open the port between the nodes",
         )
-    elif problem is not None:
-        yield ok("network.ray", f"something listens at {ray_address}")
 
 
-def host_name(host: str, addresses: Sequence[str] | None) -> Finding:
-    """Check that other nodes reach the host by its name; ``addresses`` is None without an answer."""
-    if addresses and not any(ipaddress.ip_address(address).is_loopback for address in addresses):
-        return ok("network.host_name", f"the host's name {host} is {', '.join(addresses)}")
-    found = ", ".join(addresses or ()) or ("not answered in time" if addresses is None else "unknown")
-    return warning(
+def _host_name(host: str) -> Finding:
+    """Check that other nodes reach the host by its name."""
+    (addresses,) = all_within([partial(_addresses, host)], timeout_s=PATIENCE_S)
+    there = ", ".join(addresses or ())
+    found = there or ("not answered in time" if addresses is None else "unknown")
+    return judged(
         "network.host_name",
+        bool(there) and not any(ipaddress.ip_address(each).is_loopback for each in addresses or ()),
+        f"the host's name {host} is {there}",
         f"the host's name, at whose address gloo listens for ranks on other nodes, is {found}",
         "correct its line in /etc/hosts, or export GLOO_SOCKET_IFNAME=INTERFACE before `ray start`",
+        "warning",
     )
 
 
@@ -206,16 +204,16 @@ def _addresses(host: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
 
 
-def interface(name: str, value: str, interfaces: Sequence[str]) -> Finding:
+def _interface(name: str, value: str, interfaces: Sequence[str]) -> Finding:
     """Check that a variable names interfaces that are there; one that is not ends every process group."""
     check = f"network.{name.partition('_')[0].lower()}_interface"
     # HCCL takes prefixes, and with = or ^ in front exact names or what to leave out.
     wanted = [part.lstrip("=^") for part in value.split(",")]
     missing = [part for part in wanted if not any(there.startswith(part) for there in interfaces)]
-    if not missing:
-        return ok(check, f"{name}={value}")
     what = f"{name} names {', '.join(missing)}, which is not there"
-    return error(check, what, f"unset it, or name one of {', '.join(interfaces)}")
+    return judged(
+        check, not missing, f"{name}={value}", what, f"unset it, or name one of {', '.join(interfaces)}"
+    )
 
 
 def _hccl_ports(environ: Mapping[str, str]) -> Finding:
@@ -224,12 +222,13 @@ def _hccl_ports(environ: Mapping[str, str]) -> Finding:
     first = int(text) if text.isdecimal() and int(text) < 2**16 - _NUM_HCCL_PORTS else _FIRST_HCCL_PORT
     ports = range(first, first + _NUM_HCCL_PORTS)
     busy = [str(port) for port in ports if not _is_free(port)]
-    if not busy:
-        return ok("network.hccl_ports", f"ports {ports[0]}-{ports[-1]} are free for HCCL")
-    return warning(
+    return judged(
         "network.hccl_ports",
+        not busy,
+        f"ports {ports[0]}-{ports[-1]} are free for HCCL",
         f"others hold {', '.join(busy)} of HCCL's ports {ports[0]}-{ports[-1]}, another launch for example",
         "end it, or give this launch a range with HCCL_IF_BASE_PORT, outside of net.ipv4.ip_local_port_range",
+        "warning",
     )
 
 
@@ -353,12 +352,11 @@ def check_versions(device: str, installed: Mapping[str, str]) -> Iterator[Findin
         if name == "torch_npu" and device != "npu":
             continue
         version = installed.get(name, "")
-        if version and oldest <= release(version) < beyond:
-            yield ok(f"versions.{name}", f"{name} {version}")
-            continue
         extra = "[npu]" if name == "torch_npu" else ""
-        yield error(
+        yield judged(
             f"versions.{name}",
+            oldest <= release(version) < beyond,
+            f"{name} {version}",
             f"{name} is {version or 'not installed'}, expected >= {_dotted(oldest)}, < {_dotted(beyond)}",
             f"make an environment with Python {_dotted(oldest)} or later"
             if name == "python"
@@ -378,34 +376,31 @@ def check_probe(probe: Probe) -> Iterator[Finding]:
         return
     yield ok("versions.import", f"torch {probe.torch} imports in a fresh interpreter")
     broken = [f"{module}: {text}: {instead}" for module, text, instead in probe.facts if instead]
-    if broken:
-        yield error(
-            "versions.facts",
-            f"nothing compiles, because torch {probe.torch} is not what is relied on: {'; '.join(broken)}",
-            "install a torch that is tested (docs/status.md); artifacts load without these facts",
-        )
-    else:
-        yield ok("versions.facts", f"all {len(probe.facts)} facts that compiles rely on hold")
+    yield judged(
+        "versions.facts",
+        not broken,
+        f"all {len(probe.facts)} facts that compiles rely on hold",
+        f"nothing compiles, because torch {probe.torch} is not what is relied on: {'; '.join(broken)}",
+        "install a torch that is tested (docs/status.md); artifacts load without these facts",
+    )
 
 
 def check_ascend(found: Installation, installed: Mapping[str, str]) -> Iterator[Finding]:
     """CANN and the driver, and what of them does not belong together; `worker.ascend` names the remedies."""
-    if found.cann:
-        yield ok("ascend.cann", f"CANN {found.cann_detail or found.cann} in {found.home}")
-    else:
-        yield error(
-            "ascend.cann",
-            "CANN is neither in /usr/local/Ascend nor at ASCEND_HOME_PATH, and torch_npu needs it",
-            "install CANN's toolkit and kernels of one release",
-        )
-    if found.driver:
-        yield ok("ascend.driver", f"driver {found.driver}{', ' if found.soc else ''}{found.soc}")
-    else:
-        yield error(
-            "ascend.driver",
-            "there is no version.info in /usr/local/Ascend/driver",
-            "install the driver; in a container mount /usr/local/Ascend/driver read-only",
-        )
+    yield judged(
+        "ascend.cann",
+        bool(found.cann),
+        f"CANN {found.cann_detail or found.cann} in {found.home}",
+        "CANN is neither in /usr/local/Ascend nor at ASCEND_HOME_PATH, and torch_npu needs it",
+        "install CANN's toolkit and kernels of one release",
+    )
+    yield judged(
+        "ascend.driver",
+        bool(found.driver),
+        f"driver {found.driver}{', ' if found.soc else ''}{found.soc}",
+        "there is no version.info in /usr/local/Ascend/driver",
+        "install the driver; in a container mount /usr/local/Ascend/driver read-only",
+    )
     for problem in found.problems:
         yield warning("ascend.problems", problem, "")
     for misfit in fit(installed.get("torch", ""), installed.get("torch_npu", ""), found.cann):

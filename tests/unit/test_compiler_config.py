@@ -212,7 +212,7 @@ def test_option_without_effect_says_so_once(case, kind, caplog):
     mode, engine, dotted, value, why = case
     for _ in range(2):
         with_value(dotted, value, mode).check(kind, engine=engine)
-    text = f"config.{dotted} has no effect on device {kind} in mode {mode}: {why}"
+    text = f"config.{dotted} = {value!r} has no effect on device {kind} in mode {mode}: {why}"
     assert caplog.messages == ([text] if why else [])
 
 

@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from tests.support.checkout import ROOT
-from warmrank.orchestrator.cli.config import SchemaOf, schema_of, schema_text
+from warmrank.orchestrator.cli.config import SchemaOf, document_schema, schema_text
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.lint import entrypoint_fault, missing_module, shadow
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload, ScriptWorkload
@@ -53,7 +53,8 @@ def kept(name: str) -> Path:
 
 
 def complaints(name: SchemaOf, data: object) -> list[str]:
-    return [error.message for error in jsonschema.Draft202012Validator(schema_of(name)).iter_errors(data)]
+    schema = jsonschema.Draft202012Validator(document_schema(name))
+    return [error.message for error in schema.iter_errors(data)]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,9 +149,12 @@ def test_missing_and_unfit_software_of_ascend_is_named():
         ({"shm_bytes": 64 * 2**20}, ["limits.shared_memory"]),
     ],
 )
-def test_limits_too_low_for_the_ranks_are_named(change: dict[str, Any], names: list[str]):
-    facts = {"num_files": 4096.0, "shm_bytes": 2**30, "num_ranks": 8, **change}
-    assert list(troubles(machine.judge_limits(**facts))) == names
+def test_limits_too_low_for_the_ranks_are_named(monkeypatch, change: dict[str, Any], names: list[str]):
+    facts = {"num_files": 4096, "shm_bytes": 2**30, "num_ranks": 8, **change}
+    shm = SimpleNamespace(f_frsize=1, f_bavail=facts["shm_bytes"])
+    monkeypatch.setattr(os, "statvfs", lambda _path: shm)
+    monkeypatch.setattr(resource, "getrlimit", lambda _limit: (1024, facts["num_files"]))
+    assert list(troubles(machine.check_limits(facts["num_ranks"]))) == names
 
 
 def test_cluster_must_listen_and_ports_of_hccl_be_free():

@@ -192,7 +192,8 @@ class CompilerConfig(Section, at=""):
         for name, option, value in sorted(changed(self), key=lambda entry: entry[0]):
             why = no_effect(option.effect_of(value), mode=self.mode, engine=engine)
             if why:
-                _warn_once(f"config.{name} has no effect on device {device_kind} in mode {self.mode}: {why}")
+                where = f"on device {device_kind} in mode {self.mode}"
+                _warn_once(f"config.{name} = {value!r} has no effect {where}: {why}")
 
 
 def _asks_for_eager(given: dict[str, Any]) -> bool:
