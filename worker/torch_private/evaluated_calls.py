@@ -99,7 +99,7 @@ class CallHooks:
         is_distributed = str(getattr(function, "__module__", "")).startswith("torch.distributed")
         # Of a tensor they say what its guards hold (``torch.is_floating_point``).
         reads_process = function in constant_fold_functions and not any(
-            map(_is_tensor, (*args, *kwargs.values()))
+            isinstance(given.realize(), TensorVariable) for given in (*args, *kwargs.values())
         )
         if (read or is_distributed or reads_process) and answer.is_python_constant():
             self._evaluations.note_call(function, _arguments(args, kwargs), answer.as_python_constant())
@@ -239,10 +239,6 @@ class EnvironmentHooks:
             if environ is os.environ and _is_users(sys._getframe(2)):
                 self._evaluations.note_call(os.getenv, ((name,), {}), value)
         return value
-
-
-def _is_tensor(variable: Any) -> bool:
-    return isinstance(variable.realize(), TensorVariable)
 
 
 def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | None:

@@ -51,6 +51,7 @@ _REGISTRIES = ("_parameters", "_buffers", "_modules")  # in the order in which a
 _BUILTINS = "torch._dynamo.variables.builtin"
 _BUILTIN = f"{_BUILTINS}:BuiltinVariable"
 _PROXY = "torch._dynamo.variables.dicts:SideEffectsProxyDict"
+_HAS_PROXY = hasattr(dicts, "SideEffectsProxyDict")
 _MEMBER = "torch._dynamo.variables.misc:GetAttrVariable"
 _KEYS = ("__iter__", "__contains__", "__getitem__")
 _NOTHING = object()
@@ -215,7 +216,7 @@ class ReadHooks:
 
     @steps_in(_MEMBER, "call_method", is_optional=True)
     def _dict_method(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if not _has_proxy() and variable.name == "__dict__" and hasattr(variable.obj, "value"):
+        if not _HAS_PROXY and variable.name == "__dict__" and hasattr(variable.obj, "value"):
             asked = [args[0].as_python_constant()] if args and args[0].is_python_constant() else []
             self._note_keys(variable.obj, vars(variable.obj.value), *asked)
         return original(variable, tx, name, args, kwargs)
@@ -392,17 +393,13 @@ def _real_group(variable: Any) -> Any:
     return value if dist.is_available() and isinstance(value, dist.ProcessGroup) else None
 
 
-def _has_proxy() -> bool:
-    return hasattr(dicts, "SideEffectsProxyDict")
-
-
 PROBES = {
     f"attributes are read by {' or '.join(_GETTERS)}": lambda: any(
         name in vars(named("torch._dynamo.variables.base:VariableTracker")) for name in _GETTERS
     ),
     "a __dict__ is read by methods of its own": lambda: (
         all(hasattr(named(_PROXY), name) for name in (*_KEYS, "_maybe_unwrap_key"))
-        if _has_proxy()
+        if _HAS_PROXY
         else "call_method" in vars(named(_MEMBER))
     ),
 }

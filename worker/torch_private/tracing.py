@@ -106,7 +106,8 @@ class TraceNotes:
             name
             for write in self.writes
             for name in integers
-            if name in _spellings(write) or (not write.attribute and _holder(name) == write.source)
+            if name in (f"{write.source}.{write.attribute}", f"{write.source}.__dict__[{write.attribute!r}]")
+            or (not write.attribute and name.rpartition("[")[0] == write.source)
         )
 
     @steps_in("torch._dynamo.side_effects:SideEffects", "codegen_update_mutated")
@@ -132,16 +133,6 @@ class TraceNotes:
         self._note("has_attr" if hasattr(value, name) else "no_attr", source, name)
         if hasattr(value, "__dict__"):
             self._note("has_key" if name in vars(value) else "no_key", f"{source}.__dict__", name)
-
-
-def _spellings(write: TracedWrite) -> tuple[str, str]:
-    """Dynamo's expressions for an attribute."""
-    return f"{write.source}.{write.attribute}", f"{write.source}.__dict__[{write.attribute!r}]"
-
-
-def _holder(expression: str) -> str:
-    """The container in an expression for a member of it."""
-    return expression.rpartition("[")[0]
 
 
 class _Counts(Exception):
@@ -424,15 +415,15 @@ def _capture(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 def _without_tracebacks() -> Iterator[None]:
     """Keep torch from printing a traceback of its own for shapes that do not fit: the error says it."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    logger.addFilter(_is_no_error)
+
+    def is_no_error(record: logging.LogRecord) -> bool:
+        return record.levelno < logging.ERROR
+
+    logger.addFilter(is_no_error)
     try:
         yield
     finally:
-        logger.removeFilter(_is_no_error)
-
-
-def _is_no_error(record: logging.LogRecord) -> bool:
-    return record.levelno < logging.ERROR
+        logger.removeFilter(is_no_error)
 
 
 def _function_of(method: Callable[..., Any]) -> Any:
