@@ -7,12 +7,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from warmrank.orchestrator.causes import FailureKind, WorkerFailure, causes_of, policy_of
+from warmrank.orchestrator.causes import Budget, FailureKind, Policy, WorkerFailure, causes_of, policy_of
 from warmrank.orchestrator.text import brief_names, brief_ranks, count_text, grouped
 
 
 class OrchestratorError(Exception):
     """Base of every error that `orchestrator` raises; attributes set by a subclass survive pickling."""
+
+    @property
+    def budget(self) -> Budget | None:
+        """The budget that another attempt takes; None for an error that ends the launch."""
+        return None
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the cluster is to blame, not the workload: another launch may end well."""
+        return False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, self.__dict__)
@@ -69,7 +79,7 @@ class LaunchFailed(OrchestratorError):
         causes: the failures, equal ones grouped, those that others follow from first.
         silent: ranks that had not answered when the launch was stopped.
         logs: where each rank's log lies on its node; empty when ranks ran in the driver's process.
-        compiling: `launch.failures.Compiling` of leaders that were lost.
+        compiling: `launch.rounds.Compiling` of leaders that were lost.
     """
 
     def __init__(
@@ -90,6 +100,21 @@ class LaunchFailed(OrchestratorError):
         self.compiling: tuple[Any, ...] = ()
         self.causes = causes_of(self.failures, hosts or {})
         super().__init__(self._describe())
+
+    @property
+    def policy(self) -> Policy:
+        """The policy of its failures."""
+        return policy_of(*(failure.kind for failure in self.failures))
+
+    @property
+    def budget(self) -> Budget | None:
+        """See `OrchestratorError`."""
+        return self.policy.budget
+
+    @property
+    def is_lost(self) -> bool:
+        """See `OrchestratorError`."""
+        return self.policy.exit == "LOST"
 
     def _describe(self) -> str:
         if self.num_ranks == 1:
@@ -143,6 +168,16 @@ class CannotStart(OrchestratorError):
         self.blames_cluster = blames_cluster
         self.has_lost_node = has_lost_node
         super().__init__(message)
+
+    @property
+    def budget(self) -> Budget | None:
+        """See `OrchestratorError`."""
+        return ("node" if self.has_lost_node else "start") if self.may_pass else None
+
+    @property
+    def is_lost(self) -> bool:
+        """See `OrchestratorError`."""
+        return self.blames_cluster or self.may_pass
 
 
 class LacksDevice(CannotStart, BadInput):

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from benchmarks.scale_parts.world import World, digest_of, probes, proposals
-from warmrank.orchestrator.launch.plan import lanes_of, plan_round, rank_classes
-from warmrank.orchestrator.launch.plan_state import (
+from warmrank.orchestrator.launch.plan import (
     Action,
-    Adopt,
     Attempt,
-    AwaitLeader,
-    Compile,
-    Load,
+    Cluster,
     Slot,
     apply_round,
     begin,
+    plan_round,
+    rank_classes,
 )
 from warmrank.orchestrator.launch.steps import order
 from warmrank.worker.results import FunctionProbe
@@ -56,24 +54,22 @@ def settle(
     Returns:
         Rounds, how many functions of ranks were compiled, and how many classes were seen.
     """
-    nodes = world.nodes()
-    lanes = lanes_of(nodes.values(), 1.0)
-    state = begin(found)
+    state = begin(found, Cluster(nodes=world.nodes(), max_rounds=MAX_ROUNDS))
     num_compiled = num_classes = 0
     while state.demands:
-        actions = plan_round(state, max_rounds=MAX_ROUNDS, nodes=nodes, lanes=lanes)
+        actions = plan_round(state)
         num_classes += len(rank_classes(state, actions))
         made = {
             slot: _made(world, slot, state.round)
             for slot, action in actions.items()
-            if isinstance(action, Compile)
+            if action.kind == "compile"
         }
         num_compiled += len(made)
         attempts = {
             slot: _attempt(slot, action, made, refuses=refusing and slot[0] % 2 == 1)
             for slot, action in actions.items()
         }
-        state = apply_round(state, actions, attempts, nodes=nodes)
+        state = apply_round(state, actions, attempts)
     return {"rounds": state.round, "compiled": num_compiled, "classes": num_classes}
 
 
@@ -85,14 +81,11 @@ def _made(world: World, slot: Slot, number: int) -> str:
 
 def _attempt(slot: Slot, action: Action, made: Mapping[Slot, str], *, refuses: bool) -> Attempt:
     """Who refuses at all refuses what the first round's leaders made, and takes what its own class makes."""
-    if isinstance(action, Compile):
+    if action.kind == "compile":
         return Attempt(ok=True, digest=made[slot])
-    if isinstance(action, AwaitLeader):
-        offered = made[action.leader, slot[1]]
-    elif isinstance(action, Load | Adopt):
-        offered = action.digest
-    else:
+    if action.kind == "give up":
         raise TypeError(f"no leader failed, and yet the plan says {action}")
+    offered = action.digest if action.leader is None else made[action.leader, slot[1]]
     if refuses and offered.startswith("0"):
         return Attempt(ok=False, digest=offered, reason="another constant was burned in")
     return Attempt(ok=True, digest=offered)

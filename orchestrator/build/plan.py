@@ -22,7 +22,7 @@ from warmrank.orchestrator.config.models import Config, ScriptWorkload
 from warmrank.orchestrator.config.reading import require_workload
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.launch.events import AuditReport
-from warmrank.orchestrator.launch.plan_state import Slot
+from warmrank.orchestrator.launch.plan import Slot
 from warmrank.orchestrator.launch.report import StageReport
 from warmrank.worker.keys.request import environment
 from warmrank.worker.results import FunctionProbe, FunctionResult, Outcome

@@ -196,11 +196,9 @@ def exit_code_of(error: BaseException) -> int:
     """The exit code that stands for an error."""
     if isinstance(error, KeyboardInterrupt):
         return signals.exit_code_of(error)
-    from warmrank.orchestrator.launch.failures import is_lost
-
     if isinstance(error, DemoFailed):
         return error.exit_code
-    if isinstance(error, CannotStart) and is_lost(error):
+    if isinstance(error, CannotStart) and error.is_lost:
         return ExitCode.LOST
     if isinstance(error, LaunchFailed):
         kinds = {failure.kind for failure in error.failures}

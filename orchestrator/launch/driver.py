@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 
@@ -22,15 +23,15 @@ from warmrank.cache_store.cache_dir.single_flight import LOCKS, lock_in
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache
 from warmrank.cache_store.publish_pending import add_launch
 from warmrank.cache_store.records.manifest import environments_of, utc_now
-from warmrank.orchestrator.config.models import identity, launch_key
+from warmrank.orchestrator.causes import Budget
+from warmrank.orchestrator.config.models import Retries, identity, launch_key
 from warmrank.orchestrator.config.reading import Config, require_workload
-from warmrank.orchestrator.errors import CannotStart, LaunchFailed, in_words, ranks_text
+from warmrank.orchestrator.errors import CannotStart, LaunchFailed, OrchestratorError, in_words, ranks_text
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.gang.ray_session import way_in_now
 from warmrank.orchestrator.launch import steps
 from warmrank.orchestrator.launch.events import Listener, silence
-from warmrank.orchestrator.launch.failures import Compiling, RetryBudget
 from warmrank.orchestrator.launch.report import (
     SCHEMA_VERSION,
     Committed,
@@ -44,7 +45,7 @@ from warmrank.orchestrator.launch.report import (
     Report,
     totals,
 )
-from warmrank.orchestrator.launch.rounds import settle_all
+from warmrank.orchestrator.launch.rounds import Compiling, settle_all
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.nodes import Gang
 from warmrank.orchestrator.signals import held_back, named, undisturbed
@@ -236,6 +237,33 @@ class Launch:
             )
             for result in self._results.get(rank, ())
         )
+
+
+class RetryBudget:
+    """The spent part of the budgets."""
+
+    def __init__(self, retries: Retries) -> None:
+        self._retries = retries
+        self._spent: Counter[Budget] = Counter()
+
+    @property
+    def has_lost_nodes(self) -> bool:
+        """True if an attempt ended because a node was lost."""
+        return self._spent["node"] > 0
+
+    def another(self, error: OrchestratorError) -> str:
+        """Spend one attempt more; why there is one, or empty for none."""
+        budget = error.budget
+        allowed: int = getattr(self._retries, budget) if budget else 0
+        if budget is None or self._spent[budget] >= allowed:
+            return ""
+        self._spent[budget] += 1
+        if isinstance(error, LaunchFailed):
+            first = error.causes[0]
+            why = f"stage {error.stage}: {ranks_text(first.ranks)}: {first.kind}"
+        else:
+            why = str(error).partition("\n")[0]
+        return f"{why} (retries.{budget}: {self._spent[budget]} of {allowed})"
 
 
 def launch(

@@ -11,38 +11,52 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
-from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.causes import FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import positions
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed, ranks_text
 from warmrank.orchestrator.gang.launcher import Shared
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
-from warmrank.orchestrator.launch.failures import Compiling, avoided, failures_of, retries
-from warmrank.orchestrator.launch.plan import auditing, forbidden, lanes_of, plan_round, rank_classes
-from warmrank.orchestrator.launch.plan_state import (
+from warmrank.orchestrator.launch.plan import (
     Action,
-    Adopt,
     Attempt,
-    AwaitLeader,
-    Compile,
-    GiveUp,
-    Load,
+    Avoided,
+    Cluster,
+    Demand,
+    Failed,
     PlanState,
     Slot,
     apply_round,
+    auditing,
     begin,
-    given_up,
-    without,
+    forbidden,
+    is_hopeless,
+    plan_round,
+    rank_classes,
 )
 from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.nodes import Seat
+from warmrank.orchestrator.text import brief_names, grouped
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import FunctionProbe, FunctionResult, TraceResult
 
 _MAX_EXPLAINED = 16
 """Different traces of one function that are explained; further ones are only said to differ."""
 
+_MAX_NAMED = 8
+
+Seats = Mapping[int, Seat]
 Ledger = dict[Slot, FunctionResult]  # the outcome of every function on every rank
+
+
+class Compiling(NamedTuple):
+    """A compile of a rank that was lost, and where that was."""
+
+    function: str
+    request_key: str
+    seat: Seat
 
 
 def settle_all(
@@ -63,42 +77,110 @@ def settle_all(
         CompileForbidden: compiling is forbidden and a plan needs it.
         LaunchFailed: a rank failed, or something did not compile; of lost leaders it says what they compiled.
     """
+    config = stages.config
     seats = {seat.rank: seat for seat in stages.gang.seats}
-    nodes = {rank: seat.node_rank for rank, seat in seats.items()}
-    lanes = lanes_of(nodes.values(), stages.config.ray.num_cpus_per_rank)
-    state = begin(probes, avoided=avoided(avoid, seats), audit=stages.config.audit)
-    places = positions(stages.config)
+    cluster = Cluster(
+        nodes={rank: seat.node_rank for rank, seat in seats.items()},
+        max_rounds=config.max_rounds,
+        cpus_per_rank=config.ray.num_cpus_per_rank,
+        positions=positions(config),
+        audit=config.audit,
+    )
+    state = begin(probes, cluster, avoided=_avoided(avoid, seats))
     ledger: Ledger = {}
     while state.demands:
-        actions = plan_round(
-            state, max_rounds=stages.config.max_rounds, nodes=nodes, lanes=lanes, positions=places
-        )
+        actions = plan_round(state)
         if no_compile and (misses := forbidden(state, actions)):
-            if any((rank, miss.function) not in may_wait for miss in misses for rank in miss.ranks):
+            slots = {(rank, miss.function) for miss in misses for rank in miss.ranks}
+            if not slots <= {*may_wait}:
                 raise CompileForbidden(misses)
-            state = without(state, misses)
+            state = replace(state, demands=tuple(each for each in state.demands if each.slot not in slots))
             continue
         if planned := rank_classes(state, actions):
             stages.planned(planned)
-        attempts = _Round(stages, state, actions, nodes).carry_out(ledger)
-        before = len(state.failed)
-        state = apply_round(state, actions, attempts, nodes=nodes)
-        for text in retries(state.failed[before:], state, seats):
+        attempts = _Round(stages, state, actions).carry_out(ledger)
+        num_failed = len(state.failed)
+        state = apply_round(state, actions, attempts)
+        for text in _retries(state, state.failed[num_failed:], seats):
             stages.problem(text)
     _release(stages, state, ledger)
-    if lost := given_up(state, may_wait):
-        stages.fail("compile", failures_of(replace(state, lost=lost), seats))
+    raised = {failed.class_key for failed in state.failed if failed.is_final}
+    if lost := [
+        demand
+        for demand in state.lost
+        if demand.slot not in may_wait or demand.class_key(cluster) not in raised
+    ]:
+        stages.fail("compile", _failures(state, lost, seats))
     return ledger
+
+
+def _avoided(former: Iterable[Compiling], seats: Seats) -> Iterator[Avoided]:
+    """Places in this attempt where former ones were cut off: by node, for a rank may be elsewhere by now.
+
+    A node whose Ray was started anew has another id: it is known by its host name.
+    """
+    for lost in former:
+        nodes = {seat.node_rank for seat in seats.values() if seat.node_id == lost.seat.node_id}
+        nodes = nodes or {seat.node_rank for seat in seats.values() if seat.host == lost.seat.host}
+        rank = lost.seat.rank
+        for node in nodes:
+            same = rank if rank in seats and seats[rank].node_rank == node else None
+            yield Avoided((lost.function, lost.request_key), same, node)
+
+
+def _retries(state: PlanState, failed: Iterable[Failed], seats: Seats) -> Iterator[str]:
+    """Lines on compiles that ``failed`` just now and are tried again; equal causes grouped."""
+    classes = grouped((demand.class_key(state.cluster), demand) for demand in state.demands)
+    tried = grouped((one.class_key, one) for one in state.failed)
+    ranks = grouped(
+        ((one.class_key[0], one.reason), one.rank)
+        for one in failed
+        if not is_hopeless(classes[one.class_key], tried[one.class_key])
+    )
+    for (function, reason), found in ranks.items():
+        yield f"{function} did not compile on {_where(found, seats)}, and is tried once more: {reason}"
+
+
+def _failures(state: PlanState, given_up: Iterable[Demand], seats: Seats) -> list[WorkerFailure]:
+    """Reasons for giving up: functions, leaders, nodes and causes."""
+    wanted = grouped((demand.function, demand.rank) for demand in given_up)
+    lost = {demand.class_key(state.cluster) for demand in given_up}
+    tried = grouped(
+        ((failed.class_key[0], failed.error, failed.reason), failed.rank)
+        for failed in state.failed
+        if failed.class_key in lost
+    )
+    found = []
+    for (function, error, reason), ranks in tried.items():
+        remedy = (
+            f"see the logs of {_where(ranks, seats)}, who compiled it for {ranks_text(wanted[function])}; "
+            "all else is kept in the ranks' cache directories, so that the next launch compiles only what "
+            "failed"
+        )
+        if error == FailureKind.FUNCTION_RAISED:
+            remedy = f"correct that line; {remedy}"
+        kind, message = error or FailureKind.COMPILE_FAILED, reason.removeprefix(f"{error}: ")
+        found += [
+            WorkerFailure(
+                rank=rank, stage="compile", kind=kind, message=message, function=function, remedy=remedy
+            )
+            for rank in dict.fromkeys(ranks)
+        ]
+    return found
+
+
+def _where(ranks: Iterable[int], seats: Seats) -> str:
+    """Ranks with their nodes: ``rank 0 on node 0 (a), rank 4 on node 1 (b)``."""
+    named = [f"rank {rank} on node {seats[rank].node_rank} ({seats[rank].host})" for rank in ranks]
+    return brief_names(named, max_names=_MAX_NAMED)
 
 
 def _release(stages: Stages, state: PlanState, ledger: Ledger) -> None:
     """Let other partitions have what this launch compiled or audited, unless it depends on a rank."""
     digests = {
-        (offer.function, offer.digest)
+        (offer.asked[0], offer.digest)
         for offer in state.offers
-        if offer.trace
-        and (offer.is_new or offer.audit == "off")
-        and (offer.function, offer.request_key) not in state.suspects
+        if offer.trace and (offer.is_new or offer.audit == "off") and offer.asked not in state.suspects
     }
     released: dict[int, dict[str, str]] = {}
     for (rank, function), result in ledger.items():
@@ -118,10 +200,9 @@ class _Round:
     those that wait for them, are ``unproven``: they must not adopt it.
     """
 
-    def __init__(
-        self, stages: Stages, state: PlanState, actions: Mapping[Slot, Action], nodes: Mapping[int, int]
-    ) -> None:
-        self._stages, self._state, self._actions, self._nodes = stages, state, actions, nodes
+    def __init__(self, stages: Stages, state: PlanState, actions: Mapping[Slot, Action]) -> None:
+        self._stages, self._state, self._actions = stages, state, actions
+        self._nodes = state.cluster.nodes
         self.made: Ledger = {}
         self.traced: dict[Slot, TraceResult] = {}
 
@@ -138,15 +219,12 @@ class _Round:
         return {
             slot: self._attempt(slot, action, results.get(slot))
             for slot, action in self._actions.items()
-            if not isinstance(action, GiveUp)
+            if action.kind != "give up"
         }
 
     def _compile(self) -> None:
         """Leaders compile and auditors trace, side by side; each rank in the order of the plan."""
-        functions: dict[int, list[str]] = {}
-        for (rank, function), action in self._actions.items():
-            if isinstance(action, Compile):
-                functions.setdefault(rank, []).append(function)
+        functions = grouped(slot for slot, action in self._actions.items() if action.kind == "compile")
         traces = auditing(self._state, self._actions)
         busy = tuple(sorted(functions.keys() | traces.keys()))
         if not busy:
@@ -204,26 +282,23 @@ class _Round:
             slot
             for slot, (_, wanted) in self.makers.items()
             if slot not in self.traces
-            and isinstance(action := self._actions[slot], Adopt | AwaitLeader)
-            and any(self.traces.get((rank, slot[1])) != wanted for rank in action.auditors)
+            and any(self.traces.get((rank, slot[1])) != wanted for rank in self._actions[slot].auditors)
         }
         self.unproven = frozenset((*differing, *waiting))
         self.differences = self._explain(differing)
 
     def _find_makers(self) -> Iterator[tuple[Slot, tuple[int, str]]]:
-        offers = {
-            (offer.function, offer.request_key, offer.digest): offer
-            for offer in self._state.offers
-            if offer.trace
-        }
+        offers = {(offer.asked, offer.digest): offer for offer in self._state.offers if offer.trace}
         for demand in self._state.demands:
             action = self._actions[demand.slot]
-            if isinstance(action, AwaitLeader):
+            if action.kind != "adopt":
+                continue
+            if action.leader is not None:
                 result = self.made[action.leader, demand.function]
                 if result.ok and result.trace and result.digest in self.fresh:
                     yield demand.slot, (action.leader, result.trace)
-            elif isinstance(action, Adopt):
-                offer = offers.get((*demand.asked, action.digest))
+            else:
+                offer = offers.get((demand.asked, action.digest))
                 if offer is not None and offer.from_rank is not None:
                     yield demand.slot, (offer.from_rank, offer.trace)
 
@@ -257,11 +332,9 @@ class _Round:
         having = {key: {self._nodes[rank] for rank in ranks} for key, ranks in holders.items()}
         wanted: dict[tuple[int, str, str], dict[int, int]] = {}
         for (rank, function), action in self._actions.items():
-            if isinstance(action, Adopt | AwaitLeader):
-                offered = action if isinstance(action, Adopt) else self.made[action.leader, function]
-                key = function, offered.digest
-                if key in holders and self._nodes[rank] not in having[key]:
-                    wanted.setdefault((holders[key][0], *key), {}).setdefault(self._nodes[rank], rank)
+            key = function, self._offered(function, action)
+            if action.kind == "adopt" and key in holders and self._nodes[rank] not in having[key]:
+                wanted.setdefault((holders[key][0], *key), {}).setdefault(self._nodes[rank], rank)
         return wanted
 
     def _hand_over(self) -> None:
@@ -289,9 +362,9 @@ class _Round:
         considered: dict[int, dict[str, str]] = {}
         for slot, action in self._actions.items():
             rank, function = slot
-            if isinstance(action, Load):
+            if action.kind == "load":
                 loads.setdefault(rank, []).append(function)
-            elif offered := self._offered(slot, action):
+            elif offered := self._offered(function, action):
                 kind = considered if slot in self.unproven else offers
                 kind.setdefault(rank, {})[function] = offered
         ranks = tuple(sorted(loads.keys() | offers.keys() | considered.keys()))
@@ -316,14 +389,12 @@ class _Round:
             self._stages.tell("load", settled)
         return {(rank, result.function): result for rank, results in answers.items() for result in results}
 
-    def _offered(self, slot: Slot, action: Action) -> str:
+    def _offered(self, function: str, action: Action) -> str:
         """Digest of the artifact that an action hands to a rank; empty where it hands it none."""
-        if isinstance(action, Compile | GiveUp):
-            return ""
-        if isinstance(action, AwaitLeader):
-            result = self.made[action.leader, slot[1]]
-            return result.digest if result.ok else ""
-        return action.digest
+        if action.kind != "adopt" or action.leader is None:
+            return action.digest
+        result = self.made[action.leader, function]
+        return result.digest if result.ok else ""
 
     def _tell(self, results: Mapping[Slot, FunctionResult]) -> None:
         """Tell the listener what audits showed; a difference that no condition shows is a problem as well."""
@@ -363,10 +434,10 @@ class _Round:
         own = self.traces.get(slot, "")
         if result is None:
             return Attempt(ok=False, digest="", reason="its leader could not compile it", trace=own)
-        is_compile, is_unproven = isinstance(action, Compile), slot in self.unproven
+        is_compile, is_unproven = action.kind == "compile", slot in self.unproven
         return Attempt(
             ok=result.ok and not is_unproven,
-            digest=result.digest if is_compile else self._offered(slot, action),
+            digest=result.digest if is_compile else self._offered(slot[1], action),
             reason=result.reason,
             error=result.error,
             out_of_reach=not (is_compile or result.ok or result.guard_failed),

@@ -10,16 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
-from warmrank.orchestrator.causes import TIMEOUT, WorkerFailure
+from warmrank.orchestrator.causes import TIMEOUT, FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import Config, ScriptWorkload
-from warmrank.orchestrator.errors import in_words
+from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed, forbidden_compiles, in_words
 from warmrank.orchestrator.gang.launcher import Dumping, Launcher, ProcessStatus, Waiting
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import AuditReport, Event, LaunchState, Listener, RankClass
-from warmrank.orchestrator.launch.failures import raise_failed
 from warmrank.orchestrator.launch.report import StageReport
-from warmrank.orchestrator.nodes import Gang
+from warmrank.orchestrator.nodes import Gang, distinct_hosts
 from warmrank.worker.results import FunctionResult
 
 T = TypeVar("T")
@@ -140,9 +139,30 @@ class Stages:
         return dict(sorted(answers.items()))
 
     def fail(self, stage: str, failures: list[WorkerFailure], *, silent: tuple[int, ...] = ()) -> NoReturn:
-        """End the launch; raises as `raise_failed`."""
+        """End the attempt: make one error of all failures, at least one.
+
+        ``silent`` ranks were asked too, and have not answered.
+
+        Raises:
+            CompileForbidden: a rank would have had to compile, which is forbidden.
+            LaunchFailed: otherwise.
+        """
         self.running = stage
-        raise_failed(stage, failures, gang=self.gang, num_ranks=self.config.ranks, silent=silent)
+        seats = self.gang.seats
+        error = LaunchFailed(
+            stage,
+            failures,
+            num_ranks=self.config.ranks,
+            silent=silent,
+            # On a disk that takes nothing there are none, or they lack their end.
+            logs="" if any(one.kind == FailureKind.UNWRITABLE_DISK for one in failures) else self.gang.logs,
+            hosts=distinct_hosts(seats) if len({seat.node_rank for seat in seats}) > 1 else {},
+        )
+        misses = [one for one in error.failures if one.kind == FailureKind.COMPILE_FORBIDDEN]
+        if misses:
+            found = forbidden_compiles((one.function, one.message, one.rank) for one in misses)
+            raise CompileForbidden(found) from error
+        raise error
 
     def agree_on_silence(self, stage: str, ranks: Iterable[int]) -> None:
         """Spare everybody the wait for places of the store that gave none of ``ranks`` an answer.

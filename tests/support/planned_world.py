@@ -6,19 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from warmrank.orchestrator.launch.plan import plan_round
-from warmrank.orchestrator.launch.plan_state import (
+from warmrank.orchestrator.launch.plan import (
     Action,
-    Adopt,
     Attempt,
-    AwaitLeader,
-    Compile,
-    GiveUp,
-    Load,
+    Cluster,
     PlanState,
     Slot,
     apply_round,
     begin,
+    plan_round,
 )
 from warmrank.worker.results import FunctionProbe, ProbeState
 
@@ -67,18 +63,16 @@ class PlannedWorld:
     def attempt(self, slot: Slot, actions: Mapping[Slot, Action]) -> Attempt:
         """What comes of an action."""
         action, own = actions[slot], digest_of(slot[1], self.kinds[slot])
-        if isinstance(action, Compile):
+        if action.kind == "compile":
             if slot in self.broken:
                 return Attempt(ok=False, digest="", reason="it does not compile")
             return Attempt(ok=True, digest=own)
-        if isinstance(action, AwaitLeader):
+        digest = action.digest
+        if action.leader is not None:
             leader = (action.leader, slot[1])
             if leader in self.broken:
                 return Attempt(ok=False, digest="")
             digest = digest_of(slot[1], self.kinds[leader])
-        else:
-            assert isinstance(action, Load | Adopt)
-            digest = action.digest
         made = int(digest.rpartition("/")[2])
         return Attempt(ok=digest == own, digest=digest, reason=self.reason(made, self.kinds[slot]))
 
@@ -97,7 +91,7 @@ class Course:
             self.got[slot]
             for _, actions in self.rounds
             for slot, action in actions.items()
-            if isinstance(action, Compile) and slot in self.got
+            if action.kind == "compile" and slot in self.got
         )
 
 
@@ -108,17 +102,15 @@ def carried_out(world: PlannedWorld, *, max_rounds: int) -> Course:
         AssertionError: it does not end: each rank refuses at most so many offers, waits for two leaders for
             each of these, and is told.
     """
-    course = Course(end=begin(world.probes()))
+    course = Course(end=begin(world.probes(), Cluster(nodes=world.nodes, max_rounds=max_rounds)))
     while course.end.demands:
         state = course.end
-        actions = plan_round(state, max_rounds=max_rounds, nodes=world.nodes)
+        actions = plan_round(state)
         attempts = {
-            slot: world.attempt(slot, actions)
-            for slot, action in actions.items()
-            if not isinstance(action, GiveUp)
+            slot: world.attempt(slot, actions) for slot, action in actions.items() if action.kind != "give up"
         }
         course.rounds.append((state, actions))
         course.got |= {slot: attempt.digest for slot, attempt in attempts.items() if attempt.ok}
-        course.end = apply_round(state, actions, attempts, nodes=world.nodes)
+        course.end = apply_round(state, actions, attempts)
         assert len(course.rounds) <= 3 * (max_rounds + 1), "the launch does not end"
     return course

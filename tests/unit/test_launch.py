@@ -21,9 +21,8 @@ from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.launch import steps
 from warmrank.orchestrator.launch.driver import Launch, launch
-from warmrank.orchestrator.launch.failures import Compiling
 from warmrank.orchestrator.launch.report import Report, from_json, to_json
-from warmrank.orchestrator.launch.rounds import settle_all
+from warmrank.orchestrator.launch.rounds import Compiling, settle_all
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.nodes import Gang
 from warmrank.orchestrator.stores import make

@@ -24,12 +24,17 @@ from warmrank.orchestrator.causes import (
     causes_of,
 )
 from warmrank.orchestrator.config.models import Retries
-from warmrank.orchestrator.errors import CannotStart, CompileForbidden, ForbiddenCompile, LaunchFailed
+from warmrank.orchestrator.errors import (
+    CannotStart,
+    CompileForbidden,
+    ForbiddenCompile,
+    LaunchFailed,
+    OrchestratorError,
+)
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch import events as e
-from warmrank.orchestrator.launch.driver import turn
+from warmrank.orchestrator.launch.driver import RetryBudget, turn
 from warmrank.orchestrator.launch.events import LaunchState
-from warmrank.orchestrator.launch.failures import RetryBudget, budget_of, is_lost
 from warmrank.orchestrator.ui.page import timeline_rows
 from warmrank.orchestrator.ui.progress import PlainLines
 from warmrank.worker.results import FunctionResult
@@ -169,8 +174,8 @@ def failed(*kinds: str) -> LaunchFailed:
         (CompileForbidden([ForbiddenCompile(function="f", reason="r", ranks=(0,))]), None),
     ],
 )
-def test_failure_counts_against_its_budget(error: Exception, budget: str | None) -> None:
-    assert budget_of(error) == budget
+def test_failure_counts_against_its_budget(error: OrchestratorError, budget: str | None) -> None:
+    assert error.budget == budget
 
 
 def test_each_budget_is_spent_by_its_own_failures_only() -> None:
@@ -184,8 +189,8 @@ def test_each_budget_is_spent_by_its_own_failures_only() -> None:
 
 
 @pytest.mark.parametrize("error", [failed(DIED), failed(CLUSTER_LOST), CannotStart("late", may_pass=True)])
-def test_launch_that_another_one_may_mend_is_lost(error: Exception) -> None:
-    assert is_lost(error)
+def test_launch_that_another_one_may_mend_is_lost(error: LaunchFailed | CannotStart) -> None:
+    assert error.is_lost
 
 
 @pytest.fixture(autouse=True)

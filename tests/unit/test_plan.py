@@ -22,19 +22,15 @@ from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.events import silence
-from warmrank.orchestrator.launch.plan import plan_round
-from warmrank.orchestrator.launch.plan_state import (
+from warmrank.orchestrator.launch.plan import (
     Action,
-    Adopt,
     Attempt,
-    AwaitLeader,
-    Compile,
-    GiveUp,
-    Load,
+    Cluster,
     PlanState,
     Slot,
     apply_round,
     begin,
+    plan_round,
 )
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.launch.stages import Stages
@@ -47,7 +43,11 @@ from warmrank.worker.runtime.function import CachedFunction
 pytestmark = pytest.mark.usefixtures("fresh_process")
 
 
-ONE_NODE = dict.fromkeys(range(8), 0)
+ONE_NODE = Cluster(nodes=dict.fromkeys(range(8), 0), max_rounds=4)
+
+
+def compiled_by(rank: int, leader: int) -> Action:
+    return Action(kind="compile" if rank == leader else "adopt", from_rank=leader)
 
 
 def probe(
@@ -59,45 +59,36 @@ def probe(
     )  # fmt: skip
 
 
-def plan_of(*probes: FunctionProbe, nodes: Mapping[int, int] | None = None) -> dict[Slot, Action]:
-    state = begin({rank: (found,) for rank, found in enumerate(probes)})
-    return plan_round(state, max_rounds=4, nodes=nodes or ONE_NODE)
+def plan_of(*probes: FunctionProbe) -> dict[Slot, Action]:
+    return plan_round(begin({rank: (found,) for rank, found in enumerate(probes)}, ONE_NODE))
 
 
 def refused(state: PlanState, actions: dict[Slot, Action], *slots: Slot, made: str = "") -> PlanState:
     """The next state, when these slots refuse what the plan gives them."""
-
-    def digest(action: Action) -> str:
-        return action.digest if isinstance(action, Load | Adopt) else made
-
     attempts = {
-        slot: Attempt(ok=slot not in slots, digest=digest(action), reason="guard")
+        slot: Attempt(ok=slot not in slots, digest=action.digest or made, reason="guard")
         for slot, action in actions.items()
     }
-    return apply_round(state, actions, attempts, nodes=ONE_NODE)
+    return apply_round(state, actions, attempts)
 
 
 def test_ranks_of_other_runtime_state_neither_wait_for_nor_adopt_from_each_other() -> None:
     assert plan_of(*(probe("miss", blocks=blocks) for blocks in (1, 2, 1))) == {
-        (0, "f"): Compile(),
-        (1, "f"): Compile(),
-        (2, "f"): AwaitLeader(leader=0),
+        (0, "f"): compiled_by(0, 0),
+        (1, "f"): compiled_by(1, 1),
+        (2, "f"): compiled_by(2, 0),
     }
-    assert plan_of(probe("hit", "a", blocks=1), probe("miss", blocks=2))[1, "f"] == Compile()
+    assert plan_of(probe("hit", "a", blocks=1), probe("miss", blocks=2))[1, "f"] == compiled_by(1, 1)
 
 
 def leaders(plan: Mapping[Slot, Action]) -> dict[str, int]:
-    return {function: rank for (rank, function), action in plan.items() if isinstance(action, Compile)}
+    return {function: rank for (rank, function), action in plan.items() if action.kind == "compile"}
 
 
 def test_ranks_that_refused_every_offer_get_a_leader_among_them() -> None:
-    state = begin({rank: (probe("miss"),) for rank in range(4)})
-    actions = plan_round(state, max_rounds=4, nodes=ONE_NODE)
-    state = refused(state, actions, (2, "f"), (3, "f"), made="x")
-    assert plan_round(state, max_rounds=4, nodes=ONE_NODE) == {
-        (2, "f"): Compile(),
-        (3, "f"): AwaitLeader(leader=2),
-    }
+    state = begin({rank: (probe("miss"),) for rank in range(4)}, ONE_NODE)
+    state = refused(state, plan_round(state), (2, "f"), (3, "f"), made="x")
+    assert plan_round(state) == {(2, "f"): compiled_by(2, 2), (3, "f"): compiled_by(3, 2)}
 
 
 def probe_leaders(function: str, cost: int) -> FunctionProbe:
@@ -106,11 +97,10 @@ def probe_leaders(function: str, cost: int) -> FunctionProbe:
     )
 
 
-def led(costs: dict[str, int], nodes: dict[int, int], lanes: dict[int, int] | None = None) -> dict[str, int]:
+def led(costs: dict[str, int], nodes: dict[int, int]) -> dict[str, int]:
     """The leader of every function, the first to be planned first."""
     probes = {rank: tuple(probe_leaders(name, cost) for name, cost in costs.items()) for rank in nodes}
-    plan = plan_round(begin(probes), max_rounds=4, nodes=nodes, lanes=lanes)
-    return {function: rank for (rank, function), action in plan.items() if isinstance(action, Compile)}
+    return leaders(plan_round(begin(probes, Cluster(nodes=nodes, max_rounds=4))))
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 5))
@@ -166,8 +156,7 @@ def test_nothing_that_was_refused_is_offered_again(world: PlannedWorld, max_roun
     for state, actions in carried_out(world, max_rounds=max_rounds).rounds:
         for demand in state.demands:
             action = actions[demand.slot]
-            if isinstance(action, Load | Adopt):
-                assert action.digest not in demand.refused
+            assert not action.digest or action.digest not in demand.refused
 
 
 def parallel(*, tp: int, pp: int, dp: int, hidden: bool = False, placed: int = 8) -> PlannedWorld:
@@ -187,7 +176,7 @@ def test_of_1024_ranks_four_compile(hidden: bool) -> None:
     course = carried_out(parallel(tp=8, pp=4, dp=32, hidden=hidden), max_rounds=4)
     assert sorted(course.compiled().values()) == [1, 1, 1, 1]
     assert len(course.rounds) == (2 if hidden else 1)
-    leaders = {slot[0] // 8 for _, plan in course.rounds for slot in plan if isinstance(plan[slot], Compile)}
+    leaders = {slot[0] // 8 for _, plan in course.rounds for slot in plan if plan[slot].kind == "compile"}
     assert len(leaders) == 4  # four nodes
 
 
@@ -203,9 +192,8 @@ def test_another_world_compiles_nothing_where_one_rank_of_each_stage_has_its_art
     }
     again = PlannedWorld(nodes=world.nodes, kinds=world.kinds, keys=world.keys, held=known)
     course = carried_out(again, max_rounds=4)
-    assert not any(
-        isinstance(action, Compile | GiveUp) for _, plan in course.rounds for action in plan.values()
-    )
+    assert {each.kind for _, plan in course.rounds for each in plan.values()} <= {"load", "adopt"}
+    assert not any(each.leader is not None for _, plan in course.rounds for each in plan.values())
 
 
 PREFILL, DECODE = FUNCTIONS
