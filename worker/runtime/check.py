@@ -169,7 +169,7 @@ def mismatches(
                 from warmrank.worker.runtime import asked
 
                 found.extend(asked.mismatches(guards.asked))
-            found.extend(_object_mismatches(guards, function, arguments))
+            found.extend(object_mismatches(guards, function, arguments))
             if torch.is_grad_enabled():
                 found.extend(
                     f"{text(guards.nodes, check[0])} requires gradients, and they are recorded"
@@ -206,16 +206,10 @@ def parameters(code: CodeType) -> tuple[str, ...]:
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + starred]
 
 
-def tensor_mismatches(
-    guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any]
-) -> tuple[str, ...]:
-    """Mismatches that would make compiled code read memory that is not there."""
-    return tuple(_object_mismatches(guards.of_tensors(), function, arguments))
-
-
-def _object_mismatches(
+def object_mismatches(
     guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any]
 ) -> list[str]:
+    """Conditions on objects that do not hold, in words."""
     values = node_values(guards.nodes, function, arguments)
     failed = [check for check in guards.checks if not _holds(check, values)]
     unmet = [shape for shape in guards.shapes if not _shape_holds(*shape, values)]

@@ -21,7 +21,7 @@ from warmrank.worker.keys.code import function_digest
 from warmrank.worker.keys.request import Request
 from warmrank.worker.runtime.ambient import any_gears
 from warmrank.worker.runtime.artifact import Artifact, open_private, parse
-from warmrank.worker.runtime.check import MAX_REASONS, mismatches, signature_of, tensor_mismatches
+from warmrank.worker.runtime.check import MAX_REASONS, mismatches, object_mismatches, signature_of
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -117,9 +117,9 @@ class StoredArtifact(Value):
     def tensor_mismatches(
         self, method: MethodType, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[str, ...]:
-        """As `mismatches`, of what is never skipped: what compiled code takes for granted of its tensors."""
-        function = function_of(method)
-        return tensor_mismatches(self.guards_of_any_size, function, arguments_of(method, args, kwargs))
+        """As `mismatches`, of tensors alone: never skipped, as compiled code reads their memory."""
+        guards, arguments = self.guards_of_any_size.of_tensors(), arguments_of(method, args, kwargs)
+        return tuple(object_mismatches(guards, function_of(method), arguments))
 
     @property
     def guards_of_any_size(self) -> PortableGuards:
@@ -163,18 +163,6 @@ def model_directory(class_name: str, *, dynamic: bool, mode: str, key: str) -> s
     """Name of the directory that all partitions of one model and configuration share."""
     captured = "_aclgraphcache" if mode in ("reduce-overhead", "npugraph_ex") else ""
     return f"{class_name}_{'dynamic' if dynamic else 'static'}{captured}_{key}"
-
-
-def partition_name(
-    *, world_size: int, rank: int, tp_rank: int | None = None, pp_rank: int | None = None
-) -> str:
-    """Name of a rank's partition; empty for a single rank without parallel ranks, as in TorchAir."""
-    parts = [f"world{world_size}global_rank{rank}"] if world_size > 1 else []
-    if tp_rank is not None:
-        parts.append(f"tp_rank{tp_rank}")
-    if pp_rank is not None:
-        parts.append(f"pp_rank{pp_rank}")
-    return "_".join(parts)
 
 
 class Place(Value):

@@ -37,7 +37,6 @@ from warmrank.worker.runtime.find import (
     function_of,
     look_up,
     model_directory,
-    partition_name,
 )
 from warmrank.worker.runtime.sources import missing_operators
 from warmrank.worker.runtime.variant import Variant
@@ -182,14 +181,16 @@ class CachedFunction:
             type(self.module).__name__, dynamic=options.dynamic, mode=options.config.mode, key=asked.key
         )
         rank, world_size = self._defaults.place or rank_and_world()
-        partition = partition_name(
-            world_size=world_size,
-            rank=rank if options.global_rank is None else options.global_rank,
-            tp_rank=options.tp_rank,
-            pp_rank=options.pp_rank,
-        )
+        if options.global_rank is not None:
+            rank = options.global_rank
+        parts = [f"world{world_size}global_rank{rank}"] if world_size > 1 else []  # as in TorchAir
+        if options.tp_rank is not None:
+            parts.append(f"tp_rank{options.tp_rank}")
+        if options.pp_rank is not None:
+            parts.append(f"pp_rank{options.pp_rank}")
         model_dir = self.root() / name
-        return Place(model_dir=model_dir, function_dir=model_dir / partition / self.method.__func__.__name__)
+        function_dir = model_dir / "_".join(parts) / self.method.__func__.__name__
+        return Place(model_dir=model_dir, function_dir=function_dir)
 
     def find(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], refused: Mapping[str, str] | None = None

@@ -282,7 +282,8 @@ def _has_members(container: Any, known: list[int]) -> bool:
 
 def _watches(source: TracedSource) -> depends.Watches:
     if source.kind == "patches":
-        return depends.of_names(holder_of(source.module, source.name))
+        holder = holder_of(source.module, source.name)
+        return [("class", holder)] if isinstance(holder, type) else [("dict", vars(holder))]
     return [("dict", vars(sys.modules[source.module]))] if source.kind == "builtins" else None
 
 
