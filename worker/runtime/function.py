@@ -233,7 +233,7 @@ class CachedFunction:
         """
         state = ambient.snapshot(self._kind)
         for variant in self.variants:
-            if variant.accepts(state, args, kwargs):
+            if variant.guards.accept(state, args, kwargs):
                 try:
                     variant.capture(args, kwargs)
                 except StateChanged:
@@ -255,7 +255,7 @@ class CachedFunction:
         variants = tuple(self._variants)
         state = ambient.snapshot(self._kind) if variants else ()
         for position, variant in enumerate(variants):
-            if variant.accepts(state, args, kwargs):
+            if variant.guards.accept(state, args, kwargs):
                 if position:
                     self._move_to_front(variant)
                 try:
@@ -332,7 +332,7 @@ class CachedFunction:
         """A loaded variant, all of whose conditions hold for these arguments now; None if there is none."""
         with self._lock:
             for variant in self.variants:
-                if not variant.check(args, kwargs):
+                if not variant.guards.check(args, kwargs):
                     self._move_to_front(variant)
                     return variant
         return None
@@ -354,7 +354,8 @@ class CachedFunction:
 
     def _refuse_gear_miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         for variant in self._variants:
-            variant.refuse_gear_miss(args, kwargs)
+            if variant.stored.artifact.facts.gears is not None:
+                variant.guards.refuse_gear_miss(args, kwargs)
         if not ambient.any_gears():
             return
         from warmrank.worker.gears.rules import geared_arguments, refuse_arguments
