@@ -21,7 +21,7 @@ import importlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from inspect import CO_VARARGS, CO_VARKEYWORDS, Signature, signature
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -221,13 +221,6 @@ def object_mismatches(
         *(describe_failure(guards, check, values) for check in failed[:MAX_REASONS]),
         *(describe_shape(guards, expression, used, values) for expression, used in unmet),
     ][:MAX_REASONS]
-
-
-def signature_of(function: FunctionType) -> Signature:
-    """Signature of the function's own code; ``inspect`` tells what a decorator says in its name."""
-    own = FunctionType(function.__code__, {}, argdefs=function.__defaults__, closure=function.__closure__)
-    own.__kwdefaults__ = function.__kwdefaults__
-    return signature(own)
 
 
 def node_values(nodes: Sequence[Node], function: FunctionType, arguments: Mapping[str, Any]) -> list[Any]:

@@ -58,6 +58,7 @@ from warmrank.cache_store.cache_dir.local import (
     variants,
 )
 from warmrank.cache_store.cache_dir.private_files import (
+    digest_private,
     make_private_directories,
     os_errors_are_unusable,
     set_aside,
@@ -66,7 +67,7 @@ from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import StoreError, UnusableCache
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
-from warmrank.worker.runtime.artifact import ABOUT, FORMAT, MAGIC, corrupt, open_private
+from warmrank.worker.runtime.artifact import ABOUT, FORMAT, MAGIC, corrupt
 from warmrank.worker.runtime.find import StoredArtifact, announce, candidates, read_stored
 from warmrank.worker.values import replace
 
@@ -233,9 +234,8 @@ def verified(directory: Path, file: ArtifactFile) -> Path:
     if not path.exists():
         msg = f"{path} is missing, though the artifact beside it needs it; that is fetched or compiled again."
         raise ArtifactMissing(msg, where=str(path), why="it is missing")
-    with open_private(path) as opened:
-        sha256, size_bytes = hashlib.file_digest(opened, "sha256").hexdigest(), opened.tell()
-    if (sha256, size_bytes) != (file.sha256, file.size_bytes):
+    found = digest_private(path)
+    if (found.sha256, found.size_bytes) != (file.sha256, file.size_bytes):
         raise corrupt(str(path), "its bytes do not match the digest in the artifact beside it")
     return path
 

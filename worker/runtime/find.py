@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import logging
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,8 +21,8 @@ from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.keys.code import function_digest
 from warmrank.worker.keys.request import Request
 from warmrank.worker.runtime.ambient import any_gears
-from warmrank.worker.runtime.artifact import Artifact, open_private, parse
-from warmrank.worker.runtime.check import MAX_REASONS, mismatches, object_mismatches, signature_of
+from warmrank.worker.runtime.artifact import Artifact, parse
+from warmrank.worker.runtime.check import MAX_REASONS, mismatches, object_mismatches
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -66,16 +67,22 @@ class StoredArtifact(Value):
 
     @classmethod
     def read(cls, path: Path) -> StoredArtifact:
-        """Read and verify a file of this user's own.
+        """Read and verify a file that nobody but this user can have written; imports nothing to tell that.
 
         Raises:
             ArtifactCorrupt: the file is no artifact, or its bytes do not match its digest.
             UnusableCache: it is not private, or cannot be read.
         """
-        try:
-            with open_private(path) as file:
-                data = file.read()
-        except OSError:
+        data = None
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            status = os.fstat(descriptor)
+            if (status.st_mode, status.st_uid) == (stat.S_IFREG | 0o600, os.geteuid()):
+                with os.fdopen(descriptor, "rb") as file:
+                    data = file.read()
+            else:
+                os.close(descriptor)
+        if data is None:
             from warmrank.cache_store.cache_dir.private_files import read_private
 
             data = read_private(path)  # says why not
@@ -150,8 +157,12 @@ def arguments_of(method: MethodType, args: Sequence[Any], kwargs: Mapping[str, A
     Raises:
         TypeError: the function's signature does not take these arguments.
     """
+    function = function_of(method)
+    # The signature of its own code; `inspect` tells what a decorator says in its name.
+    own = FunctionType(function.__code__, {}, argdefs=function.__defaults__, closure=function.__closure__)
+    own.__kwdefaults__ = function.__kwdefaults__
     try:
-        bound = signature_of(function_of(method)).bind(method.__self__, *args, **kwargs)
+        bound = inspect.signature(own).bind(method.__self__, *args, **kwargs)
     except TypeError as error:
         msg = f"{method.__qualname__}{inspect.signature(method)}: {error}"
         raise TypeError(msg) from None
