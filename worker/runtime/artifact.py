@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import field
+from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -207,6 +210,23 @@ def parse(data: bytes, where: str) -> Artifact:
         return _from_body(body)
     except (ValueError, LookupError, TypeError) as error:
         raise corrupt(where, f"its header cannot be read ({error!r})") from error
+
+
+def open_private(path: Path) -> BufferedReader:
+    """Open a file that nobody but this user can have written; imports nothing to find that it is one.
+
+    Raises:
+        UnusableCache: it is of another kind, owner or mode.
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    status = os.fstat(descriptor)
+    if (status.st_mode, status.st_uid) == (stat.S_IFREG | 0o600, os.geteuid()):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    from warmrank.cache_store.cache_dir import private_files
+
+    return private_files.open_private(path)  # says why not
 
 
 def corrupt(where: str, why: str) -> ArtifactCorrupt:

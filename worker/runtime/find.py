@@ -10,7 +10,6 @@ import hashlib
 import inspect
 import logging
 import os
-import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.keys.code import function_digest
 from warmrank.worker.keys.request import Request
 from warmrank.worker.runtime.ambient import any_gears
-from warmrank.worker.runtime.artifact import Artifact, parse
+from warmrank.worker.runtime.artifact import Artifact, open_private, parse
 from warmrank.worker.runtime.check import MAX_REASONS, mismatches, object_mismatches
 from warmrank.worker.values import Value
 
@@ -61,28 +60,22 @@ class StoredArtifact(Value):
             return self.beside
         if not self.artifact.files:
             return {}
-        from warmrank.worker.runtime.files import verified
+        from warmrank.worker.runtime.beside import verified
 
         return {file.name: verified(self.path.parent, file) for file in self.artifact.files}
 
     @classmethod
     def read(cls, path: Path) -> StoredArtifact:
-        """Read and verify a file that nobody but this user can have written; imports nothing to tell that.
+        """Read and verify a file of this user's own.
 
         Raises:
             ArtifactCorrupt: the file is no artifact, or its bytes do not match its digest.
             UnusableCache: it is not private, or cannot be read.
         """
-        data = None
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-            status = os.fstat(descriptor)
-            if (status.st_mode, status.st_uid) == (stat.S_IFREG | 0o600, os.geteuid()):
-                with os.fdopen(descriptor, "rb") as file:
-                    data = file.read()
-            else:
-                os.close(descriptor)
-        if data is None:
+        try:
+            with open_private(path) as file:
+                data = file.read()
+        except OSError:
             from warmrank.cache_store.cache_dir.private_files import read_private
 
             data = read_private(path)  # says why not
@@ -237,7 +230,7 @@ def look_up(place: Place, asked: Request, misfits: Misfits) -> Found:
             unfit.append(wrong)
         else:
             if stored.artifact.files:
-                from warmrank.worker.runtime.files import with_files
+                from warmrank.worker.runtime.beside import with_files
 
                 whole = with_files(stored, reasons)
             if whole is not None:
