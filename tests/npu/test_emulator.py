@@ -1,9 +1,14 @@
-"""The emulated NPU as users and the vendor's packages see it: ``torch.npu``, tensors, tracing, operators."""
+"""The emulated NPU as users and the vendor's packages see it; torch_npu's own switches; the autoload trap."""
 
 from __future__ import annotations
 
+import importlib
+import json
+import os
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +18,9 @@ import torch
 from tests import npu_emulator
 from tests.contract import test_device_backend as contract
 from tests.contract.test_device_backend import backend, device  # noqa: F401 - its fixtures
+from tests.support.checkout import ended
+from warmrank.worker.ascend import installation
+from warmrank.worker.runtime.ambient import differences, encode, snapshot
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -93,3 +101,94 @@ globals().update({name: test for name, test in vars(contract).items() if name.st
 def kind() -> str:
     """Instead of the suite's parameters."""
     return "npu"
+
+
+@pytest.fixture(autouse=True)
+def options_as_before(npu: Any) -> Iterator[None]:
+    """An option that nobody set cannot be unset by torch_npu's public names."""
+    options = importlib.import_module("torch_npu")._C._npu_setOption.__self__
+    before = dict(options)
+    yield
+    options.clear()
+    options.update(before)
+
+
+CHANGES: list[tuple[str, Callable[[Any], None], Callable[[Any], None]]] = [
+    (
+        "npu hf32 matmul: False -> True",
+        lambda npu: setattr(npu.matmul, "allow_hf32", True),
+        lambda npu: setattr(npu.matmul, "allow_hf32", False),
+    ),
+    (
+        "npu hf32 convolution: True -> False",
+        lambda npu: setattr(npu.conv, "allow_hf32", False),
+        lambda npu: setattr(npu.conv, "allow_hf32", True),
+    ),
+    (
+        "npu internal format: False -> True",
+        lambda npu: setattr(npu.config, "allow_internal_format", True),
+        lambda npu: setattr(npu.config, "allow_internal_format", False),
+    ),
+    (
+        "npu jit compile: disable -> enable",
+        lambda npu: npu.set_compile_mode(jit_compile=True),
+        lambda npu: npu.set_compile_mode(jit_compile=False),
+    ),
+    (
+        "npu compatible implementation: False -> True",
+        lambda npu: npu.use_compatible_impl(True),
+        lambda npu: npu.use_compatible_impl(False),
+    ),
+]
+
+
+@pytest.mark.parametrize(("expected", "change", "back"), CHANGES, ids=[name for name, *_ in CHANGES])
+def test_public_switch_of_torch_npu_is_a_condition(npu, expected, change, back):
+    back(npu)
+    traced = encode(snapshot("npu"))
+    change(npu)
+    try:
+        assert differences(traced, snapshot("npu")) == (expected,)
+    finally:
+        back(npu)
+
+
+def test_deterministic_level_of_torch_npu_is_a_condition(npu: Any) -> None:
+    traced = encode(snapshot("npu"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch_npu's advice on using one of the two switches
+        npu.set_deterministic_level(2)
+        try:
+            found = differences(traced, snapshot("npu"))
+            assert int(encode(snapshot("npu"))["npu deterministic level"]) == npu._get_deterministic_level()
+        finally:
+            npu.set_deterministic_level(0)
+    assert "npu deterministic level: 0 -> 2" in found
+    assert differences(traced, snapshot("npu")) == ()
+
+
+def test_defaults_of_torch_npu_are_read_as_it_reads_them(npu: Any) -> None:
+    state = encode(snapshot("npu"))
+    assert state["npu hf32 matmul"] == str(npu.matmul.allow_hf32)
+    assert state["npu hf32 convolution"] == str(npu.conv.allow_hf32)
+
+
+VARIABLES = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "RAY_ADDRESS")
+
+
+def findings(**variables: str) -> dict[str, dict[str, Any]]:
+    environ = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    command = ("-m", "warmrank", "doctor", "--device", "npu", "--json")
+    done = ended(*command, environ=environ, more=variables)
+    assert done.returncode in {0, 1}, done.stderr[-4000:]
+    (node,) = json.loads(done.stdout)["nodes"]
+    return {finding["check"]: finding for finding in node["findings"]}
+
+
+@pytest.mark.skipif(bool(installation().cann), reason="CANN is installed here, so there is no trap")
+def test_plain_import_of_torch_fails_and_the_doctor_says_why() -> None:
+    found = findings(TORCH_DEVICE_BACKEND_AUTOLOAD="1")  # which `make` switches off for this environment
+    assert found["versions.torch_npu"]["level"] == "ok"
+    assert found["ascend.cann"]["level"] == "error"
+    assert found["versions.import"]["level"] == "error"
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in found["versions.import"]["remedy"]

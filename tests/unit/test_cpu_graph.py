@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -214,15 +214,6 @@ def test_random_graphs_of_one_pool_equal_eager(seed: int) -> None:
         expected = graphs[number](x, weight, cache)
         assert all(map(same_bits, captured[number].outputs, expected))
         assert same_bits(inputs[number][2], cache)
-
-
-CONSTANT = torch.full((2, 4), 3.0)
-
-
-def graph(x: torch.Tensor, factor: int) -> Sequence[Any]:
-    y = x * CONSTANT
-    y.t().add_(1.0)
-    return y[0], x, factor
 
 
 @pytest.mark.parametrize("change", [torch.conj, lambda x: x.conj().imag], ids=["conjugate", "negative"])

@@ -301,17 +301,6 @@ PLAIN_ROWS = torch.ones(2, 4)
 aten = torch.ops.aten
 
 
-@pytest.fixture(scope="module")
-def store() -> Trace:
-    """A method with a parameter, a buffer that it writes to, and a dynamic input."""
-    return traced(Cached().store, PLAIN_ROWS)
-
-
-@pytest.fixture(scope="module")
-def affine() -> Trace:
-    return traced(Plain().affine, PLAIN_ROWS, dynamic=False)
-
-
 def test_casts_of_autocast_within_the_method_are_operators_of_the_graph() -> None:
     class Casts(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

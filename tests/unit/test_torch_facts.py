@@ -7,7 +7,6 @@ import importlib
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from torch import nn
 from tests.support.tracing import cached
 from warmrank.worker.errors import TorchUnsupported
 from warmrank.worker.torch_private import facts
-from warmrank.worker.torch_private.patching import Watch
 
 ROOM = Path(facts.__file__).parent
 
@@ -40,54 +38,17 @@ class Scaled(nn.Module):
         return x * 3
 
 
-def declared(name: str) -> dict[str, str]:
-    module = importlib.import_module(f"warmrank.worker.torch_private.{name}")
-    found: dict[str, str] = {}
-    for owner, names in facts.declared(module):
-        found[owner] = " ".join((found.get(owner, ""), *names))
-    return found
-
-
-def lazily(tree: ast.AST) -> Iterator[ast.AST]:
-    """Nodes that run when a function is called; all others run, and fail, when the module is imported."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            yield from ast.walk(node)
-
-
-def relied_on(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Private modules of torch, each with a name taken of it; and ``replaced`` with what is replaced."""
-    for node in lazily(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("torch._", "torch.fx.exp")):
-            yield from ((node.module or "", item.name) for item in node.names)
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("replaced", "Hook"):
-            literals = (item.value for item in node.args if isinstance(item, ast.Constant))
-            yield from (("replaced", str(name)) for name in literals)
-
-
-def asked_for(tree: ast.AST) -> set[str]:
-    """Names that a module itself asks for, because not every release has them."""
-    return {
-        str(argument.value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "hasattr"
-        for argument in node.args
-        if isinstance(argument, ast.Constant)
-    }
-
-
 @pytest.mark.parametrize("path", sorted(ROOM.glob("*.py")), ids=lambda path: path.stem)
-def test_what_a_module_relies_on_is_declared(path: Path) -> None:
-    known = declared(path.stem)
-    modules = {owner.partition(":")[0] for owner in known}
-    names = {name for names in known.values() for name in names.replace("(", " ").split()}
-    owners = {owner.partition(":")[2].removesuffix("()") for owner in known}
-    tree = ast.parse(path.read_text("utf-8"))
-    for module, name in relied_on(tree):
-        assert module == "replaced" or module in modules or f"{module}.{name}" in modules, (module, name)
-        assert (
-            name in names | owners | asked_for(tree) or f"{module}.{name}" in modules or name == "__init__"
-        ), (module, name)
+def test_what_a_module_imports_or_replaces_is_a_fact(path: Path) -> None:
+    module = importlib.import_module(f"warmrank.worker.torch_private.{path.stem}")
+    facts_of_module = (*facts.imported(path.stem), *facts.declared(module))
+    known = {(owner, name.partition("(")[0]) for owner, names in facts_of_module for name in names}
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("torch._", "torch.fx.exp")):
+            assert {(node.module, item.name) for item in node.names} <= known
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("replaced", "Hook"):
+            literals = {item.value for item in node.args if isinstance(item, ast.Constant)}
+            assert literals <= {name for _, name in known}
 
 
 @pytest.mark.parametrize("group", facts.GROUPS)
@@ -132,13 +93,3 @@ def test_newer_torch_that_traces_otherwise_is_refused(monkeypatch, tmp_path):
     with pytest.raises(TorchUnsupported, match="a method is traced without being run"):
         cached(Scaled().scaled, tmp_path)(torch.ones(3))
     trial._traced.cache_clear()
-
-
-class Names(Watch):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.seen.append(str(func))
-        return func(*args, **kwargs)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from types import CodeType
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.cache_store.canonical import canonical_json
-from warmrank.worker.keys.code import is_pinned_module
+from warmrank.worker.keys.code import is_pinned_module, modules_by_file
 from warmrank.worker.runtime.artifact import ABOUT
 from warmrank.worker.values import Value
 
@@ -84,11 +83,7 @@ class _Lines:
         self._codes: dict[tuple[str, str], list[CodeType]] = {}
         for code in codes:
             self._codes.setdefault((code.co_filename, code.co_name), []).append(code)
-        self._modules: dict[str, str] = {}
-        for name, module in tuple(sys.modules.items()):
-            file = getattr(module, "__file__", None)
-            if isinstance(file, str):
-                self._modules.setdefault(file, name)
+        self._modules = {file: module.__name__ for file, module in modules_by_file().items()}
 
     def of(self, frames: Sequence[Frame]) -> int | None:
         """Position of a stack's line; None for a stack without a line of a known module."""

@@ -54,14 +54,10 @@ _METHODS = (
 _NN = ("linear.default", "gelu.default", "silu.default", "scaled_dot_product_attention.default")
 
 
-def _base(name: str) -> str:
-    return name.partition(".")[0]
-
-
 BINDINGS: dict[str, str] = {
-    **{f"torch.ops.aten.{name}": f"torch._C._VariableFunctions.{_base(name)}" for name in _FUNCTIONS},
-    **{f"torch.ops.aten.{name}": f"torch._C.TensorBase.{_base(name)}" for name in _METHODS},
-    **{f"torch.ops.aten.{name}": f"torch._C._nn.{_base(name)}" for name in _NN},
+    f"torch.ops.aten.{name}": f"torch._C.{home}.{name.partition('.')[0]}"
+    for home, names in (("_VariableFunctions", _FUNCTIONS), ("TensorBase", _METHODS), ("_nn", _NN))
+    for name in names
 }
 _MODULES = {"torch.": torch, "operator.": operator, "math.": math, "": builtins}
 _INDENT = "        "

@@ -103,6 +103,14 @@ def function_digest(function: types.FunctionType) -> str:
     return hasher.hexdigest()[:_DIGEST_CHARS]
 
 
+def with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A code object, and those of the functions and classes within it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from with_inner(constant)
+
+
 def globals_read(code: types.CodeType) -> Iterator[str]:
     """Names of globals, or of Python's own, in the order in which code reads them."""
     for instruction in dis.get_instructions(code):

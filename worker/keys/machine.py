@@ -38,16 +38,12 @@ class InstructionSet(Value):
 @functools.cache
 def instruction_set() -> InstructionSet:
     """Instruction set of this machine."""
-    return of_features(platform.machine(), frozenset(features()))
-
-
-def of_features(machine: str, features: frozenset[str]) -> InstructionSet:
-    """Instruction set of a machine with these features, as ``/proc/cpuinfo`` names them."""
+    machine, known = platform.machine(), frozenset(features())
     if machine not in ("x86_64", "AMD64"):
-        digest = hashlib.sha256(" ".join(sorted(features)).encode()).hexdigest()[:16]
-        return InstructionSet(march=None, text=f"{machine} {len(features)} features {digest}")
-    level = next((name for name, needed in _LEVELS if needed <= features), "x86-64")
-    extras = [name for name in _EXTRAS if name in features]
+        digest = hashlib.sha256(" ".join(sorted(known)).encode()).hexdigest()[:16]
+        return InstructionSet(march=None, text=f"{machine} {len(known)} features {digest}")
+    level = next((name for name, needed in _LEVELS if needed <= known), "x86-64")
+    extras = [name for name in _EXTRAS if name in known]
     return InstructionSet(march=level, text=" ".join([level, *extras]))
 
 

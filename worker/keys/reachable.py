@@ -7,6 +7,7 @@ names. An object that it reaches counts with its attributes, and with its class.
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import hashlib
@@ -32,6 +33,7 @@ from warmrank.worker.keys.code import (
     is_pinned_module,
     layers,
     stable_text,
+    with_inner,
 )
 from warmrank.worker.torch_private import operators
 
@@ -59,8 +61,9 @@ def functions_of_file(module: types.ModuleType, file: str) -> list[Any]:
         code = compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
     except OSError:
         return []
-    inner = _inner_names(code)  # a function may read any of these; the module's own code only hands them on
-    named = ((name, vars(module)[name]) for name in sorted(_names(code)) if name in vars(module))
+    # A function may read any of these; the module's own code only hands them on.
+    inner = _names(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    named = ((name, vars(module)[name]) for name in sorted(_names([code])) if name in vars(module))
     return [
         value
         for name, value in named
@@ -173,7 +176,8 @@ class _Walk:
                 functions = [item for item in layers(member) if isinstance(item, types.FunctionType)]
                 plain = isinstance(member, (*_CONSTANTS, *_CONTAINERS, type))
                 yield from self._all(functions or ([member] if plain else []))
-        yield from self._file_of(cls.__module__)
+        if (module := sys.modules.get(cls.__module__)) is not None:
+            yield from self._module(module)
 
     def _function(self, function: types.FunctionType) -> Iterator[str]:
         version = _version(globals_module(function) or "")
@@ -186,7 +190,7 @@ class _Walk:
             yield from self._all(cell for cell in cells if isinstance(cell, types.FunctionType))
             return
         yield function_digest(function)
-        yield from self._named(function.__globals__, names := _names(function.__code__))
+        yield from self._named(function.__globals__, names := _names([function.__code__]))
         for module in _imported(function):
             yield from self._of_module(module, names)
         yield from self._all((*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()))
@@ -215,11 +219,6 @@ class _Walk:
         if not _is_fixed(module.__name__) and self._first_time(module):
             yield file_digest(module) or "no file"
 
-    def _file_of(self, name: str) -> Iterator[str]:
-        module = sys.modules.get(name)
-        if module is not None:
-            yield from self._module(module)
-
 
 def _is_fixed(name: str | None) -> bool:
     """True if a version fixes a module's code: one in the environment's fingerprint, or its package's own."""
@@ -245,34 +244,23 @@ def _slots(cls: type) -> Iterator[str]:
         yield from (slots,) if isinstance(slots, str) else slots
 
 
-def _names(code: types.CodeType) -> frozenset[str]:
-    return _inner_names(code).union(code.co_names)
-
-
-def _inner_names(code: types.CodeType) -> frozenset[str]:
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return frozenset[str]().union(*map(_names, inner))
+def _names(codes: Iterable[types.CodeType]) -> frozenset[str]:
+    """Names that code and the code within it use."""
+    return frozenset(name for code in codes for inner in with_inner(code) for name in inner.co_names)
 
 
 def _imported(function: types.FunctionType) -> Iterator[types.ModuleType]:
     """Modules that a function imports when it runs."""
     package = function.__globals__.get("__package__") or ""
-    for name, level in _imports(function.__code__):
-        try:
-            yield importlib.import_module(importlib.util.resolve_name("." * level + name, package))
-        except ImportError:
-            continue
-
-
-def _imports(code: types.CodeType) -> Iterator[tuple[str, int]]:
-    before: list[Any] = []
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "IMPORT_NAME":
-            yield instruction.argval, next((item for item in before[-2:] if isinstance(item, int)), 0)
-        before.append(instruction.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _imports(constant)
+    for code in with_inner(function.__code__):
+        before: list[Any] = []
+        for instruction in dis.get_instructions(code):
+            if instruction.opname == "IMPORT_NAME":
+                level = next((item for item in before[-2:] if isinstance(item, int)), 0)
+                with contextlib.suppress(ImportError):
+                    name = importlib.util.resolve_name("." * level + instruction.argval, package)
+                    yield importlib.import_module(name)
+            before.append(instruction.argval)
 
 
 def _content(cell: types.CellType) -> Any:

@@ -7,7 +7,7 @@ import gc
 import inspect
 import sys
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from warmrank.worker.keys.code import (
     is_pinned_module,
     layers,
     modules_by_file,
+    with_inner,
 )
 from warmrank.worker.runtime.artifact import TracedSource
 from warmrank.worker.runtime.sources import (
@@ -58,7 +59,9 @@ def collect(codes: Iterable[types.CodeType], guarded: Iterable[Any] = ()) -> tup
     named: list[tuple[TracedSource, types.CodeType]] = []
     without_file, elsewhere = [], []
     for code in codes:
-        module = _module_of(code, files)
+        module = None
+        if not code.co_filename.startswith("<"):
+            module = files.get(code.co_filename) or inspect.getmodule(code)
         if module is not None and is_pinned_module(module.__name__):
             if code in map(code_of, functions_by_name(module, code.co_qualname)):
                 found.add(_by_name(module, code.co_qualname))
@@ -99,8 +102,11 @@ def _of_code(code: types.CodeType, module: types.ModuleType) -> TracedSource | N
     """Code of a module, by its name or by the whole file; None where neither holds it."""
     if code in map(code_of, objects_by_name(module, code.co_qualname)):
         return _by_name(module, code.co_qualname)
-    digest = file_digest(module)
-    if digest is None or code_digest(code) not in _digests_in(Path(module.__file__ or "")):
+    digest, file = file_digest(module), Path(module.__file__ or "")
+    if digest is None:
+        return None
+    whole = compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
+    if code_digest(code) not in map(code_digest, with_inner(whole)):  # `exec` made it under the file's name
         return None
     return TracedSource(kind="file", module=module.__name__, name="", digest=digest)
 
@@ -115,12 +121,6 @@ def _of_builtins(named: Iterable[tuple[TracedSource, types.CodeType]]) -> Iterat
             text = " ".join(sorted(names))
             own = shadowed(sys.modules[module], text)
             yield TracedSource(kind="builtins", module=module, name=text, digest=own)
-
-
-def _digests_in(file: Path) -> set[str]:
-    """Digests of all code in a file: what `exec` made under the file's name is not among them."""
-    whole = compile(file.read_bytes(), str(file), "exec", dont_inherit=True)
-    return {code_digest(code) for code in with_inner(whole)}
 
 
 def _by_name(module: types.ModuleType, name: str) -> TracedSource:
@@ -143,7 +143,11 @@ def _of_generated(code: types.CodeType) -> TracedSource | None:
         for name, function in _methods_without_file(module):
             if function.__code__ is code:
                 return None if is_pinned_module(module.__name__) else _by_name(module, name)
-    raise _nowhere(code)
+    msg = (
+        f"the source of {code.co_qualname} ({code.co_filename}) cannot be found again by a later process, "
+        "so a change of it could not be noticed; put it into a module or script file"
+    )
+    raise NotPortable(msg, what=code.co_qualname)
 
 
 def _methods_without_file(module: types.ModuleType) -> Iterator[tuple[str, types.FunctionType]]:
@@ -164,20 +168,6 @@ def _defines(module: types.ModuleType, value: Any) -> bool:
     return issubclass(type(value), type) and value.__module__ == module.__name__
 
 
-def _nowhere(code: types.CodeType) -> NotPortable:
-    msg = (
-        f"the source of {code.co_qualname} ({code.co_filename}) cannot be found again by a later process, "
-        "so a change of it could not be noticed; put it into a module or script file"
-    )
-    return NotPortable(msg, what=code.co_qualname)
-
-
-def _module_of(code: types.CodeType, files: Mapping[str, types.ModuleType]) -> types.ModuleType | None:
-    if code.co_filename.startswith("<"):
-        return None
-    return files.get(code.co_filename) or inspect.getmodule(code)
-
-
 def digested_codes(value: Any) -> Iterator[types.CodeType]:
     """Code whose content the name of a value's class, or the description of a function or class, covers."""
     if isinstance(value, types.MethodType):
@@ -191,14 +181,6 @@ def digested_codes(value: Any) -> Iterator[types.CodeType]:
         for base in (value if isinstance(value, type) else type(value)).__mro__:
             for function in digested_functions(base):
                 yield from with_inner(function.__code__)
-
-
-def with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
-    """A code object, and those of the functions and classes within it."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from with_inner(constant)
 
 
 def patch_sources() -> tuple[TracedSource, ...]:

@@ -19,6 +19,9 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
 from typing import Any
 
+from torch._dynamo.guards import CheckFunctionManager, make_guard_filter_entry
+from torch._dynamo.source import CodeSource, TypeSource, is_from_skip_guard_source
+
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.values import Value
 
@@ -31,7 +34,6 @@ FACTS = {
     "torch._dynamo.guards:CheckFunctionManager": "build_guards(sorted_guards)",
     "torch._dynamo.guards:GuardBuilder": "get_guard_manager_from_source",
     "torch._dynamo.output_graph:OutputGraph": "input_source_to_sizes_strides",
-    "torch._dynamo.source": "CodeSource TypeSource is_from_skip_guard_source",
     "torch._dynamo.types:GuardFilterEntry": "name has_value value guard_type orig_guard",
     "torch._guards:Guard": "originating_source create_fn code_list",
 }
@@ -103,8 +105,6 @@ class GuardTree(Value):
 
 def build(code: CodeType, output_graph: Any) -> tuple[list[Any], GuardTree]:
     """All guards of a trace, as the entries that Dynamo gives a filter, and their tree; none is run."""
-    from torch._dynamo.guards import CheckFunctionManager, make_guard_filter_entry
-
     built: list[tuple[list[Any], Any]] = []
 
     class Noted(CheckFunctionManager):
@@ -178,8 +178,6 @@ class _Walk:
 
 def _managers(guard: Any, kind: str, builder: Any) -> Iterator[Any]:
     """Places of the tree at which a guard has leaves."""
-    from torch._dynamo.source import CodeSource, TypeSource, is_from_skip_guard_source
-
     source, _ = asked_of(guard)
     manager = builder.get_guard_manager_from_source(source)
     if kind == "NOT_PRESENT_IN_GENERIC_DICT":

@@ -29,6 +29,19 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
+from torch._dynamo.exc import Unsupported
+from torch._dynamo.source import (
+    AttrSource,
+    DictGetItemSource,
+    GetItemSource,
+    TypeDictSource,
+    TypeMROSource,
+    TypeSource,
+)
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builtin import BuiltinVariable
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import globals_module, is_pinned_module
 from warmrank.worker.torch_private.evaluated_calls import Arguments, CallHooks, EnvironmentHooks
@@ -38,8 +51,6 @@ from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_
 from warmrank.worker.values import Value
 
 FACTS = {
-    "torch._dynamo.exc": "Unsupported",
-    "torch._dynamo.source": "AttrSource GetItemSource TypeMROSource TypeSource",
     "torch._dynamo.source:AttrSource": "base member",
     "torch._dynamo.source:DictGetItemSource": "base index",
     "torch._dynamo.source:TypeDictSource": "base",
@@ -82,9 +93,6 @@ class Evaluations:
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """Note what is traced, lowered and compiled within the context."""
-        from torch._dynamo.variables.builtin import BuiltinVariable
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
         handlers = BuiltinVariable.call_function_handler_cache  # keeps methods, which are others within
         FakeTensorMode.cache_clear()  # of results for which an earlier trace asked fake kernels
         profile = sys.getprofile()
@@ -99,8 +107,6 @@ class Evaluations:
     @contextlib.contextmanager
     def lowering(self) -> Iterator[None]:
         """Note also what operators read of the environment; fake kernels are asked once more."""
-        from torch._subclasses.fake_tensor import FakeTensorMode
-
         FakeTensorMode.cache_clear()
         with intercepted(hooks_of(EnvironmentHooks(self))):
             yield
@@ -125,9 +131,6 @@ class PathHooks:
 
     @steps_in("torch._dynamo.variables.builder:VariableBuilder", "__call__(value)")
     def _build(self, original: Any, builder: Any, value: Any) -> Any:
-        from torch._dynamo.exc import Unsupported
-        from torch._dynamo.source import TypeSource
-
         _refuse_miswritten(builder.source)
         kind = type(value)
         if issubclass(kind, type):
@@ -162,9 +165,6 @@ class PathHooks:
 
     @steps_in("torch._dynamo.variables.builder:SourcelessBuilder", "create(tx, value)")
     def _build_without_source(self, original: Any, tx: Any, value: Any) -> Any:
-        from torch._dynamo.source import AttrSource
-        from torch._dynamo.variables.base import VariableTracker
-
         kind: Any = type(value)
         if id(value) in self._untraceable:
             self._evaluations.refused.append(
@@ -184,14 +184,6 @@ class PathHooks:
 
     def _source_of(self, function: FunctionType) -> Any:
         """A source for a function of a class; None where no class has it."""
-        from torch._dynamo.source import (
-            AttrSource,
-            DictGetItemSource,
-            GetItemSource,
-            TypeDictSource,
-            TypeMROSource,
-        )
-
         for cls, source in self._classes.items():
             for position, base in enumerate(cls.__mro__):
                 for name, value in () if is_pinned_module(base.__module__) else vars(base).items():
@@ -232,8 +224,6 @@ def _refuse_miswritten(source: Any) -> None:
     Raises:
         NotPortable: there is one in a path.
     """
-    from torch._dynamo.source import AttrSource
-
     if not isinstance(source, AttrSource):
         return
     name = source.member

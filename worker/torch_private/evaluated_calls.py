@@ -25,6 +25,9 @@ from types import FrameType, FunctionType, MethodDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch._dynamo.variables import TensorVariable
+from torch._dynamo.variables.functions import SkipFunctionVariable
+from torch._dynamo.variables.torch import constant_fold_functions
 
 from warmrank.worker.keys.code import globals_module, globals_read, is_pinned_module, layers, package_of
 from warmrank.worker.torch_private.lowering import source_name
@@ -36,9 +39,6 @@ if TYPE_CHECKING:
 
 FACTS = {
     "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "f_code f_globals",
-    "torch._dynamo.variables": "TensorVariable",
-    "torch._dynamo.variables.functions": "SkipFunctionVariable",
-    "torch._dynamo.variables.torch": "constant_fold_functions",
     "torch.distributed:ProcessGroup": "rank size",
 }
 
@@ -81,8 +81,6 @@ class CallHooks:
 
     @steps_in(f"torch._dynamo.variables.torch:{_OF_TORCH}", "call_function(tx, args, kwargs)")
     def _call_of_torch(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        from torch._dynamo.variables.torch import constant_fold_functions
-
         function, read = variable.value, list[Any]()
         marked = [layer for layer in layers(function) if _name_of_users(layer)]
         if marked:
@@ -101,7 +99,7 @@ class CallHooks:
         is_distributed = str(getattr(function, "__module__", "")).startswith("torch.distributed")
         # Of a tensor they say what its guards hold (``torch.is_floating_point``).
         reads_process = function in constant_fold_functions and not any(
-            map(_is_tensor, (*args, *kwargs.values()))
+            isinstance(given.realize(), TensorVariable) for given in (*args, *kwargs.values())
         )
         if (read or is_distributed or reads_process) and answer.is_python_constant():
             self._evaluations.note_call(function, _arguments(args, kwargs), answer.as_python_constant())
@@ -243,12 +241,6 @@ class EnvironmentHooks:
         return value
 
 
-def _is_tensor(variable: Any) -> bool:
-    from torch._dynamo.variables import TensorVariable
-
-    return isinstance(variable.realize(), TensorVariable)
-
-
 def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | None:
     """The values of variables; None if one is no constant."""
     try:
@@ -282,8 +274,6 @@ def _is_asked(frame: FrameType | None) -> bool:
 
 def _result(variable: Any, answer: Any) -> tuple[Any, ...] | None:
     """The constant that a call gave; None for no constant, or one that a guard compares."""
-    from torch._dynamo.variables.functions import SkipFunctionVariable
-
     if answer.source is not None:
         return None
     if isinstance(variable, SkipFunctionVariable):  # which no trace enters

@@ -23,6 +23,13 @@ from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, Modu
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._dynamo.exc import ObservedAttributeError, handle_observed_exception
+from torch._dynamo.source import AttrSource
+from torch._dynamo.variables import dicts
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.functions import UserMethodVariable
+from torch._dynamo.variables.lazy import LazyVariableTracker
+from torch._dynamo.variables.misc import GetAttrVariable
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module
@@ -34,14 +41,9 @@ if TYPE_CHECKING:
 
 FACTS = {
     "torch._dynamo.exc": "ObservedAttributeError handle_observed_exception(tx)",
-    "torch._dynamo.source": "AttrSource",
     "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "f_code",
-    "torch._dynamo.variables": "dicts",
-    "torch._dynamo.variables.base": "VariableTracker",
     "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
-    "torch._dynamo.variables.functions": "UserMethodVariable",
     "torch._dynamo.variables.lazy:LazyVariableTracker": "is_realized peek_value",
-    "torch._dynamo.variables.misc": "GetAttrVariable",
 }
 
 _GETTERS = ("var_getattr", "tp_getattro_impl")
@@ -49,6 +51,7 @@ _REGISTRIES = ("_parameters", "_buffers", "_modules")  # in the order in which a
 _BUILTINS = "torch._dynamo.variables.builtin"
 _BUILTIN = f"{_BUILTINS}:BuiltinVariable"
 _PROXY = "torch._dynamo.variables.dicts:SideEffectsProxyDict"
+_HAS_PROXY = hasattr(dicts, "SideEffectsProxyDict")
 _MEMBER = "torch._dynamo.variables.misc:GetAttrVariable"
 _KEYS = ("__iter__", "__contains__", "__getitem__")
 _NOTHING = object()
@@ -124,8 +127,6 @@ class ReadHooks:
             self._asking.pop()
 
     def _found(self, original: Any, variable: Any, tx: Any, name: str) -> Any:
-        from torch._dynamo.exc import ObservedAttributeError, handle_observed_exception
-
         try:
             return original(variable, tx, name)
         except ObservedAttributeError:
@@ -142,9 +143,6 @@ class ReadHooks:
         Raises:
             NotPortable: the user's code asks for what the object has from its class.
         """
-        from torch._dynamo.source import AttrSource
-        from torch._dynamo.variables.base import VariableTracker
-
         owner = _owner(tx, variable, name)
         if _really(owner, name) is _NOTHING:
             return None
@@ -218,7 +216,7 @@ class ReadHooks:
 
     @steps_in(_MEMBER, "call_method", is_optional=True)
     def _dict_method(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        if not _has_proxy() and variable.name == "__dict__" and hasattr(variable.obj, "value"):
+        if not _HAS_PROXY and variable.name == "__dict__" and hasattr(variable.obj, "value"):
             asked = [args[0].as_python_constant()] if args and args[0].is_python_constant() else []
             self._note_keys(variable.obj, vars(variable.obj.value), *asked)
         return original(variable, tx, name, args, kwargs)
@@ -256,9 +254,6 @@ def _guarded(tx: Any, variable: Any, name: str, answer: Any) -> Any:
     Raises:
         NotPortable: Dynamo takes it for its descriptor.
     """
-    from torch._dynamo.source import AttrSource
-    from torch._dynamo.variables.base import VariableTracker
-
     if name == "__annotations__":
         annotations = _annotations(tx, vars(variable).get("fn"), variable.source)
         return answer if annotations is None else annotations
@@ -282,8 +277,6 @@ def _read(tx: Any, owner: Any, name: Any, original: Callable[[], Any]) -> Any:
     A text, a number or None that a function, method or partial has (``__qualname__``; ``__name__`` in 2.15)
     is read from its code, or taken for its descriptor; others for an object of no type.
     """
-    from torch._dynamo.variables.misc import GetAttrVariable
-
     known = name if isinstance(name, str) else name.is_python_constant() and name.as_python_constant()
     if not isinstance(known, str):
         return original()
@@ -296,9 +289,6 @@ def _read(tx: Any, owner: Any, name: Any, original: Callable[[], Any]) -> Any:
 
 def _plain_member(tx: Any, variable: Any, name: str) -> Any:
     """A guarded variable for a member that is a text, a number or None; else None."""
-    from torch._dynamo.source import AttrSource
-    from torch._dynamo.variables.base import VariableTracker
-
     value = _really(_owner(tx, variable, name), name)
     if value is not None and type(value) not in (str, bool, int, float):
         return None
@@ -311,8 +301,6 @@ def _refuse_of_unknown_method(tx: Any, variable: Any, name: str) -> None:
     Raises:
         NotPortable: it does.
     """
-    from torch._dynamo.variables.functions import UserMethodVariable
-
     is_unknown = isinstance(variable, UserMethodVariable) and variable.source is None
     if is_unknown and not is_pinned_module(tx.f_globals.get("__name__")):
         raise _untraced("a method", name)
@@ -332,8 +320,6 @@ def _refuse_own_property(name: str) -> None:
 
 def _value_of(variable: Any) -> Any:
     """Value of a variable, as far as it tells."""
-    from torch._dynamo.variables.lazy import LazyVariableTracker
-
     if isinstance(variable, LazyVariableTracker) and not variable.is_realized():
         return variable.peek_value()
     return vars(variable.realize()).get("value")
@@ -349,9 +335,6 @@ def _annotations(tx: Any, function: Any, source: Any) -> Any:
 
     These read them often, and for nothing that a graph depends on.
     """
-    from torch._dynamo.source import AttrSource
-    from torch._dynamo.variables.base import VariableTracker
-
     is_asked_by_torch = is_pinned_module(tx.f_globals.get("__name__"))
     if source is None or is_asked_by_torch or not isinstance(function, FunctionType):
         return None
@@ -410,19 +393,13 @@ def _real_group(variable: Any) -> Any:
     return value if dist.is_available() and isinstance(value, dist.ProcessGroup) else None
 
 
-def _has_proxy() -> bool:
-    from torch._dynamo.variables import dicts
-
-    return hasattr(dicts, "SideEffectsProxyDict")
-
-
 PROBES = {
     f"attributes are read by {' or '.join(_GETTERS)}": lambda: any(
         name in vars(named("torch._dynamo.variables.base:VariableTracker")) for name in _GETTERS
     ),
     "a __dict__ is read by methods of its own": lambda: (
         all(hasattr(named(_PROXY), name) for name in (*_KEYS, "_maybe_unwrap_key"))
-        if _has_proxy()
+        if _HAS_PROXY
         else "call_method" in vars(named(_MEMBER))
     ),
 }

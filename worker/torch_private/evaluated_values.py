@@ -30,6 +30,9 @@ from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, Method
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+from torch._dynamo.variables import NumpyNdarrayVariable, TensorVariable, UnspecializedPythonVariable
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.lazy import LazyVariableTracker
 
 from warmrank.worker.keys.code import globals_module, is_pinned_module
 from warmrank.worker.repeatable import kept_result, order_of_set
@@ -46,8 +49,6 @@ if TYPE_CHECKING:
     from warmrank.worker.torch_private.evaluated import Evaluations
 
 FACTS = {
-    "torch._dynamo.variables": "NumpyNdarrayVariable TensorVariable UnspecializedPythonVariable",
-    "torch._dynamo.variables.base": "VariableTracker",
     "torch._dynamo.variables.lazy:LazyVariableTracker": "realize realize_all(value)",
 }
 
@@ -96,15 +97,11 @@ class ValueHooks:
     @steps_in(_KEY, "__init__", is_optional=True)
     @steps_in(_KEY_OF_OLD, "__init__", is_optional=True)
     def _realize_key(self, original: Any, key: Any, variable: Any) -> None:
-        from torch._dynamo.variables.lazy import LazyVariableTracker
-
         LazyVariableTracker.realize_all(variable)
         original(key, variable)
 
     @steps_in_variables("is_python_equal", is_optional=True)
     def _realize_both(self, original: Any, variable: Any, other: Any) -> Any:
-        from torch._dynamo.variables.lazy import LazyVariableTracker
-
         LazyVariableTracker.realize_all((variable, other))
         return original(variable, other)
 
@@ -213,8 +210,6 @@ class ValueHooks:
     @steps_in(_BUILTIN, "_call_min_max_binary(tx, a, b)")
     def _choose(self, original: Any, builtin: Any, tx: Any, *chosen_of: Any) -> Any:
         """Refuse what Python chooses by a tensor's truth, and Dynamo computes (``torch.maximum``)."""
-        from torch._dynamo.variables import TensorVariable, UnspecializedPythonVariable
-
         for each in filter(None, chosen_of):
             kind = each.realize()
             if isinstance(kind, TensorVariable) and not isinstance(kind, UnspecializedPythonVariable):
@@ -229,8 +224,6 @@ class ValueHooks:
 
     @steps_in("torch._dynamo.codegen:PyCodegen", "add_graph_output(value)")
     def _return(self, original: Any, codegen: Any, variable: Any) -> Any:
-        from torch._dynamo.variables import NumpyNdarrayVariable
-
         if (
             isinstance(variable, NumpyNdarrayVariable)
             and not variable.as_proxy().node.meta["example_value"].ndim
@@ -376,8 +369,6 @@ def _is_method(variable: Any) -> bool:
 
 def _set_classes() -> tuple[type[Any], ...]:
     """Variables of sets whose order follows from hashes."""
-    from torch._dynamo.variables.base import VariableTracker
-
     names = {"SetVariable", "FrozensetVariable", "UserDefinedSetVariable"}
     in_order = {"OrderedSetVariable", "DictKeySetVariable"}
     return tuple(

@@ -2,8 +2,9 @@
 
 A module's ``FACTS`` map an object of torch (``module``, ``module:Class``, ``module:Class()`` for an instance)
 to names that it has; behind a function's name, parameters that it takes: ``"guards create_symbol(source)"``.
-What its classes step in for (`patching.steps_in`) is a fact as well, and that it can be imported. Its
-``PROBES`` map a sentence to a function that returns whether it is so.
+What it imports of torch's private parts, and what its classes step in for (`patching.steps_in`), are facts as
+well, and that it can be imported. Its ``PROBES`` map a sentence to a function that returns
+whether it is so.
 
 A warm load checks nothing: its artifact was compiled by this very torch, after everything had been checked.
 """
@@ -17,6 +18,8 @@ import logging
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
@@ -47,6 +50,7 @@ GROUPS: Final = {
 """Use -> modules of this room. A ``trial`` is a trace, which takes longer than all the others."""
 
 _NAME = re.compile(r"\w+(?:\([^)]*\))?")
+_IMPORT = re.compile(r"(?m)^ *from (torch\.(?:_|\S+\._|fx\.experimental)\S*) import (\([^)]*\)|.+)$")
 
 
 class Fact(Value):
@@ -60,20 +64,26 @@ class Fact(Value):
 def examined(group: str) -> Iterator[Fact]:
     """The facts of a group's modules, each checked now."""
     for name in GROUPS[group]:
+        module: ModuleType | None = None
         try:
             module = importlib.import_module(f"{__package__}.{name}")
         except (ImportError, AttributeError) as error:
             yield Fact(module=name, text="what it imports", instead=_text_of(error))
-            continue
-        for owner, names in declared(module):
+        for owner, names in (*imported(name), *(() if module is None else declared(module))):
             instead = _instead(functools.partial(_missing, owner, names))
             yield Fact(module=name, text=f"{owner} has {' '.join(names)}", instead=instead)
         for text, probe in getattr(module, "PROBES", {}).items():
             yield Fact(module=name, text=text, instead=_instead(functools.partial(_refuted, probe)))
 
 
+def imported(name: str) -> Iterator[tuple[str, Sequence[str]]]:
+    """Private modules of torch that a module imports from, and what; read out of its source."""
+    for owner, names in _IMPORT.findall(Path(__file__).with_name(f"{name}.py").read_text("utf-8")):
+        yield owner, re.findall(r"\w+", re.sub(r" as \w+", "", names))
+
+
 def declared(module: ModuleType) -> Iterator[tuple[str, Sequence[str]]]:
-    """Objects of torch that a module relies on, and names that each has, with parameters."""
+    """Objects of torch that a module declares to rely on, and names that each has, with parameters."""
     for owner, names in getattr(module, "FACTS", {}).items():
         yield owner, _NAME.findall(names)
     for kind in vars(module).values():
@@ -154,6 +164,8 @@ def _has(owner: Any, name: str) -> bool:
     """True if an object has an attribute, or the instances of a class have it from when they are made."""
     if hasattr(owner, name) or (isinstance(owner, dict) and name in owner):
         return True
+    if isinstance(owner, ModuleType):
+        return hasattr(owner, "__path__") and find_spec(f"{owner.__name__}.{name}") is not None
     kinds = owner.__mro__ if isinstance(owner, type) else ()
     making = [vars(kind).get(method) for kind in kinds for method in ("__init__", "__post_init__")]
     named = [getattr(getattr(method, "__code__", None), "co_names", ()) for method in making]

@@ -27,7 +27,6 @@ FACTS = {
         "DataDependentOutputException DynamicOutputShapeException FakeTensorMode "
         "UnsupportedFakeTensorException is_fake"
     ),
-    "torch.testing._internal.distributed.fake_pg": "FakeStore",
     "torch.utils": "swap_tensors",
     "torch.utils.backend_registration": "_setup_privateuseone_for_python_backend",
 }
@@ -139,6 +138,6 @@ def asked_for_values(error: BaseException) -> bool:
 
 def is_fake(value: Any) -> bool:
     """True if a tensor has no values."""
-    from torch._subclasses.fake_tensor import is_fake as torch_is_fake
+    from torch._subclasses import fake_tensor
 
-    return torch_is_fake(value)
+    return fake_tensor.is_fake(value)

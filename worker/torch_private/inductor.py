@@ -40,13 +40,8 @@ if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
 
 FACTS = {
-    "torch._dynamo.exc": "TorchDynamoException",
-    "torch._inductor.compile_fx": "compile_fx_aot",
     "torch._inductor.config": "get_config_copy patch",
-    "torch._inductor.exc": "InductorError",
-    "torch._inductor.ir": "TensorBox",
     "torch._inductor.lowering": "fallback_handler(kernel, add_to_fallback_set) to_dtype(x, dtype)",
-    "torch._inductor.virtualized": "V",
 }
 
 _NAME = "graph"

@@ -17,7 +17,12 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._higher_order_ops.scan import generic_scan
+from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch._ops import HigherOrderOperator
+from torch.fx import Interpreter
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_module, is_pinned_module, layers
@@ -43,7 +48,6 @@ FACTS = {
         "make_fx(decomposition_table, tracing_mode, _allow_non_fake_inputs, pre_dispatch)"
     ),
     "torch.fx.traceback": "preserve_node_meta",
-    "torch.utils._python_dispatch": "is_traceable_wrapper_subclass",
 }
 
 # What stays an operator in the lowered graph, with its bodies beside it.
@@ -70,8 +74,6 @@ def higher_order_name(target: Any) -> str:
 
 
 def _checkpoint(body: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    from torch._higher_order_ops.wrap import TagActivationCheckpoint
-
     return body(*args, **TagActivationCheckpoint.divide_kwargs(kwargs)[1])  # type: ignore[no-untyped-call]
 
 
@@ -80,8 +82,6 @@ def _unpacked(body: Callable[..., Any], args: Any, kwargs: Any = None, _hints: A
 
 
 def _scan(body: Callable[..., Any], init: Any, xs: Any, additional_inputs: Any = ()) -> Any:
-    from torch._higher_order_ops.scan import generic_scan
-
     return generic_scan(body, init, xs, additional_inputs=additional_inputs)  # type: ignore[no-untyped-call]
 
 
@@ -323,8 +323,6 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
 
 
 def _run(graph_module: GraphModule, *inputs: Any) -> Any:
-    from torch.fx import Interpreter
-
     running: list[Node] = []
 
     class Noting(Interpreter):
@@ -356,7 +354,6 @@ def retrace(lowered: LoweredGraph, fakes: list[Any]) -> LoweredGraph:
     Needs the tracing context that the graph was made in. Raises whatever the graph raises on its inputs.
     """
     import torch.fx.traceback as fx_traceback
-    from torch.fx import Interpreter
 
     num_inputs = sum(node.op == "placeholder" for node in lowered.graph.graph.nodes)
     if num_inputs != len(fakes):
@@ -384,8 +381,6 @@ def graph_of(
 
     With ``composites``, composite operators (``linear``) are kept whole.
     """
-    from torch.fx.experimental.proxy_tensor import make_fx
-
     with intercepted(hooks_of(Originals())):
         graph: GraphModule = make_fx(
             function,
@@ -419,8 +414,6 @@ def _casts_by_itself(graph_module: GraphModule) -> bool:
 
 def _refuse_wrappers(graph_module: GraphModule) -> None:
     """Refuse tensors that are made of other tensors: ``DTensor``, jagged ones, classes of the user's."""
-    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
-
     for node in nodes_within(graph_module):
         values = node.meta.get("example_value")
         for value in values if isinstance(values, list | tuple) else (values,):

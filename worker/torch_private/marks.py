@@ -14,8 +14,6 @@ import torch
 from warmrank.worker.errors import GearError
 from warmrank.worker.torch_private.operators import readable
 
-FACTS = {"torch._dynamo.decorators": "mark_dynamic maybe_mark_dynamic"}
-
 _DYNAMIC, _MAYBE, _STATIC = (
     "_dynamo_dynamic_indices",
     "_dynamo_weak_dynamic_indices",

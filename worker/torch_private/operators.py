@@ -39,7 +39,6 @@ FACTS = {
     "torch._C": "_dispatch_dump",
     "torch._library.simple_registry:singleton": "find",
     "torch._library.custom_ops": "OPDEFS",
-    "torch.fx.experimental.symbolic_shapes": "free_unbacked_symbols",
 }
 
 _KERNEL = re.compile(r"^(\w+)(?:\[\w+\])?: registered at (.+):\d+ ::", re.MULTILINE)

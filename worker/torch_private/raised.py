@@ -15,13 +15,13 @@ from traceback import FrameSummary
 from typing import Any, Final
 
 import torch
+from torch._dynamo.exc import ObservedException, TorchRuntimeError, observed_exception_map
 
 from warmrank.worker.errors import FunctionRaised
 from warmrank.worker.torch_private.patching import steps_in
 
 FACTS = {
     "torch._dynamo.output_graph:OutputGraph": "shape_env",
-    "torch._dynamo.exc": "ObservedException TorchRuntimeError observed_exception_map",
     "torch._dynamo.variables:ExceptionVariable": "args python_type_name",
     "torch.fx.experimental.symbolic_shapes:ShapeEnv()": "backed_var_to_val",
 }
@@ -95,8 +95,6 @@ def raised_by(
 
 def _said(error: BaseException, handled: BaseException | None) -> tuple[BaseException, str]:
     """The holder of the stack, and the exception as Python prints it; nothing for a graph break."""
-    from torch._dynamo.exc import ObservedException, TorchRuntimeError
-
     if isinstance(error, ObservedException):
         return error, _observed(error)
     kind = getattr(error, "gb_type", "")
@@ -131,8 +129,6 @@ def _innermost(error: BaseException, handled: BaseException | None) -> BaseExcep
 
 
 def _observed(error: BaseException) -> str:
-    from torch._dynamo.exc import observed_exception_map
-
     kind = next((kind for kind, known in observed_exception_map.items() if known is type(error)), Exception)
     text = _text_of(error.args, is_key=issubclass(kind, KeyError))
     return _printed(kind.__name__, text)

@@ -21,7 +21,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._dynamo.source import ConstantSource
+from torch._guards import TracingContext
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as shapes_config
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, DimDynamic, ShapeEnv
+from torch.utils._sympy.printers import PythonPrinter
 
 from warmrank.worker.errors import GearError, NotPortable
 from warmrank.worker.torch_private.lowering import LoweredGraph, source_name
@@ -33,11 +38,8 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
 FACTS = {
-    "torch._dynamo.source": "ConstantSource",
-    "torch._guards": "TracingContext",
     "torch._subclasses.fake_tensor": "FakeTensorMode FakeTensorMode(shape_env)",
     "torch.fx.experimental._config": "backed_size_oblivious",
-    "torch.fx.experimental.symbolic_shapes": "ConstraintViolationError DimDynamic",
     "torch.fx.experimental.symbolic_shapes:ShapeEnv": (
         "create_symbol(source, dynamic_dim, do_not_specialize_zero_one, positive)"
     ),
@@ -46,7 +48,6 @@ FACTS = {
         "create_symintnode unique_ids _generate_unique_id(source_name)"
     ),
     "torch.fx.experimental.symbolic_shapes:StatelessSymbolicContext": "dynamic_sizes",
-    "torch.utils._sympy.printers": "PythonPrinter",
 }
 
 # What is patched here while a trace runs belongs to the whole process.
@@ -70,8 +71,6 @@ def marks_obeyed(hints: Hints, *, oblivious: bool) -> Iterator[dict[str, torch.T
         GearError: a tensor is marked as unbacked, or has gears and is no argument of the call; or a dimension
             that is marked as dynamic is a constant in the traced code.
     """
-    from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
-
     sizes = _SizeHooks(tuple(hints))
     refused, settings = sizes.refused, shapes_config
     with (
@@ -104,8 +103,6 @@ class _SizeHooks:
 
     @steps_in("torch._dynamo.variables.builder", "_automatic_dynamic(e, tx, source)")
     def _decide(self, original: Any, e: Any, tx: Any, source: Any, *args: Any, **more: Any) -> Any:
-        from torch.fx.experimental.symbolic_shapes import DimDynamic
-
         name = source_name(source)
         is_base = name.endswith("._base")  # of a view, which has sizes of its own
         try:
@@ -165,8 +162,6 @@ def refuse_constant(source: str, dim: int, name: str) -> None:
     Raises:
         GearError: it names input and dimension, and where the code fixes the size.
     """
-    from torch._guards import TracingContext
-
     fake_mode = TracingContext.get().fake_mode
     env = fake_mode.shape_env if fake_mode is not None else None
     symbol = env.source_to_var.get(f"{source}.size()[{dim}]") if env is not None else None
@@ -225,8 +220,6 @@ def other_shape(lowered: LoweredGraph, sizes: Mapping[str, int]) -> str:
         lowered: the graph; it is run on fake tensors.
         sizes: value of symbols, by name; the others have the sizes that the trace went by.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     values = Symbols(lowered).values
     env = shape_env_of(values)
     hints = {} if env is None else env.backed_var_to_val
@@ -328,8 +321,6 @@ def conditions(env: Any) -> list[str]:
 
 
 def _python(expression: Any) -> str:
-    from torch.utils._sympy.printers import PythonPrinter
-
     return str(PythonPrinter().doprint(expression))
 
 
@@ -387,11 +378,7 @@ def rebuild(description: Mapping[str, Any]) -> list[Any]:
     Raises:
         NotPortable: the description cannot be read back.
     """
-    from torch._dynamo.source import ConstantSource
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.symbolic_shapes import DimDynamic
-
-    env = _environment()
+    env = _NamedShapeEnv()
     scope: dict[str, Any] = {"math": math, "torch": torch}
     for name, (hint, lower, upper) in description["symbols"].items():
         source = ConstantSource(name)
@@ -418,19 +405,15 @@ def rebuild(description: Mapping[str, Any]) -> list[Any]:
         raise NotPortable(msg, what="inputs", reason=str(error)) from error
 
 
-def _environment() -> Any:
+class _NamedShapeEnv(ShapeEnv):
     """An environment whose symbols are named after their sources, where those are named as symbols are."""
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    class Named(ShapeEnv):
-        def _generate_unique_id(self, source_name: str) -> int:
-            number = source_name[1:]
-            if not (source_name[:1] == "s" and number.isdecimal() and int(number) not in self.unique_ids):
-                return int(super()._generate_unique_id(source_name))
-            self.unique_ids.add(int(number))
-            return int(number)
-
-    return Named()
+    def _generate_unique_id(self, source_name: str) -> int:
+        number = source_name[1:]
+        if not (source_name[:1] == "s" and number.isdecimal() and int(number) not in self.unique_ids):
+            return int(super()._generate_unique_id(source_name))
+        self.unique_ids.add(int(number))
+        return int(number)
 
 
 def _hold(condition: Any) -> None:

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import inspect
 import logging
 import operator
@@ -34,10 +33,26 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+import torch._dynamo.config as dynamo_config
+from torch._dynamo.exc import ObservedKeyError
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.source import (
+    AttrSource,
+    CallFunctionNoArgsSource,
+    GetItemSource,
+    TypeMROSource,
+    TypeSource,
+)
+from torch._dynamo.variables import PythonModuleVariable
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.misc import IgnoredFunctionVariable, LoggingLoggerVariable
+from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+from torch.utils._config_module import ConfigModule
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module
@@ -46,21 +61,17 @@ from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_
 
 FACTS = {
     "torch._dynamo.config": "ignore_logging_functions patch",
-    "torch._dynamo.exc": "ObservedKeyError",
     "torch._dynamo.guards:GuardBuilder": "MODULE_MATCH ID_MATCH",
     "torch._dynamo.side_effects:SideEffects": "track_object_existing",
-    "torch._dynamo.source": "AttrSource CallFunctionNoArgsSource GetItemSource TypeMROSource TypeSource",
     "torch._dynamo.source:AttrSource": "base member",
     "torch._dynamo.variables": "PythonModuleVariable(value)",
     "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
     "torch._dynamo.variables.builder:VariableBuilder": "install_guards source tx",
     "torch._dynamo.variables.constant:ConstantVariable": "as_proxy reconstruct(codegen)",
     "torch._dynamo.variables.user_defined:UserDefinedObjectVariable": "call_method(tx, name, args, kwargs)",
-    "torch._dynamo.variables.misc": "IgnoredFunctionVariable LoggingLoggerVariable",
     "torch._dynamo.variables:ConstDictVariable": "install_dict_contains_guard",
     "torch._guards": "InvokeSubgraphCache",
     "torch._subclasses.meta_utils:MetaTensorDesc": "is_view base creation_meta",
-    "torch.utils._config_module": "ConfigModule",
 }
 
 
@@ -92,8 +103,6 @@ class TracerChanges:
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
         """Put the changes in place; then say which calls were left out."""
-        import torch._dynamo.config as dynamo_config
-
         known = dynamo_config.ignore_logging_functions
         ignored = {*known, *_FUNCTIONS, *(getattr(logging.Logger, method) for method in _TELLING)}
         with (
@@ -108,23 +117,19 @@ class TracerChanges:
     @steps_in("torch._dynamo.variables.builder:VariableBuilder", "_wrap(value)")
     def _wrap(self, original: Any, builder: Any, value: Any) -> Any:
         """A variable for an object of the caller's."""
-        from torch._dynamo.guards import GuardBuilder
-        from torch._dynamo.variables import PythonModuleVariable
-        from torch.utils._config_module import ConfigModule
-
         if value is logging.getLogger:
-            return _kinds().logger_lookup(value)
+            return _LoggerLookup(value)
         if isinstance(value, ConfigModule):
             builder.install_guards(GuardBuilder.MODULE_MATCH)
             variable = PythonModuleVariable(value, source=builder.source)
             builder.tx.output.side_effects.track_object_existing(value, variable)
             return variable
         if isinstance(value, np.generic) and value.dtype.kind in "biufc":
-            make = _kinds().numpy_scalar
+            make: Any = _NumpyScalar
         elif isinstance(value, _GETTERS):
-            make = _kinds().getter
+            make = _Getter
         elif isinstance(value, ContextVar):
-            make = _kinds().context_variable
+            make = _ContextVariable
         else:
             return original(builder, value)
         builder.install_guards(GuardBuilder.ID_MATCH)
@@ -132,16 +137,14 @@ class TracerChanges:
 
     @steps_in("torch._dynamo.variables.constant:ConstantVariable", "create(value)")
     def _create_constant(self, original: Any, value: Any, **kwargs: Any) -> Any:
-        return (_kinds().numpy_scalar if isinstance(value, np.generic) else original)(value, **kwargs)
+        return (_NumpyScalar if isinstance(value, np.generic) else original)(value, **kwargs)
 
     @steps_in("torch._dynamo.variables.builder:SourcelessBuilder", "create(tx, value)")
     def _create_without_source(self, original: Any, tx: Any, value: Any) -> Any:
-        return _kinds().numpy_scalar(value) if isinstance(value, np.generic) else original(tx, value)
+        return _NumpyScalar(value) if isinstance(value, np.generic) else original(tx, value)
 
     @steps_in("torch._dynamo.variables:ConstDictVariable", "getitem_const_raise_exception_if_absent")
     def _get_item(self, original: Any, variable: Any, tx: Any, key: Any) -> Any:
-        from torch._dynamo.exc import ObservedKeyError
-
         try:
             return original(variable, tx, key)
         except ObservedKeyError:
@@ -161,8 +164,6 @@ class TracerChanges:
     )
     def _call_class(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         """An instance, made by a metaclass's ``__call__`` where it has one of the user's."""
-        from torch._dynamo.source import TypeSource
-
         if variable.value is self._past_metaclass:
             self._past_metaclass = None
             return original(variable, tx, args, kwargs)
@@ -175,8 +176,6 @@ class TracerChanges:
     @steps_in("torch._dynamo.variables.misc:SuperVariable", "call_method(tx, name, args, kwargs)")
     def _call_super(self, original: Any, variable: Any, tx: Any, name: str, *call: Any) -> Any:
         """``super().__call__`` of a metaclass, which may be Python's own."""
-        from torch._dynamo.source import TypeSource
-
         made = variable.objvar
         cls = getattr(made, "value", None)
         if name != "__call__" or not isinstance(cls, type):
@@ -218,9 +217,6 @@ class TracerChanges:
 
     def _is_enabled(self, variable: Any, tx: Any, level: int) -> Any:
         """A logger's answer; what it depends on is guarded, and asked again of one that the code looks up."""
-        from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
-        from torch._dynamo.variables.base import VariableTracker
-
         logger, source = variable.value, variable.source
         if source is not None:
             of_level = CallFunctionNoArgsSource(AttrSource(source, "getEffectiveLevel"))
@@ -234,76 +230,60 @@ class TracerChanges:
         return VariableTracker.build(tx, enabled)
 
 
-class _Kinds(NamedTuple):
-    """Variables of this module's own."""
+class _NumpyScalar(ConstantVariable):
+    """A scalar of NumPy's, which computes with it."""
 
-    numpy_scalar: Any
-    context_variable: Any
-    getter: Any
-    logger_lookup: Any
+    def __init__(self, value: Any, **kwargs: Any) -> None:
+        super().__init__(value.item(), **kwargs)
+        self.value = value
+
+    def as_proxy(self) -> Any:
+        return self.value.item()
+
+    def reconstruct(self, codegen: Any) -> None:
+        codegen.append_output(codegen.create_load_const(self.value, checked=False))
 
 
-@functools.cache
-def _kinds() -> _Kinds:
-    """They are made late, because their base classes are Dynamo's."""
-    from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
-    from torch._dynamo.variables.base import VariableTracker
-    from torch._dynamo.variables.constant import ConstantVariable
-    from torch._dynamo.variables.misc import IgnoredFunctionVariable, LoggingLoggerVariable
-    from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
+class _ContextVariable(UserDefinedObjectVariable):
+    """A ``ContextVar``."""
 
-    class NumpyScalarVariable(ConstantVariable):
-        def __init__(self, value: Any, **kwargs: Any) -> None:
-            super().__init__(value.item(), **kwargs)
-            self.value = value
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        variable: Any = self.value
+        try:
+            value = variable.get()
+        except LookupError:  # nobody set it, which no path could say
+            return super().call_method(tx, name, args, kwargs)
+        if name != "get" or self.source is None:
+            return super().call_method(tx, name, args, kwargs)
+        source = CallFunctionNoArgsSource(AttrSource(self.source, "get"))
+        return VariableTracker.build(tx, value, source)
 
-        def as_proxy(self) -> Any:
-            return self.value.item()
 
-        def reconstruct(self, codegen: Any) -> None:
-            codegen.append_output(codegen.create_load_const(self.value, checked=False))
+class _Getter(UserDefinedObjectVariable):
+    """An ``itemgetter`` or its kin, made anew within the trace, by a call of its class with its arguments."""
 
-    class ContextVariable(UserDefinedObjectVariable):
-        def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-            variable: Any = self.value
-            try:
-                value = variable.get()
-            except LookupError:  # nobody set it, which no path could say
-                return super().call_method(tx, name, args, kwargs)
-            if name != "get" or self.source is None:
-                return super().call_method(tx, name, args, kwargs)
-            source = CallFunctionNoArgsSource(AttrSource(self.source, "get"))
-            return VariableTracker.build(tx, value, source)
+    def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
+        value: Any = self.value
+        cls, given = value.__reduce__()
+        keywords = getattr(cls, "keywords", {})  # of a partial, for a methodcaller with keyword arguments
+        if keywords:
+            cls, given = cls.func, (*cls.args, *given)
+        made = [VariableTracker.build(tx, item) for item in given]
+        named = {name: VariableTracker.build(tx, item) for name, item in keywords.items()}
+        anew = VariableTracker.build(tx, cls).call_function(tx, made, named)
+        return anew.call_function(tx, args, kwargs)
 
-    class GetterVariable(UserDefinedObjectVariable):
-        """Made anew within the trace, by a call of its class with its arguments."""
 
-        def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
-            value: Any = self.value
-            cls, given = value.__reduce__()
-            keywords = getattr(cls, "keywords", {})  # of a partial, for a methodcaller with keyword arguments
-            if keywords:
-                cls, given = cls.func, (*cls.args, *given)
-            made = [VariableTracker.build(tx, item) for item in given]
-            named = {name: VariableTracker.build(tx, item) for name, item in keywords.items()}
-            anew = VariableTracker.build(tx, cls).call_function(tx, made, named)
-            return anew.call_function(tx, args, kwargs)
+class _LoggerLookup(IgnoredFunctionVariable):
+    """``logging.getLogger``, called with a name."""
 
-    class LookupVariable(IgnoredFunctionVariable):
-        """``logging.getLogger``, called with a name."""
-
-        def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
-            del tx, kwargs
-            return LoggingLoggerVariable(self.value(*(item.as_python_constant() for item in args)))
-
-    return _Kinds(NumpyScalarVariable, ContextVariable, GetterVariable, LookupVariable)
+    def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
+        del tx, kwargs
+        return LoggingLoggerVariable(self.value(*(item.as_python_constant() for item in args)))
 
 
 def _maker(tx: Any, metaclass: type, source: Any, start: int) -> Any:
     """The user's ``__call__`` among a metaclass's bases from ``start`` on, None for Python's."""
-    from torch._dynamo.source import AttrSource, GetItemSource, TypeMROSource
-    from torch._dynamo.variables.base import VariableTracker
-
     for position, base in enumerate(metaclass.__mro__[start:], start):
         make = vars(base).get("__call__")
         if isinstance(make, FunctionType) and not is_pinned_module(make.__module__):
@@ -316,9 +296,6 @@ def _maker(tx: Any, metaclass: type, source: Any, start: int) -> Any:
 
 def _added(variable: Any, tx: Any, method: str) -> Any:
     """A method that somebody added to the class of loggers, to be traced; None for those of Python."""
-    from torch._dynamo.source import AttrSource, TypeSource
-    from torch._dynamo.variables.base import VariableTracker
-
     function = inspect.getattr_static(type(variable.value), method, None)
     module = getattr(function, "__module__", "logging")
     if module == "logging" or variable.source is None:
@@ -361,8 +338,6 @@ class ViewsByThemselves:
 
     @steps_in("torch._dynamo.variables.builder", "wrap_to_fake_tensor_and_record(source)")
     def _record_without_bases(self, original: Any, *args: Any, source: Any, **more: Any) -> Any:
-        from torch._dynamo.source import AttrSource
-
         if isinstance(source, AttrSource) and source.member == "_base" and source.base in self._recorded:
             return None
         self._recorded.add(source)

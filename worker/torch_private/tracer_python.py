@@ -29,6 +29,13 @@ from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.source import AttrSource, GetItemSource
+from torch._dynamo.symbolic_convert import InstructionTranslator, TensorifyState
+from torch._dynamo.variables import TupleVariable, UserDefinedObjectVariable
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
+
 from warmrank.worker.keys.code import globals_module, is_pinned_module
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, replaced, steps_in
 
@@ -39,13 +46,9 @@ FACTS = {
     "functools:cached_property": "__get__",
     "functools:partialmethod": "__get__",
     "functools:singledispatchmethod": "__get__",
-    "torch._dynamo.exc": "TensorifyScalarRestartAnalysis",
-    "torch._dynamo.source": "AttrSource GetItemSource",
     "torch._dynamo.symbolic_convert:InstructionTranslator": "current_tx",
     "torch._dynamo.symbolic_convert:TensorifyState": "specialize(index)",
-    "torch._dynamo.variables": "TupleVariable UserDefinedObjectVariable",
     "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
-    "torch._dynamo.variables.ctx_manager": "GenericContextWrappingVariable",
     "torch._guards:GuardsSet": "add(guard)",
 }
 
@@ -73,8 +76,6 @@ class PythonChanges:
 
     @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "call_function(tx, args, kwargs)")
     def _call(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        from torch._dynamo.variables.base import VariableTracker
-
         function, bound, rest = variable, [], list(args)
         if variable.fn is _call_method:
             function, bound, rest = args[0].realize(), [args[1]], list(args[2:])
@@ -91,8 +92,6 @@ class PythonChanges:
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_function")
     def _call_builtin(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        from torch._dynamo.variables.base import VariableTracker
-
         is_text = variable.fn in (operator.mod, operator.imod) and args[0].is_python_constant()
         if is_text and isinstance(template := args[0].as_python_constant(), str):
             args = _with_texts(tx, template, args[0], args[1].realize())
@@ -102,9 +101,6 @@ class PythonChanges:
 
     @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "_format_value(fmt_spec, flags)")
     def _format(self, original: Any, tx: Any, spec: Any, flags: int) -> Any:
-        from torch._dynamo.variables import UserDefinedObjectVariable
-        from torch._dynamo.variables.base import VariableTracker
-
         value = tx.stack[-1].realize()
         if flags & 3 or not isinstance(value, UserDefinedObjectVariable):
             return original(tx, spec, flags)
@@ -122,8 +118,6 @@ class PythonChanges:
         is_optional=True,  # up to torch 2.13
     )
     def _is_equal(self, original: Any, variable: Any, other: Any) -> bool:
-        from torch._dynamo.symbolic_convert import InstructionTranslator
-
         if not _is_of_user(variable, "__eq__"):
             return bool(original(variable, other))
         answer = variable.call_method(InstructionTranslator.current_tx(), "__eq__", [other], {})
@@ -145,9 +139,6 @@ class PythonChanges:
 
     @steps_in("torch._dynamo.variables.builder:VariableBuilder", "_wrap(value)")
     def _wrap(self, original: Any, builder: Any, value: Any) -> Any:
-        from torch._dynamo.variables import UserDefinedObjectVariable
-        from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
-
         made = original(builder, value)
         if type(made) is UserDefinedObjectVariable and _can_be_entered(type(value)):
             vars(made)["cm_obj"] = value
@@ -169,9 +160,6 @@ def make_floats_constants(graph_module: GraphModule) -> None:
     Raises:
         TensorifyScalarRestartAnalysis: there are such inputs; Dynamo begins again.
     """
-    from torch._dynamo.exc import TensorifyScalarRestartAnalysis
-    from torch._dynamo.symbolic_convert import TensorifyState
-
     fakes = (node.meta.get("example_value") for node in graph_module.graph.nodes if node.op == "placeholder")
     memos = [memo for fake in fakes if (memo := getattr(fake, "item_memo", None)) is not None]
     for memo in memos:
@@ -196,8 +184,6 @@ def _is_of_user(variable: Any, name: str) -> bool:
 
 def _is_shown(variable: Any) -> bool:
     """True if the text of an object is what its class, one of the user's, has for ``repr``."""
-    from torch._dynamo.variables import UserDefinedObjectVariable
-
     return (
         isinstance(variable, UserDefinedObjectVariable)
         and inspect.getattr_static(variable.python_type(), "__str__") is vars(object)["__str__"]
@@ -207,9 +193,6 @@ def _is_shown(variable: Any) -> bool:
 
 def _with_texts(tx: Any, template: str, held: Any, given: Any) -> list[Any]:
     """A template (its text and its variable) and what fills it, with texts in place of objects."""
-    from torch._dynamo.variables import TupleVariable
-    from torch._dynamo.variables.base import VariableTracker
-
     items = given.items if isinstance(given, TupleVariable) else [given]
     kinds = [kind for kind in _CONVERSION.findall(template) if kind != "%"]
     if given.is_python_constant() or len(kinds) != len(items):
@@ -231,9 +214,6 @@ def _with_texts(tx: Any, template: str, held: Any, given: Any) -> list[Any]:
 
 def _registry(tx: Any, function: Any) -> Any:
     """A variable for the registry of what ``singledispatch`` made; None where it holds abstract classes."""
-    from torch._dynamo.source import AttrSource, GetItemSource
-    from torch._dynamo.variables.base import VariableTracker
-
     source, dispatch = function.get_source(), function.fn.dispatch
     if source is None or any(type(kind) is not type for kind in function.fn.registry):
         return None

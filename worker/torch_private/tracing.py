@@ -23,6 +23,15 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import torch._dynamo.config as dynamo_config
+from torch._dynamo import convert_frame
+from torch._dynamo.eval_frame import set_enable_dynamic
+from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.utils import dynamo_timed, get_metrics_context
+from torch._dynamo.variables import ConstantVariable, DeletedVariable
+from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
+from torch._guards import TracingContext, tracing
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from warmrank.worker.errors import GraphBreak, NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_read
@@ -55,16 +64,9 @@ FACTS = {
     "torch._dynamo.convert_frame:CaptureOutput": "graph_capture_output backend_input",
     "torch._dynamo.convert_frame:GraphCaptureOutput": "output_graph traced_code get_runtime_env",
     "torch._dynamo.convert_frame:GraphRuntimeEnv": "bytecode import_sources external_refs closure",
-    "torch._dynamo.eval_frame": "set_enable_dynamic",
-    "torch._dynamo.exc": "TorchDynamoException UncapturedHigherOrderOpError Unsupported UserError",
     "torch._dynamo.side_effects:SideEffects": "_get_modified_vars store_attr_mutations",
-    "torch._dynamo.utils": "dynamo_timed get_metrics_context",
-    "torch._dynamo.variables": "ConstantVariable DeletedVariable",
-    "torch._dynamo.variables.base": "AttributeMutationNew ValueMutationNew",
     "torch._dynamo.variables.builder:VariableBuilder": "source",
-    "torch._guards": "TracingContext tracing",
     "torch.fx.experimental._config": "use_duck_shape",
-    "torch.fx.experimental.symbolic_shapes": "ConstraintViolationError",
 }
 
 
@@ -87,8 +89,6 @@ class TraceNotes:
 
     @steps_in("torch._dynamo.variables.builder:VariableBuilder", "__call__(value)")
     def _build(self, original: Any, builder: Any, value: Any) -> Any:
-        from torch._dynamo.variables import ConstantVariable
-
         self.objects[source_name(builder.source)] = value
         variable = original(builder, value)
         if type(value) is deque:  # Dynamo takes each for one without a limit
@@ -106,14 +106,12 @@ class TraceNotes:
             name
             for write in self.writes
             for name in integers
-            if name in _spellings(write) or (not write.attribute and _holder(name) == write.source)
+            if name in (f"{write.source}.{write.attribute}", f"{write.source}.__dict__[{write.attribute!r}]")
+            or (not write.attribute and name.rpartition("[")[0] == write.source)
         )
 
     @steps_in("torch._dynamo.side_effects:SideEffects", "codegen_update_mutated")
     def _update(self, original: Any, effects: Any, *args: Any, **kwargs: Any) -> None:
-        from torch._dynamo.variables import DeletedVariable
-        from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
-
         for variable in effects._get_modified_vars():
             if isinstance(variable.mutation_type, AttributeMutationNew | ValueMutationNew):
                 continue
@@ -135,16 +133,6 @@ class TraceNotes:
         self._note("has_attr" if hasattr(value, name) else "no_attr", source, name)
         if hasattr(value, "__dict__"):
             self._note("has_key" if name in vars(value) else "no_key", f"{source}.__dict__", name)
-
-
-def _spellings(write: TracedWrite) -> tuple[str, str]:
-    """Dynamo's expressions for an attribute."""
-    return f"{write.source}.{write.attribute}", f"{write.source}.__dict__[{write.attribute!r}]"
-
-
-def _holder(expression: str) -> str:
-    """The container in an expression for a member of it."""
-    return expression.rpartition("[")[0]
 
 
 class _Counts(Exception):
@@ -240,10 +228,6 @@ def _trace(  # noqa: PLR0913 - those of `trace`, and integers
     """
     from time import perf_counter
 
-    from torch._dynamo import convert_frame
-    from torch._dynamo.utils import dynamo_timed, get_metrics_context
-    from torch._guards import TracingContext, tracing
-
     evaluated = Evaluations()
     with (
         _LOCK,
@@ -260,7 +244,7 @@ def _trace(  # noqa: PLR0913 - those of `trace`, and integers
             ViewsByThemselves().made(),
             intercepted(hooks_of(notes)),
         ):
-            captured = _capture(convert_frame, method, args, dict(kwargs))
+            captured = _capture(method, args, dict(kwargs))
         if free is not None and not free and (counters := notes.counters()):
             raise _Counts(counters)
         if evaluated.refused:
@@ -322,8 +306,6 @@ def _guards(output: Any, method: Callable[..., Any], name: str) -> tuple[tuple[T
         NotPortable: Dynamo cannot write them, because it cannot look again at an object that it looked at.
         ConstraintViolationError: a dimension that is marked as dynamic is a constant; ``symbols`` names it.
     """
-    from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
-
     try:
         return traced_guards(output, _function_of(method).__code__)
     except (WorkerError, ConstraintViolationError):
@@ -348,9 +330,7 @@ def _made_globals(method: Callable[..., Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _tracing_settings(dynamic: bool) -> Iterator[None]:
     """Dynamo's switches for one trace; the caller's own are restored whatever the function does to them."""
-    import torch._dynamo.config as dynamo_config
     import torch.fx.experimental._config as shapes_config
-    from torch._dynamo.eval_frame import set_enable_dynamic
 
     was_enabled, default = torch.is_grad_enabled(), torch.get_default_dtype()
     was_cast, is_strict = torch.is_autocast_enabled("cpu"), torch.are_deterministic_algorithms_enabled()
@@ -409,11 +389,7 @@ def _refuse_names(codes: Iterable[CodeType]) -> None:
                 raise NotPortable(msg, what=name)
 
 
-def _capture(
-    convert_frame: Any, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    from torch._dynamo.exc import TorchDynamoException
-
+def _capture(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = getattr(method, "__qualname__", repr(method))
     shapes = ShapeNotes()
     handled = sys.exception()  # the caller's, or that of an earlier attempt
@@ -439,15 +415,15 @@ def _capture(
 def _without_tracebacks() -> Iterator[None]:
     """Keep torch from printing a traceback of its own for shapes that do not fit: the error says it."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    logger.addFilter(_is_no_error)
+
+    def is_no_error(record: logging.LogRecord) -> bool:
+        return record.levelno < logging.ERROR
+
+    logger.addFilter(is_no_error)
     try:
         yield
     finally:
-        logger.removeFilter(_is_no_error)
-
-
-def _is_no_error(record: logging.LogRecord) -> bool:
-    return record.levelno < logging.ERROR
+        logger.removeFilter(is_no_error)
 
 
 def _function_of(method: Callable[..., Any]) -> Any:
