@@ -101,13 +101,13 @@ def of_call(function: CachedFunction, variant: Variant) -> dict[str, float]:
     state = ambient.snapshot("cpu")
     parts: tuple[Callable[[], Any], ...] = (
         lambda: ambient.snapshot("cpu"),
-        lambda: variant.accepts(state, (X,), {}),
+        lambda: variant.guards.accept(state, (X,), {}),
         lambda: settled.check(inputs),
     )
     return {
         "guards_us": sum(least_us(part, 200) for part in parts),
         "call_us": least_us(lambda: function(X), 20),
-        "full_check_ms": least_us(lambda: variant.check((X,), {}), 2) / 1e3,
+        "full_check_ms": least_us(lambda: variant.guards.check((X,), {}), 2) / 1e3,
     }
 
 

@@ -406,7 +406,7 @@ def _judge_artifact(path: Path, judged: set[Path], faults: list[str]) -> set[Pat
     # Imported here, because they import torch.
     from warmrank.worker.errors import ArtifactCorrupt
     from warmrank.worker.runtime.artifact import read
-    from warmrank.worker.runtime.files import verified
+    from warmrank.worker.runtime.beside import verified
 
     try:
         check_private(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FunctionType, MethodType
+from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +16,10 @@ from warmrank.worker.configs.compiler_config import CacheOptions, CompilerConfig
 from warmrank.worker.engines import engine_named
 from warmrank.worker.keys.request import Request
 from warmrank.worker.runtime.artifact import Artifact, PortableGuards
+from warmrank.worker.runtime.call_guards import CallGuards
 from warmrank.worker.runtime.check import mismatches
 from warmrank.worker.runtime.find import function_of
 from warmrank.worker.runtime.function import CachedFunction
-from warmrank.worker.runtime.snapshot import CallGuards
 from warmrank.worker.torch_private.lowering import LoweredGraph
 from warmrank.worker.torch_private.tracing import Trace, trace
 
@@ -126,27 +126,37 @@ class Checked:
 
     def __init__(self, guards: PortableGuards, function: Any, module: Any, **arguments: Any) -> None:
         assert isinstance(function, FunctionType)
-        self._guards, self._function = guards, function
-        self._arguments = {"self": module, **arguments}
+        given = {"self": module, **arguments}
+        self._args = tuple(arguments.values())
         self.num_full_checks = 0
-        self.calls = CallGuards(guards, function, module, "always")
+
+        def misfits(*_args: Any, **_options: Any) -> tuple[str, ...]:
+            return mismatches(guards, function, given, device_kind="cpu")
+
+        facts = SimpleNamespace(gears=None, input_names=())
+        stored = SimpleNamespace(artifact=SimpleNamespace(guards=guards, facts=facts), mismatches=misfits)
+        settled = SimpleNamespace(changed=lambda _inputs: ())
+        variant: Any = SimpleNamespace(
+            stored=stored,
+            method=MethodType(function, module),
+            device_kind="cpu",
+            runner=SimpleNamespace(layout=None, settled=settled, settle=lambda _settled: None),
+            code_changed=lambda: False,
+            inputs_of=lambda _args, _kwargs: (),
+            settled_positions=lambda _asked: (),
+        )
+        self._calls = CallGuards(variant, "always", "error")
         assert self.call()
 
     def holds(self) -> bool:
-        return self.calls.hold(tuple(self._arguments.values())[1:], {})
+        return self._calls.fit(self._args, {})
 
     def call(self) -> bool:
         """Whether the conditions hold, in full where that cannot be told quickly."""
         if self.holds():
             return True
         self.num_full_checks += 1
-        snapshot = self.calls.observe(self._arguments)
-        assert snapshot is not None
-        fits = not mismatches(self._guards, self._function, self._arguments, device_kind="cpu")
-        if fits:
-            self.calls.changed(())
-            self.calls.keep(snapshot, ())
-        return fits
+        return not self._calls.check(self._args, {})
 
 
 def since(release: str, reason: str) -> pytest.MarkDecorator:

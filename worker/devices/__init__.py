@@ -1,4 +1,4 @@
-"""Device kinds behind one port (`port.py`): the CPU, others in `accelerator.py`; memory of tensors."""
+"""Device kinds behind one port (`port.py`): here the CPU, and what is asked of tensors' memory."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ def backend_for(kind: str) -> DeviceBackend:
     can be run on such devices.
     """
     if target() is not None:
+        from warmrank.worker.devices.absent import AbsentBackend
+
         return AbsentBackend(kind)
     if kind == "cpu":
         return CpuBackend()
@@ -74,35 +76,6 @@ class CpuBackend:
             msg = f"a CPU graph needs a pool of the CPU backend; got a {type(pool).__qualname__}"
             raise TypeError(msg)
         return captured(graph, inputs, copied=copied, pool=pool)
-
-
-class AbsentBackend(CpuBackend):
-    """A device kind in an offline build: its devices are elsewhere, so nothing is captured or run.
-
-    Functions are compiled and bound to it, which needs no device: its pools are the CPU's, and stay empty.
-    """
-
-    collectives = "fake"
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-
-    def device(self, local_rank: int) -> torch.device:
-        """See `DeviceBackend.device`; every rank of a launch sees its own as the first."""
-        from warmrank.worker.torch_private.fake_ranks import fake_device
-
-        del local_rank
-        return fake_device(self.kind)
-
-    def capture(
-        self, graph: Graph, inputs: Sequence[Any], *, copied: Positions, aliased: Positions, pool: Pool
-    ) -> CapturedGraph:
-        """Captures need the device: raises `DeviceUnavailable`."""
-        from warmrank.worker.errors import DeviceUnavailable
-
-        del graph, inputs, copied, aliased, pool
-        msg = f"an offline build has no device of kind {self.kind}, so it captures nothing; a launch does"
-        raise DeviceUnavailable(msg, kind=self.kind)
 
 
 def _span(tensor: torch.Tensor) -> int:

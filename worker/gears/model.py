@@ -11,7 +11,6 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.errors import GearError
@@ -157,13 +156,9 @@ class GearFacts(Value):
     ahead: bool = False
     unpaddable: str = ""  # why inputs cannot be padded; empty if they can
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GearFacts:
-        """Read the result of `to_json`, also after a way through JSON."""
+        """Read from an artifact's header."""
         return cls(
             axes=tuple(Axis(**{**axis, "gears": tuple(axis["gears"])}) for axis in data["axes"]),
             combinations=tuple(map(tuple, data["combinations"])),

@@ -17,8 +17,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +25,6 @@ from warmrank.worker.configs.compiler_config import OnGearMiss
 from warmrank.worker.errors import GearError
 from warmrank.worker.gears.model import Combination, GearFacts, any_set, carried, hold
 from warmrank.worker.runtime.artifact import PortableGuards
-from warmrank.worker.runtime.check import node_values, signature_of
-from warmrank.worker.runtime.per_call import compile_input_check
 from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.values import replace
 
@@ -82,7 +79,7 @@ def call_guards(
 ) -> PortableGuards:
     """The guards of an artifact for a call; ``learned``: its tensors need not carry the gears any more."""
     if gears is None:
-        return replace(guards, checks=(*guards.checks, *_carry_none(guards))) if any_set() else guards
+        return replace(guards, checks=(*guards.checks, *carry_none(guards))) if any_set() else guards
     if on_miss == "pad":
         exact, wide = membership(gears), coverage(gears)
         guards = replace(guards, shapes=tuple(wide if shape == exact else shape for shape in guards.shapes))
@@ -94,7 +91,7 @@ def call_guards(
     return replace(guards, checks=checks)
 
 
-def _carry_none(guards: PortableGuards) -> tuple[Check, ...]:
+def carry_none(guards: PortableGuards) -> tuple[Check, ...]:
     """The conditions that none of the tensors that the guards name carries gears."""
     return tuple((node, "gears", []) for node, kind, _ in guards.checks if kind == "tensor")
 
@@ -158,55 +155,6 @@ def refuse_arguments(geared: Sequence[tuple[str, Any]], on_miss: OnGearMiss, pol
                 f"{policy!r}). {_remedy(on_miss)}"
             )
             raise GearError(msg, input=where, dim=str(dim), found=str(size), allowed=repr(gears))
-
-
-class LoadedGears:
-    """Gears of an artifact, or its lack of any, applied to calls of one function."""
-
-    def __init__(
-        self,
-        gears: GearFacts | None,
-        guards: PortableGuards,
-        function: FunctionType,
-        on_miss: OnGearMiss,
-    ) -> None:
-        self.gears = gears
-        self._on_miss: OnGearMiss = on_miss
-        self._guards = guards
-        self._function = function
-
-    @property
-    def guards(self) -> PortableGuards:
-        """The artifact's guards for calls in this process."""
-        if self.gears is None:
-            return self._guards
-        return call_guards(self._guards, self.gears, self._on_miss, learned=True)
-
-    def refuse_miss(self, module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """As `refuse_miss`, of a call that would fit, were its geared sizes others.
-
-        Tensors that carry the gears may bring a combination that was dropped: it is compiled on its own.
-        """
-        if self.gears is None or not self._fits_any_size(module, *args, **kwargs):
-            return
-        bound = signature_of(self._function).bind(module, *args, **kwargs)
-        bound.apply_defaults()
-        values = node_values(self._guards.nodes, self._function, bound.arguments)
-        sizes = tuple(values[axis.node].shape[axis.dim] for axis in self.gears.axes)
-        if sizes in self.gears.dropped and all(carried(values[axis.node]) for axis in self.gears.axes):
-            return
-        refuse_miss(self.gears, sizes, self._on_miss)
-
-    @cached_property
-    def carries_none(self) -> Callable[..., bool]:
-        """True if none of a call's tensors carries gears; takes the module and the call's arguments."""
-        guards = replace(self._guards, checks=_carry_none(self._guards), shapes=())
-        return compile_input_check(guards, self._function)
-
-    @cached_property
-    def _fits_any_size(self) -> Callable[..., bool]:
-        assert self.gears is not None  # noqa: S101 - asked before
-        return compile_input_check(any_size(self._guards, self.gears), self._function)
 
 
 _MAX_DEPTH = 16

@@ -133,7 +133,7 @@ class PortableGuards(Value):
                 TracedSource(kind=kind, module=module, name=name, digest=digest)
                 for kind, module, name, digest in data["sources"]
             ),
-            asked=tuple((name, args, kwargs, result) for name, args, kwargs, result in data["asked"]),
+            asked=tuple(map(tuple, data["asked"])),
             volatile=tuple(data["volatile"]),
             runtime_state=data.get("runtime_state", {}),
         )

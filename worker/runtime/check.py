@@ -21,7 +21,7 @@ import importlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from inspect import CO_VARARGS, CO_VARKEYWORDS, Signature, signature
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -169,7 +169,7 @@ def mismatches(
                 from warmrank.worker.runtime import asked
 
                 found.extend(asked.mismatches(guards.asked))
-            found.extend(_object_mismatches(guards, function, arguments))
+            found.extend(object_mismatches(guards, function, arguments))
             if torch.is_grad_enabled():
                 found.extend(
                     f"{text(guards.nodes, check[0])} requires gradients, and they are recorded"
@@ -206,16 +206,10 @@ def parameters(code: CodeType) -> tuple[str, ...]:
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + starred]
 
 
-def tensor_mismatches(
-    guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any]
-) -> tuple[str, ...]:
-    """Mismatches that would make compiled code read memory that is not there."""
-    return tuple(_object_mismatches(guards.of_tensors(), function, arguments))
-
-
-def _object_mismatches(
+def object_mismatches(
     guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any]
 ) -> list[str]:
+    """Conditions on objects that do not hold, in words."""
     values = node_values(guards.nodes, function, arguments)
     failed = [check for check in guards.checks if not _holds(check, values)]
     unmet = [shape for shape in guards.shapes if not _shape_holds(*shape, values)]
@@ -227,13 +221,6 @@ def _object_mismatches(
         *(describe_failure(guards, check, values) for check in failed[:MAX_REASONS]),
         *(describe_shape(guards, expression, used, values) for expression, used in unmet),
     ][:MAX_REASONS]
-
-
-def signature_of(function: FunctionType) -> Signature:
-    """Signature of the function's own code; ``inspect`` tells what a decorator says in its name."""
-    own = FunctionType(function.__code__, {}, argdefs=function.__defaults__, closure=function.__closure__)
-    own.__kwdefaults__ = function.__kwdefaults__
-    return signature(own)
 
 
 def node_values(nodes: Sequence[Node], function: FunctionType, arguments: Mapping[str, Any]) -> list[Any]:

@@ -184,8 +184,8 @@ def _check_own_guards(
 ) -> None:
     """Refuse conditions that do not hold where they were made, and would mean a compile on every call."""
     for _ in range(_OWN_CHECKS):
-        wrong = variant.check(args, kwargs)
-        if wrong or variant.fits(args, kwargs):
+        wrong = variant.guards.check(args, kwargs)
+        if wrong or variant.guards.fit(args, kwargs):
             break
     else:
         wrong = ("a condition on its arguments",)

@@ -251,11 +251,6 @@ def is_constant(value: Any) -> bool:
     return type(value) in _PLAIN
 
 
-def of_names(holder: Any) -> Watches:
-    """Watches of the names of a class or a module."""
-    return [("class", holder)] if isinstance(holder, type) else [("dict", vars(holder))]
-
-
 def of_function(function: FunctionType) -> Watches:
     """Watches of a function's digest."""
     watches: list[tuple[str, Any]] = [("code", function), ("defaults", function), ("kwdefaults", function)]

@@ -1,9 +1,5 @@
 r"""The files of one cached function: saves new artifacts, takes over those of others, gives them up.
 
-Beside an artifact lie files that belong to it, such as compiled kernels. A file is written before the
-artifact that names it; a look-up verifies it before the artifact counts as found, so a missing or damaged one
-is a miss with its reason, and never an error of a call; a damaged one is moved aside, not deleted.
-
 A mark beside an artifact, ``.withheld_<sha256>``, keeps other partitions from it: its audit is not
 through, or found a fault. It stands before the artifact does; the launch takes it away when nothing was
 found. What bears a mark is not published.
@@ -46,7 +42,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -60,23 +55,20 @@ from warmrank.cache_store.cache_dir.local import (
 from warmrank.cache_store.cache_dir.private_files import (
     make_private_directories,
     os_errors_are_unusable,
-    set_aside,
 )
 from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.digests import Digest, digest_bytes
-from warmrank.cache_store.errors import StoreError, UnusableCache
-from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
-from warmrank.worker.runtime.artifact import ABOUT, FORMAT, MAGIC, corrupt, open_private
+from warmrank.worker.runtime.artifact import ABOUT, FORMAT, MAGIC
+from warmrank.worker.runtime.beside import with_files
 from warmrank.worker.runtime.find import StoredArtifact, announce, candidates, read_stored
 from warmrank.worker.values import replace
 
 if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
-    from warmrank.worker.runtime.artifact import Artifact, ArtifactFile, PortableGuards
+    from warmrank.worker.runtime.artifact import Artifact, PortableGuards
     from warmrank.worker.runtime.find import Place
 
 
-_log = logging.getLogger("torchair")
 OFFERED = "offered"  # the partition of what a store or another node offers
 
 
@@ -219,51 +211,6 @@ def fetched(store: Store, stored: StoredArtifact, cache_root: Path) -> StoredArt
     for file in stored.artifact.files:
         store.fetch_blob(file.sha256, stored.path.parent, cache_root=cache_root, beside=file.name)
     return with_files(stored, [])
-
-
-def verified(directory: Path, file: ArtifactFile) -> Path:
-    """Path of a file beside an artifact, its bytes verified.
-
-    Raises:
-        ArtifactMissing: it is not there.
-        ArtifactCorrupt: it holds other bytes.
-        UnusableCache: it is not private, or cannot be read.
-    """
-    path = directory / file.name
-    if not path.exists():
-        msg = f"{path} is missing, though the artifact beside it needs it; that is fetched or compiled again."
-        raise ArtifactMissing(msg, where=str(path), why="it is missing")
-    with open_private(path) as opened:
-        sha256, size_bytes = hashlib.file_digest(opened, "sha256").hexdigest(), opened.tell()
-    if (sha256, size_bytes) != (file.sha256, file.size_bytes):
-        raise corrupt(str(path), "its bytes do not match the digest in the artifact beside it")
-    return path
-
-
-def _set_damaged_aside(stored: StoredArtifact) -> None:
-    """Move files of this user's own, with other bytes than they should hold, out of the way."""
-    for file in stored.artifact.files:
-        try:
-            verified(stored.path.parent, file)
-        except (ArtifactMissing, UnusableCache):
-            continue
-        except ArtifactCorrupt:
-            set_aside(stored.path.parent / file.name)
-
-
-def with_files(stored: StoredArtifact, reasons: list[str]) -> StoredArtifact | None:
-    """The artifact with its files verified; None, and why in ``reasons``, if one cannot be used."""
-    try:
-        return replace(stored, beside=stored.files())
-    except ArtifactMissing as error:
-        reasons.append(f"missing: {Path(error.where).name}")
-    except ArtifactCorrupt as error:
-        reasons.append(f"corrupt: {Path(error.where).name}: {error.why}")
-        _set_damaged_aside(stored)
-    except StoreError as error:
-        reasons.append(str(error))
-    _log.warning("%s is not used: file beside it: %s", stored.path, reasons[-1])
-    return None
 
 
 def withheld_mark(function_dir: Path, sha256: str) -> Path:

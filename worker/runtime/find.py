@@ -21,7 +21,7 @@ from warmrank.worker.keys.code import function_digest
 from warmrank.worker.keys.request import Request
 from warmrank.worker.runtime.ambient import any_gears
 from warmrank.worker.runtime.artifact import Artifact, open_private, parse
-from warmrank.worker.runtime.check import MAX_REASONS, mismatches, signature_of, tensor_mismatches
+from warmrank.worker.runtime.check import MAX_REASONS, mismatches, object_mismatches
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class StoredArtifact(Value):
             return self.beside
         if not self.artifact.files:
             return {}
-        from warmrank.worker.runtime.files import verified
+        from warmrank.worker.runtime.beside import verified
 
         return {file.name: verified(self.path.parent, file) for file in self.artifact.files}
 
@@ -117,9 +117,9 @@ class StoredArtifact(Value):
     def tensor_mismatches(
         self, method: MethodType, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[str, ...]:
-        """As `mismatches`, of what is never skipped: what compiled code takes for granted of its tensors."""
-        function = function_of(method)
-        return tensor_mismatches(self.guards_of_any_size, function, arguments_of(method, args, kwargs))
+        """As `mismatches`, of tensors alone: never skipped, as compiled code reads their memory."""
+        guards, arguments = self.guards_of_any_size.of_tensors(), arguments_of(method, args, kwargs)
+        return tuple(object_mismatches(guards, function_of(method), arguments))
 
     @property
     def guards_of_any_size(self) -> PortableGuards:
@@ -150,8 +150,12 @@ def arguments_of(method: MethodType, args: Sequence[Any], kwargs: Mapping[str, A
     Raises:
         TypeError: the function's signature does not take these arguments.
     """
+    function = function_of(method)
+    # The signature of its own code; `inspect` tells what a decorator says in its name.
+    own = FunctionType(function.__code__, {}, argdefs=function.__defaults__, closure=function.__closure__)
+    own.__kwdefaults__ = function.__kwdefaults__
     try:
-        bound = signature_of(function_of(method)).bind(method.__self__, *args, **kwargs)
+        bound = inspect.signature(own).bind(method.__self__, *args, **kwargs)
     except TypeError as error:
         msg = f"{method.__qualname__}{inspect.signature(method)}: {error}"
         raise TypeError(msg) from None
@@ -163,18 +167,6 @@ def model_directory(class_name: str, *, dynamic: bool, mode: str, key: str) -> s
     """Name of the directory that all partitions of one model and configuration share."""
     captured = "_aclgraphcache" if mode in ("reduce-overhead", "npugraph_ex") else ""
     return f"{class_name}_{'dynamic' if dynamic else 'static'}{captured}_{key}"
-
-
-def partition_name(
-    *, world_size: int, rank: int, tp_rank: int | None = None, pp_rank: int | None = None
-) -> str:
-    """Name of a rank's partition; empty for a single rank without parallel ranks, as in TorchAir."""
-    parts = [f"world{world_size}global_rank{rank}"] if world_size > 1 else []
-    if tp_rank is not None:
-        parts.append(f"tp_rank{tp_rank}")
-    if pp_rank is not None:
-        parts.append(f"pp_rank{pp_rank}")
-    return "_".join(parts)
 
 
 class Place(Value):
@@ -238,7 +230,7 @@ def look_up(place: Place, asked: Request, misfits: Misfits) -> Found:
             unfit.append(wrong)
         else:
             if stored.artifact.files:
-                from warmrank.worker.runtime.files import with_files
+                from warmrank.worker.runtime.beside import with_files
 
                 whole = with_files(stored, reasons)
             if whole is not None:

@@ -37,7 +37,6 @@ from warmrank.worker.runtime.find import (
     function_of,
     look_up,
     model_directory,
-    partition_name,
 )
 from warmrank.worker.runtime.sources import missing_operators
 from warmrank.worker.runtime.variant import Variant
@@ -182,14 +181,16 @@ class CachedFunction:
             type(self.module).__name__, dynamic=options.dynamic, mode=options.config.mode, key=asked.key
         )
         rank, world_size = self._defaults.place or rank_and_world()
-        partition = partition_name(
-            world_size=world_size,
-            rank=rank if options.global_rank is None else options.global_rank,
-            tp_rank=options.tp_rank,
-            pp_rank=options.pp_rank,
-        )
+        if options.global_rank is not None:
+            rank = options.global_rank
+        parts = [f"world{world_size}global_rank{rank}"] if world_size > 1 else []  # as in TorchAir
+        if options.tp_rank is not None:
+            parts.append(f"tp_rank{options.tp_rank}")
+        if options.pp_rank is not None:
+            parts.append(f"pp_rank{options.pp_rank}")
         model_dir = self.root() / name
-        return Place(model_dir=model_dir, function_dir=model_dir / partition / self.method.__func__.__name__)
+        function_dir = model_dir / "_".join(parts) / self.method.__func__.__name__
+        return Place(model_dir=model_dir, function_dir=function_dir)
 
     def find(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], refused: Mapping[str, str] | None = None
@@ -232,7 +233,7 @@ class CachedFunction:
         """
         state = ambient.snapshot(self._kind)
         for variant in self.variants:
-            if variant.accepts(state, args, kwargs):
+            if variant.guards.accept(state, args, kwargs):
                 try:
                     variant.capture(args, kwargs)
                 except StateChanged:
@@ -254,7 +255,7 @@ class CachedFunction:
         variants = tuple(self._variants)
         state = ambient.snapshot(self._kind) if variants else ()
         for position, variant in enumerate(variants):
-            if variant.accepts(state, args, kwargs):
+            if variant.guards.accept(state, args, kwargs):
                 if position:
                     self._move_to_front(variant)
                 try:
@@ -331,7 +332,7 @@ class CachedFunction:
         """A loaded variant, all of whose conditions hold for these arguments now; None if there is none."""
         with self._lock:
             for variant in self.variants:
-                if not variant.check(args, kwargs):
+                if not variant.guards.check(args, kwargs):
                     self._move_to_front(variant)
                     return variant
         return None
@@ -353,7 +354,8 @@ class CachedFunction:
 
     def _refuse_gear_miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         for variant in self._variants:
-            variant.refuse_gear_miss(args, kwargs)
+            if variant.stored.artifact.facts.gears is not None:
+                variant.guards.refuse_gear_miss(args, kwargs)
         if not ambient.any_gears():
             return
         from warmrank.worker.gears.rules import geared_arguments, refuse_arguments

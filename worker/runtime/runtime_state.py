@@ -115,31 +115,24 @@ def in_words(state: Mapping[str, str]) -> str:
 class RuntimeStateGuard:
     """Compares the state declared for a module with an artifact's; asked on every call."""
 
-    __slots__ = ("_known", "_linked", "_made_with", "_module")
+    __slots__ = ("_known", "_made_with", "_module")
 
     def __init__(self, module: Module, made_with: Mapping[str, str]) -> None:
         self._module = module
         self._made_with = made_with
-        # Version of the declarations and answer; with links in the second tuple, which alone counts then.
-        # Each is read and written whole: threads may ask while another one declares.
-        self._known = (_NEVER, False)
-        self._linked: tuple[int, bool, tuple[_Link, ...]] = (_NEVER, False, ())
+        # Version of the declarations, answer, and where modules have to be for it. Read and written whole:
+        # threads may ask while another one declares.
+        self._known: tuple[int, bool, tuple[_Link, ...]] = (_NEVER, False, ())
 
     def holds(self) -> bool:
         """True if they are equal now."""
-        version, answer = self._known
-        return answer if version == DECLARED.version else self._looked()
-
-    def _looked(self) -> bool:
-        """The answer where something was declared anew, or modules have to be where they were."""
-        version, answer, links = self._linked
-        if version == DECLARED.version and _lead(links):
+        version, answer, links = self._known
+        if version == DECLARED.version and (not links or _lead(links)):
             return answer
         version = DECLARED.version  # before the look: what is declared meanwhile is looked at again
         links = tuple(link for _, link in _concerning(self._module) if link) if DECLARED.all else ()
         answer = declared_for(self._module) == self._made_with
-        self._linked = version, answer, links
-        self._known = (_NEVER if links else version), answer
+        self._known = version, answer, links
         return answer
 
 

@@ -1,15 +1,4 @@
-"""One loaded artifact, bound to one module: checks its conditions, runs its frame.
-
-When conditions are checked, by ``guards``:
-
-=========  ====================================================================================
-always     the arguments, and a look at whether anything else changed since a full check held
-once       the arguments, and what is cheap; all else was checked at the load
-skip       tensors and sizes among the arguments, without which compiled code reads other memory
-=========  ====================================================================================
-
-Thread safety: everything is read and replaced whole; full checks run under the lock of the cached function.
-"""
+"""One loaded artifact, bound to one module: runs its frame; its conditions stand in `call_guards`."""
 
 from __future__ import annotations
 
@@ -19,7 +8,7 @@ import importlib
 import itertools
 import json
 import marshal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from time import perf_counter
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -27,26 +16,19 @@ from typing import TYPE_CHECKING, Any
 from warmrank.worker.engines import Site, engine_named
 from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.runtime import ambient
-from warmrank.worker.runtime.artifact import (
-    MUTATED,
-    NUMBER,
-    Frame,
-    readable,
-)
+from warmrank.worker.runtime.artifact import MUTATED, NUMBER, Frame, readable
 from warmrank.worker.runtime.check import argument_names, text
 from warmrank.worker.runtime.decoding import decode
-from warmrank.worker.runtime.find import StoredArtifact, arguments_of, function_of, is_anything_declared
-from warmrank.worker.runtime.runner import CaptureOptions, Settled, runner_for
+from warmrank.worker.runtime.find import StoredArtifact, function_of
+from warmrank.worker.runtime.runner import CaptureOptions, runner_for
 
 if TYPE_CHECKING:
     import torch
 
     from warmrank.worker.configs.compiler_config import GuardMode, OnGearMiss
     from warmrank.worker.devices.port import DeviceBackend
-    from warmrank.worker.gears.rules import LoadedGears
     from warmrank.worker.gears.runner import GearedRunner
-    from warmrank.worker.runtime.runtime_state import RuntimeStateGuard
-    from warmrank.worker.runtime.snapshot import CallGuards, Snapshot
+    from warmrank.worker.runtime.call_guards import CallGuards
 
 # A constant that marshal cannot hold: this, and its JSON.
 PLACEHOLDER = "__warmrank_constant__"
@@ -59,6 +41,9 @@ class Variant:
 
     Attributes:
         stored: the artifact.
+        method: the method that it is bound to.
+        device_kind: of the module.
+        ambient: the process's state when it was loaded.
         runner: runs its graph.
         bind_s: seconds that loading took.
     """
@@ -78,7 +63,7 @@ class Variant:
         self.stored = stored
         module: torch.nn.Module = site.method.__self__  # type: ignore[assignment]
         self._module: Any = module
-        self._method = site.method
+        self.method = site.method
         function = function_of(site.method)
         engine = engine_named(artifact.engine)
         groups = {}
@@ -88,21 +73,12 @@ class Variant:
             groups = {role: resolve(role)[0] for role in artifact.roles}
         graph = engine.load(artifact.sections, stored.files(), groups, site=site)
         self.runner = runner_for(engine, graph, facts, backend, CaptureOptions.of(site.config))
-        self._guards = guards
-        self._device_kind = backend.kind
-        self._ambient = ambient.snapshot(backend.kind)
-        self._on_gear_miss: OnGearMiss = on_gear_miss
-        self._gears: LoadedGears | None = None
-        if guards == "skip":
-            self._rules = stored.guards_of_any_size
-        else:
-            self._rules = artifact.guards if facts.gears is None else self._loaded_gears().guards
-        self._calls: CallGuards | None = None
-        if guards != "always":
-            self._call_guards()
-        self._runtime_state: RuntimeStateGuard | None = None
+        self.device_kind = backend.kind
+        self.ambient = ambient.snapshot(backend.kind)
         self._known_code = code_in_options()
         self._code_in_options = code_in_options if self._known_code and guards == "always" else None
+        self._guards: CallGuards | None = None
+        self._guard_options = guards, on_gear_miss
         self._geared: GearedRunner | None = None
         if facts.gears is not None:
             from warmrank.worker.gears.runner import GearedRunner
@@ -116,105 +92,29 @@ class Variant:
         self.settle()
         self.bind_s = perf_counter() - started
 
-    def _call_guards(self) -> CallGuards:
-        """Guards of later calls; with guards "always" made by the second call."""
-        if self._calls is None:
-            from warmrank.worker.runtime.snapshot import CallGuards
+    @property
+    def guards(self) -> CallGuards:
+        """Conditions on calls; made by the load, with guards "always" by the second call."""
+        if self._guards is None:
+            from warmrank.worker.runtime.call_guards import CallGuards
 
-            self._calls = CallGuards(self._rules, function_of(self._method), self._module, self._guards)
-        return self._calls
+            self._guards = CallGuards(self, *self._guard_options)
+        return self._guards
 
     @property
     def writes(self) -> bool:
         """True if a call writes to tensors that were there before it."""
         return MUTATED in self.stored.artifact.facts.input_classes
 
-    def accepts(self, state: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """True if this call may run this artifact, where `ambient.snapshot` gave ``state``.
-
-        Raises:
-            TypeError: the function's signature does not take these arguments.
-        """
-        return (
-            self._guards == "skip"
-            or (state == self._ambient and self._state_holds() and not self._code_changed())
-        ) and self.fits(args, kwargs)
-
-    def fits(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """`accepts`, as far as arguments and module decide."""
-        return (
-            self._calls is not None
-            and self._calls.hold(args, kwargs)
-            and (
-                self._guards == "skip"
-                or self.stored.artifact.facts.gears is not None
-                or not ambient.any_gears()
-                or self._loaded_gears().carries_none(self._module, *args, **kwargs)
-            )
-        )
-
-    def _state_holds(self) -> bool:
-        """True if what is declared for the module is what the artifact was made with."""
-        if self._runtime_state is None:
-            if not is_anything_declared():  # then none was when it was made, which a load looked at
-                return True
-            from warmrank.worker.runtime.runtime_state import RuntimeStateGuard
-
-            made_with = self.stored.artifact.guards.runtime_state
-            self._runtime_state = RuntimeStateGuard(self._module, made_with)
-        return self._runtime_state.holds()
-
-    def _loaded_gears(self) -> LoadedGears:
-        """Gears are imported where somebody uses any."""
-        if self._gears is None:
-            from warmrank.worker.gears.rules import LoadedGears
-
-            artifact, function = self.stored.artifact, function_of(self._method)
-            self._gears = LoadedGears(artifact.facts.gears, artifact.guards, function, self._on_gear_miss)
-        return self._gears
-
-    def _code_changed(self) -> bool:
+    def code_changed(self) -> bool:
         """True if a compile would now use other decompositions or passes than this artifact."""
         return self._code_in_options is not None and self._code_in_options() != self._known_code
 
-    def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-        """Check all conditions anew, and note what they hold for; in words, those that do not hold.
-
-        Raises:
-            StateChanged: a tensor has elements outside of its storage.
-            TypeError: the function's signature does not take these arguments.
-        """
-        if self._guards == "skip":
-            wrong = self.stored.tensor_mismatches(self._method, args, kwargs)
-            if not wrong:
-                self.settle()
-            return wrong
-        if self._code_changed():
-            return ("a decomposition or pass in the options, or what it reads, changed since",)
-        snapshot = self._call_guards().observe(arguments_of(self._method, args, kwargs))
-        wrong = self.stored.mismatches(
-            self._method, args, kwargs, self._device_kind, self._on_gear_miss, learned=True
-        )
-        if not wrong and snapshot is None:
-            self.settle()
-        elif not wrong and snapshot is not None:
-            self._settle_for(snapshot, self.inputs_of(args, kwargs))
-        return wrong
-
-    def _settle_for(self, snapshot: Snapshot, inputs: Sequence[Any]) -> None:
-        runner, calls = self.runner, self._call_guards()
-        calls.changed(self._nodes_at(runner.settled.changed(inputs)))
-        positions = self._settled_positions(snapshot.asked)
-        observed = Settled(runner.layout, positions, inputs)
-        if snapshot.holds():  # else another thread changed something since, and the next call checks again
-            runner.settle(observed)
-            calls.keep(snapshot, {id(inputs[index]) for index in positions})
-
-    def _settled_positions(self, asked: Collection[int]) -> tuple[int, ...]:
+    def settled_positions(self, asked: Collection[int]) -> tuple[int, ...]:
         """The graph's tensors whose conditions no call checks, because no call brings them."""
         facts, guards = self.stored.artifact.facts, self.stored.artifact.guards
         per_call = {readable(text(guards.nodes, node)) for node in (*guards.volatile, *asked)}
-        arguments = argument_names(function_of(self._method).__code__)
+        arguments = argument_names(function_of(self.method).__code__)
         names = facts.input_names or ("",) * len(facts.input_classes)
         positions = []
         for index, (kind, name) in enumerate(zip(facts.input_classes, names, strict=True)):
@@ -223,29 +123,19 @@ class Variant:
                 positions.append(index)
         return tuple(positions)
 
-    def _nodes_at(self, positions: Collection[int]) -> list[int]:
-        """The nodes of the tensors at some positions."""
-        names = {self.stored.artifact.facts.input_names[index] for index in positions}
-        nodes = self.stored.artifact.guards.nodes
-        return [node for node in range(len(nodes)) if readable(text(nodes, node)) in names] if names else []
-
     def __repr__(self) -> str:
         artifact = self.stored.artifact
         return f"<Variant {self.stored.sha256[:12]} of {artifact.name}, engine {artifact.engine}>"
 
     def settle(self) -> None:
         """Note the state of the module for which all conditions were just found to hold."""
-        if self._calls is not None:
-            self._calls.settle()
+        asked = frozenset[int]()
+        if self._guards is not None or self._guard_options[0] != "always":
+            self.guards.settle()
+            asked = self.guards.asked
         if self._code_in_options is not None:
             self._known_code = self._code_in_options()
-        asked = frozenset[int]() if self._calls is None else self._calls.asked
-        self.runner.renew(self._settled_positions(asked))
-
-    def refuse_gear_miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raise `GearError` for a call that would fit, were its geared sizes others."""
-        if self.stored.artifact.facts.gears is not None:
-            self._loaded_gears().refuse_miss(self._module, args, kwargs)
+        self.runner.renew(self.settled_positions(asked))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function."""
@@ -254,7 +144,7 @@ class Variant:
     def inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The graph's inputs in a call, which is not run."""
         if self._unpack is None:
-            self._unpack = bind(self.stored.artifact.frame, function_of(self._method), _hand_over)
+            self._unpack = bind(self.stored.artifact.frame, function_of(self.method), _hand_over)
         try:
             self._unpack(self._module, *args, **kwargs)
         except _Inputs as handed_over:
