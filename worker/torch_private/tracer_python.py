@@ -25,7 +25,6 @@ import operator
 import re
 from collections import deque
 from collections.abc import Iterator
-from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,6 +36,13 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
 
 from warmrank.worker.keys.code import globals_module, is_pinned_module
+from warmrank.worker.repeatable import (
+    call_method,
+    call_registered,
+    get_cached,
+    get_dispatching,
+    get_partial,
+)
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, replaced, steps_in
 
 if TYPE_CHECKING:
@@ -68,16 +74,16 @@ class PythonChanges:
         """Put the changes in place."""
         with (
             intercepted(hooks_of(self)),
-            replaced(functools.cached_property, "__get__", _get_cached),  # which Dynamo traces
-            replaced(functools.partialmethod, "__get__", _get_partial),  # likewise
-            replaced(functools.singledispatchmethod, "__get__", _get_dispatching),  # likewise
+            replaced(functools.cached_property, "__get__", get_cached),  # which Dynamo traces
+            replaced(functools.partialmethod, "__get__", get_partial),  # likewise
+            replaced(functools.singledispatchmethod, "__get__", get_dispatching),  # likewise
         ):
             yield
 
     @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "call_function(tx, args, kwargs)")
     def _call(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         function, bound, rest = variable, [], list(args)
-        if variable.fn is _call_method:
+        if variable.fn is call_method:
             function, bound, rest = args[0].realize(), [args[1]], list(args[2:])
         elif getattr(variable.fn, "__code__", None) is not _DISPATCHING:
             return original(variable, tx, args, kwargs)
@@ -87,7 +93,7 @@ class PythonChanges:
         kinds = rest[0].python_type().__mro__
         known = next(position for position, kind in enumerate(kinds) if kind in function.fn.registry)
         asked = VariableTracker.build(tx, kinds[: known + 1])
-        call = VariableTracker.build(tx, _call_registered)
+        call = VariableTracker.build(tx, call_registered)
         return call.call_function(tx, [registry, asked, *bound, *rest], kwargs)
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_function")
@@ -221,45 +227,3 @@ def _registry(tx: Any, function: Any) -> Any:
     cell = GetItemSource(AttrSource(AttrSource(source, "dispatch"), "__closure__"), position)
     held = dispatch.__closure__[position].cell_contents
     return VariableTracker.build(tx, held, AttrSource(cell, "cell_contents"))
-
-
-def _call_registered(registry: Any, kinds: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call what is registered for the first of some classes, the bases of a class in their order."""
-    for kind in kinds:
-        if kind in registry:
-            return registry[kind](*args, **kwargs)
-    raise TypeError
-
-
-def _call_method(function: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a method by the class of its argument; `PythonChanges` traces another call in its place."""
-    return function.dispatch(type(args[0]))(instance, *args, **kwargs)
-
-
-def _get_dispatching(self: Any, instance: Any, owner: Any = None) -> Any:
-    """``functools.singledispatchmethod.__get__``, for functions."""
-    del owner
-    return partial(_call_method, self.dispatcher, instance)
-
-
-def _get_cached(self: Any, instance: Any, owner: Any = None) -> Any:
-    """``functools.cached_property.__get__`` without its lock."""
-    del owner
-    if instance is None:
-        return self
-    cache = instance.__dict__
-    if self.attrname not in cache:
-        cache[self.attrname] = self.func(instance)
-    return cache[self.attrname]
-
-
-def _get_partial(self: Any, instance: Any, owner: Any = None) -> Any:
-    """``functools.partialmethod.__get__``, for a function without its ``__get__``, which Dynamo has not."""
-    if isinstance(self.func, FunctionType):
-        bound = () if instance is None else (instance,)
-        return partial(self.func, *bound, *self.args, **self.keywords)
-    get = getattr(self.func, "__get__", None)
-    method = self.func if get is None else get(instance, owner)
-    if method is self.func:
-        return self._make_unbound_method().__get__(instance, owner)
-    return partial(method, *self.args, **self.keywords)
