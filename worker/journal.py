@@ -34,12 +34,14 @@ def append(result: FunctionResult, artifact: Artifact, root: Path) -> None:
     file = _file(result.path)
     if file is None:
         return  # before the work of making an entry
+    from warmrank.worker.runtime.files import provenance
+
     _write(
         file,
         {
             "result": dataclasses.asdict(result),
             "components": artifact.components,
-            "provenance": artifact.provenance(),
+            "provenance": provenance(artifact),
             "files": [[file.name, file.sha256, file.size_bytes] for file in artifact.files],
             "root": str(root),
         },

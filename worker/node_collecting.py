@@ -29,7 +29,7 @@ from warmrank.cache_store.cache_dir.node_files import (
     split_node_path,
 )
 from warmrank.cache_store.cache_dir.private_files import check_owned, os_errors_are_unusable
-from warmrank.cache_store.digests import canonical_json, key_of
+from warmrank.cache_store.canonical import canonical_json, key_of
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.fetch.node_artifacts import MAX_BYTES, MAX_FILES
 from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES

@@ -45,7 +45,8 @@ from warmrank.cache_store.cache_dir.private_files import (
     sweep_debris,
     temporary_name,
 )
-from warmrank.cache_store.digests import canonical_json, copy_fault
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import copy_fault
 from warmrank.cache_store.errors import (
     Corrupt,
     NoStoreYet,

@@ -34,7 +34,8 @@ from warmrank.cache_store.cache_dir.private_files import (
     read_private,
     temporary_name,
 )
-from warmrank.cache_store.digests import Digest, canonical_json, digest_bytes, digest_stream, is_sha256
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import Digest, digest_bytes, digest_stream, is_sha256
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.paths import part_fault
 

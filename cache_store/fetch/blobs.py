@@ -23,11 +23,11 @@ from warmrank.cache_store.backends.durability import EarlyWriter
 from warmrank.cache_store.backends.places import read_from_any
 from warmrank.cache_store.cache_dir.marks import Permit
 from warmrank.cache_store.cache_dir.private_files import create_private, open_private, os_errors_are_unusable
+from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.digests import (
     CHUNK_BYTES,
     Digest,
     TooLong,
-    canonical_json,
     copy_and_digest,
     digest_bytes,
     digest_stream,

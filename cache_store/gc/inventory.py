@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo
-from warmrank.cache_store.digests import key_of
+from warmrank.cache_store.canonical import key_of
 from warmrank.cache_store.errors import Corrupt, EvictRefused, NewerFormat, NotInStore, StoreError, Untrusted
 from warmrank.cache_store.gc.trash import last_uses, list_debris, trashed
 from warmrank.cache_store.layout import (

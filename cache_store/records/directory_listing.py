@@ -23,7 +23,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from warmrank.cache_store.backends.backend import FileInfo
-from warmrank.cache_store.digests import key_of
+from warmrank.cache_store.canonical import key_of
 from warmrank.cache_store.errors import Corrupt, NotInStore, UnusableCache
 from warmrank.cache_store.layout import DIRECTORIES, record_prefix
 from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES, faults_of, parse_document

@@ -405,7 +405,8 @@ def _judge_artifact(path: Path, judged: set[Path], faults: list[str]) -> set[Pat
     """Check an artifact, and the files beside it that were not ``judged`` yet; return all their paths."""
     # Imported here, because they import torch.
     from warmrank.worker.errors import ArtifactCorrupt
-    from warmrank.worker.runtime.artifact import read, verified
+    from warmrank.worker.runtime.artifact import read
+    from warmrank.worker.runtime.files import verified
 
     try:
         check_private(path)

@@ -22,7 +22,8 @@ from tests.support.hostile import (
     with_signature,
 )
 from tests.support.stored import LAUNCH_KEY, make_partition, make_record, open_store, stored, tree
-from warmrank.cache_store.digests import canonical_json, digest_bytes
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted
 from warmrank.cache_store.layout import manifest_name
 from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES

@@ -27,6 +27,7 @@ from tests.support.npu_damage_child import build, cached, is_right
 from warmrank.cache_store.cache_dir.single_flight import LOCKS
 from warmrank.worker.runtime import artifact as artifacts
 from warmrank.worker.runtime.artifact import Artifact
+from warmrank.worker.runtime.files import to_bytes
 
 pytestmark = pytest.mark.torchair
 
@@ -99,7 +100,7 @@ class Damage:
         sections = {name.replace(".", "_"): name for name in self.artifact().sections}
         new = {sections[name]: data for name, data in changed.items()}
         artifact = self.artifact()
-        self.put(replace(artifact, sections={**artifact.sections, **new}).to_bytes())
+        self.put(to_bytes(replace(artifact, sections={**artifact.sections, **new})))
 
     def check(self, reason: str) -> None:
         """A call is right and says why it compiles; the next process loads; the neighbours are the same."""
@@ -217,7 +218,7 @@ def test_valid_file_with_a_bad_section_is_passed_over(one_damage: Damage, privat
 @pytest.mark.parametrize("code", [b"", b"\xe3", b"i\x01\x00\x00\x00"], ids=["empty", "cut", "a number"])
 def test_frame_that_is_no_code_is_passed_over(one_damage: Damage, code: bytes) -> None:
     artifact = one_damage.artifact()
-    one_damage.put(replace(artifact, frame=replace(artifact.frame, code=code)).to_bytes())
+    one_damage.put(to_bytes(replace(artifact, frame=replace(artifact.frame, code=code))))
     one_damage.check("frame")
 
 

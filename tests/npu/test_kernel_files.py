@@ -62,7 +62,7 @@ def called(cache_dir: Path, name: str = "one", *, frozen: bool = False) -> Cache
 
 def private(function: CachedFunction) -> Path:
     """The directory that TorchAir was told."""
-    directory: Path = function.variants[0].runner._capturing.directory  # type: ignore[union-attr]
+    directory: Path = function.variants[0].runner._capturing.directory  # type: ignore[attr-defined]
     return directory
 
 
@@ -115,7 +115,7 @@ def test_graph_engine_is_pointed_to_the_private_directory(tmp_path, monkeypatch)
     for _ in range(2):
         function = cache_compile(Model().one, config=config, cache_dir=str(tmp_path), ge_cache=True)
         function.ensure((X,), {})
-    call = function.variants[0].runner._capturing._call  # type: ignore[union-attr]
+    call = function.variants[0].runner._capturing._call  # type: ignore[attr-defined]
     options = inspect.getclosurevars(call).nonlocals["ge_kernel"].__globals__["local_compile_options"]
     assert options["ge.graph_compiler_cache_dir"] == str(private(function).resolve())
 

@@ -10,6 +10,7 @@ from typing import Any
 from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.worker.runtime.artifact import Artifact, Frame, GraphFacts, PortableGuards, TracedSource
 from warmrank.worker.runtime.asked import RANK
+from warmrank.worker.runtime.files import to_bytes
 
 COMPONENTS = {"engine": "graph 1", "torch": "2.13.0"}
 GUARDS = PortableGuards(
@@ -43,4 +44,4 @@ def make_artifact(**changed: Any) -> Artifact:
 def lay_artifact(function_dir: Path, components: Mapping[str, str] | None = None) -> Path:
     """Write an artifact that answers a request with the given components."""
     artifact = make_artifact(components=dict(components or COMPONENTS))
-    return add_variant(function_dir, artifact.to_bytes())
+    return add_variant(function_dir, to_bytes(artifact))

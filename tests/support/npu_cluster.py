@@ -25,6 +25,7 @@ from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.stores import open_store
 from warmrank.worker.runtime.artifact import parse
+from warmrank.worker.runtime.files import to_bytes
 
 ENTRYPOINT = "tests.support.npu_workload:workload"
 CPUS_PER_NODE = 2
@@ -119,4 +120,4 @@ def break_code(path: Path) -> None:
     """Make a whole artifact of whose code TorchAir makes nothing."""
     artifact = parse(path.read_bytes(), str(path))
     code = b"raise RuntimeError('no such kernel')\n"
-    path.write_bytes(replace(artifact, sections={**artifact.sections, "torchair.py": code}).to_bytes())
+    path.write_bytes(to_bytes(replace(artifact, sections={**artifact.sections, "torchair.py": code})))

@@ -22,6 +22,7 @@ from tests.support.tracing import compiled, in_mode, misfits, since
 from warmrank.inference import cache_compile
 from warmrank.worker.rank.units import print_of
 from warmrank.worker.runtime.artifact import parse
+from warmrank.worker.runtime.files import to_bytes
 
 X = torch.ones(2)
 GLOBAL = {"a", "b", "c", "dd", "ee"}
@@ -168,8 +169,8 @@ def _compile_or_look(directory: Path) -> None:
         if file.exists():
             fits[name] = not misfits(parse(file.read_bytes(), name), module.forward, X)
         else:
-            file.write_bytes(compiled(module.forward, X).to_bytes())
-    stored, written = directory / "stored", compiled(Cached().store, torch.ones(2, 4)).to_bytes()
+            file.write_bytes(to_bytes(compiled(module.forward, X)))
+    stored, written = directory / "stored", to_bytes(compiled(Cached().store, torch.ones(2, 4)))
     fits["equal bytes"] = stored.exists() and stored.read_bytes() == written
     stored.write_bytes(written)
     asks = Asks(lambda self: len("if") if keyword.iskeyword("if") else 1)  # a method of a constant set

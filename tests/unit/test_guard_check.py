@@ -37,6 +37,7 @@ from warmrank.worker.runtime.check import MISSING, mismatches, resolve
 from warmrank.worker.runtime.constants import describe, encode
 from warmrank.worker.runtime.decoding import decode
 from warmrank.worker.runtime.describe import tensor_differences
+from warmrank.worker.runtime.files import guards_json
 
 LIMIT = 5
 
@@ -271,7 +272,7 @@ GUARDS = st.builds(
 
 
 def through_json(guards: PortableGuards) -> PortableGuards:
-    data: dict[str, Any] = json.loads(json.dumps(guards.to_json()))
+    data: dict[str, Any] = json.loads(json.dumps(guards_json(guards)))
     return PortableGuards.from_json(data)
 
 

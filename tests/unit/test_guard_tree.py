@@ -19,7 +19,7 @@ from tests.support.zoo import memory  # noqa: F401 - fills the zoo, with what it
 from tests.support.zoo.case import CASES
 from tests.support.zoo_child import _contexts
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.guards.translate import AMBIENT_KINDS, RULES, TRANSLATED_KINDS, accounts
+from warmrank.worker.guards.translate import refuse_unaccounted
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, Leaf
 from warmrank.worker.torch_private.patching import Hook, intercepted
 
@@ -59,9 +59,7 @@ def test_leaves_are_accounted_for_and_counts_agree(name: str, printed: list[Any]
         # What has no symbols is traced for its sizes, see `worker.compile.compiler`.
         dynamic = case.options.get("dynamic", name != "NoSymbol")
         trace_ = traced(case.build().forward, *call.args, dynamic=dynamic, **call.kwargs)
-    found = accounts(trace_.tree, ambient=AMBIENT_KINDS, translated=TRANSLATED_KINDS, pinned=())
-    assert len(found) == len(trace_.tree.leaves)
-    assert all(account.by in RULES or account.by.startswith("guard ") for account in found)
+    refuse_unaccounted(trace_.tree, pinned=())
     counted = Counter(leaf.kind for leaf in trace_.tree.leaves for _ in leaf.conditions)
     assert counted == num_printed(printed[-1])
 
@@ -70,7 +68,7 @@ def test_leaf_that_nothing_stands_for_is_refused_with_its_name_and_object() -> N
     leaf = Leaf(source="L['self'].x", kind="NEW_MATCH", conditions=("new_match(L['self'].x)",), made_by="")
     tree = GuardTree(leaves=(leaf,), dicts=(), looked_up=())
     with pytest.raises(NotPortable, match=r"L\['self'\].x by NEW_MATCH"):
-        accounts(tree, ambient=AMBIENT_KINDS, translated=TRANSLATED_KINDS, pinned=())
+        refuse_unaccounted(tree, pinned=())
 
 
 class Holder(nn.Module):

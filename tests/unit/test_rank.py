@@ -31,6 +31,7 @@ from warmrank.worker.errors import ArtifactCorrupt, WorkloadError
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import FunctionResult
 from warmrank.worker.runtime.artifact import parse as parse_artifact
+from warmrank.worker.runtime.files import to_bytes
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -406,7 +407,7 @@ def probed(refused_cache: Path, *, rank: int = 0) -> RankWorker:
 
 def break_artifact(path: Path) -> None:
     artifact = parse_artifact(path.read_bytes(), str(path))
-    path.write_bytes(replace(artifact, sections={**artifact.sections, "broken": b""}).to_bytes())
+    path.write_bytes(to_bytes(replace(artifact, sections={**artifact.sections, "broken": b""})))
 
 
 def file_of(refused_cache: Path, rank: int) -> Path:

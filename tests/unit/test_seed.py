@@ -20,7 +20,8 @@ from tests.support.stored import (
 )
 from tests.support.stored import tree as all_files
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED
-from warmrank.cache_store.digests import digest_bytes, key_of
+from warmrank.cache_store.canonical import key_of
+from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreUnavailable, UnusableCache
 from warmrank.cache_store.layout import BLOBS, USED, record_name, split_used_name
 from warmrank.cache_store.records import documents as stored_launches

@@ -30,6 +30,7 @@ from warmrank.worker.rank.start import RankSpec
 from warmrank.worker.rank.workload import Call, RankContext, Workload, build_workload, journal_of, run_script
 from warmrank.worker.results import FunctionResult, StageSeconds
 from warmrank.worker.runtime.artifact import ArtifactFile
+from warmrank.worker.runtime.files import to_bytes
 from warmrank.worker.runtime.runtime_state import declared_for
 
 pytestmark = pytest.mark.usefixtures("forget_modules")
@@ -278,7 +279,7 @@ def look_up(
     artifact = make_artifact(name=f"{function}(x)", **changed)
     root = root or Path(spec_manifests.cache_dir)
     name = function.rpartition(".")[2]
-    path = add_variant(root / MODEL_DIR / "world2global_rank1" / name, artifact.to_bytes())
+    path = add_variant(root / MODEL_DIR / "world2global_rank1" / name, to_bytes(artifact))
     digest = digest_file(path)
     result = FunctionResult(
         function=function, ok=True, outcome=outcome, reason="", digest=digest.sha256,

@@ -104,7 +104,9 @@ class Captures:
             entry, inputs = self._capture(key, inputs)
         if entry is None:
             self._tally.eager[self._tally.never or "static_capture_size_limit is reached"] += 1
-            return self._graph(*inputs)
+            outputs = self._graph(*inputs)
+            self._layout.note_writes(inputs)
+            return outputs
         if not self._options.force_recapture:
             self._last = entry
         return self._replay(entry, inputs)
@@ -214,7 +216,12 @@ def restored(inputs: Sequence[Any], mutated: Sequence[int]) -> Iterator[None]:
     An operator of the user's may draw numbers although nothing says so.
     """
     saved = [memory_of(inputs[index]).clone() for index in mutated]
-    generators = [(put_back, state()) for state, put_back in _generators()]
+    generators: list[tuple[Callable[[Any], Any], Any]] = [
+        (torch.set_rng_state, torch.get_rng_state()),
+        (random.setstate, random.getstate()),
+    ]
+    if numpy_random := sys.modules.get("numpy.random"):
+        generators.append((numpy_random.set_state, numpy_random.get_state()))
     try:
         yield
     finally:
@@ -222,14 +229,6 @@ def restored(inputs: Sequence[Any], mutated: Sequence[int]) -> Iterator[None]:
             put_back(drawn_from)
         for index, before in zip(mutated, saved, strict=True):
             memory_of(inputs[index]).copy_(before)
-
-
-def _generators() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    """Functions that read and set the state of each default generator on the host."""
-    yield torch.get_rng_state, torch.set_rng_state
-    yield random.getstate, random.setstate
-    if numpy_random := sys.modules.get("numpy.random"):
-        yield numpy_random.get_state, numpy_random.set_state
 
 
 class _Placed:

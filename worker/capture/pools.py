@@ -83,9 +83,6 @@ def graph_pool_handle(device_kind: str | None = None) -> PoolHandle:
     Raises:
         DeviceUnavailable: this machine has no such device, or there is no such device kind.
     """
-    return backend_for(device_kind or _present_kind()).new_handle()
-
-
-def _present_kind() -> str:
     found = torch.accelerator.current_accelerator(check_available=True)
-    return found.type if found is not None and found.type in KINDS else "cpu"
+    present = found.type if found is not None and found.type in KINDS else "cpu"
+    return backend_for(device_kind or present).new_handle()

@@ -86,7 +86,7 @@ def compile_graph(
         policy = compiler_config.inference_config.dynamic_gears_merge_policy
         gears = record(lowered, facts, _traced_gears(lowered, example_inputs), policy)
         if gears is not None:
-            return GearedRunner(runner, gears, on_miss="error", plain=graph)
+            return GearedRunner(runner, gears, on_miss="error")
     return runner
 
 

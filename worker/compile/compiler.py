@@ -129,7 +129,7 @@ class Compiled(Value):
     compile_s: float
 
 
-def compile_call(
+def compile_call(  # noqa: PLR0913 - a call, and how it is compiled
     method: MethodType,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
@@ -137,8 +137,9 @@ def compile_call(
     request: Request,
     options: CacheOptions,
     device_kind: str,
+    for_audit: bool = False,
 ) -> Compiled:
-    """Compile a method for a call, without running it.
+    """Compile a method for a call, without running it; for an audit without kernels.
 
     Gears that cannot be compiled together with the others are compiled alone.
 
@@ -152,7 +153,10 @@ def compile_call(
         DeviceUnavailable: nothing can be run where the module's tensors lie.
         NotYet: the configuration asks for what is not built yet.
     """
-    made = partial(_compile, method, args, kwargs, request=request, options=options, device_kind=device_kind)
+    made = partial(
+        _compile, method, args, kwargs,
+        request=request, options=options, device_kind=device_kind, for_audit=for_audit,
+    )  # fmt: skip
     try:
         return made(alone=False)
     except GearsApart as error:
@@ -168,12 +172,14 @@ def _compile(  # noqa: PLR0913 - those of `compile_call`, and how gears are comp
     request: Request,
     options: CacheOptions,
     device_kind: str,
+    for_audit: bool,
     alone: bool,
 ) -> Compiled:
     engine = request.engine
     backend_for(device_kind)
     options.config.check(device_kind, engine=engine.name)
-    engine.check(device_kind)
+    if not for_audit:
+        engine.check(device_kind)
     state = ambient.encode(ambient.snapshot(device_kind))
     declared = declared_for(method.__self__)  # type: ignore[arg-type] # before the trace, which it may steer
     function = function_of(method)
@@ -195,6 +201,8 @@ def _compile(  # noqa: PLR0913 - those of `compile_call`, and how gears are comp
             decompositions=options.custom_decompositions,
             ge_cache=options.ge_cache,
         )
+        if for_audit:
+            return lowered, facts, Built(sections=engine.outline(lowered, facts, site=site))
         return lowered, facts, engine.compile(lowered, facts, keep_compiled=options.ge_cache, site=site)
 
     policy = options.config.inference_config.dynamic_gears_merge_policy

@@ -13,6 +13,7 @@ import marshal
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,14 @@ from warmrank.worker.engines import engine_named
 from warmrank.worker.engines.port import Engine
 from warmrank.worker.errors import ArtifactCorrupt, NoSuchCache
 from warmrank.worker.runtime.artifact import (
+    MAGIC,
     MUTATED,
     NUMBER,
+    PICKLES,
     STATE,
     USER,
     Artifact,
     PortableGuards,
-    is_artifact,
     parse,
 )
 from warmrank.worker.runtime.asked import text as call_text
@@ -219,7 +221,7 @@ def _refuse_other_files(file: Path) -> None:
         return  # looked at, and refused, as what it should be
     with os_errors_are_unusable("artifact", file), file.open("rb") as stream:
         first = stream.read(64)
-    if not is_artifact(first):
+    if not first.startswith((MAGIC, *PICKLES)):  # whole or not
         why = "not an artifact"
         msg = (
             f"{file} is {why}: expected a compiled_module of a cache directory, found a file that begins "
@@ -287,7 +289,7 @@ def _words(described: Sequence[Sequence[Any]], index: int) -> tuple[Any, ...]:
 
 def _capture(artifact: Artifact, engine: Engine) -> dict[str, Any]:
     """The facts, apart from those that stand with the inputs and outputs."""
-    facts = artifact.facts.to_json()
+    facts = asdict(artifact.facts)
     for name in ("input_classes", "input_names", "module_inputs", "num_outputs", "aliased_outputs"):
         facts.pop(name, None)
     operator = facts.pop("data_dependent", "")

@@ -8,8 +8,8 @@ as those are.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,9 @@ from warmrank.worker.errors import GearError
 from warmrank.worker.gears.model import Combination, GearedInput, GearFacts, evaluate
 from warmrank.worker.gears.rules import refuse_miss
 from warmrank.worker.values import Value
+
+if TYPE_CHECKING:
+    from warmrank.worker.runtime.runner import GraphRunner
 
 _MAX_PLANS = 256
 
@@ -34,20 +37,12 @@ class _Plan(Value):
 class GearedRunner:
     """Stands before the runner of a graph with gears."""
 
-    def __init__(
-        self,
-        runner: Callable[..., tuple[Any, ...]],
-        gears: GearFacts,
-        *,
-        on_miss: OnGearMiss,
-        plain: Callable[..., tuple[Any, ...]],
-    ) -> None:
-        """``runner`` runs calls whose sizes are a gear, ``plain`` shows whether padding changes results."""
+    def __init__(self, runner: GraphRunner, gears: GearFacts, *, on_miss: OnGearMiss) -> None:
+        """``runner`` runs calls whose sizes are a gear; its plain graph shows if padding changes results."""
         refuse_unpaddable(gears, on_miss)
         self._runner = runner
         self._gears = gears
         self._on_miss = on_miss
-        self._plain = plain
         self._allowed = frozenset(gears.combinations)
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._tried: set[Combination] = set()
@@ -74,11 +69,8 @@ class GearedRunner:
         """
         if not self._gears.ahead:
             return [inputs]
-        return [self._inputs_of(combination, inputs) for combination in self._gears.combinations]
-
-    def _inputs_of(self, combination: Combination, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        plan = self._plan(combination, combination, inputs)
-        return tuple(self._filled(plan, inputs, copy=False))
+        plans = (self._plan(gear, gear, inputs) for gear in self._gears.combinations)
+        return [tuple(self._filled(plan, inputs, copy=False)) for plan in plans]
 
     def _plan_of(self, sizes: Combination, inputs: Sequence[Any]) -> _Plan:
         key = (*sizes, *(inputs[position] for position in self._asked))
@@ -149,8 +141,8 @@ class GearedRunner:
         for trial in trials(inputs, positions):
             try:
                 with torch.no_grad():
-                    got = self._cut(plan, self._plain(*self._filled(plan, trial, copy=True)))
-                    wanted = self._plain(*trial)
+                    got = self._cut(plan, self._runner.run_plain(*self._filled(plan, trial, copy=True)))
+                    wanted = self._runner.run_plain(*trial)
             except (RuntimeError, IndexError, ValueError):
                 if trial is inputs:
                     raise

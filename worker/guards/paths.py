@@ -23,6 +23,14 @@ from warmrank.worker.torch_private.tracing import TracedWrite
 UNNAMED_SCOPE = "___unnamed_scope"
 # Names in the texts of constants that Dynamo looks up.
 _CONSTANT_NAMES = {"torch": torch, "device": torch.device, "inf": math.inf, "nan": math.nan}
+# Functions of one object, and the step that each takes from it.
+_CONVERSIONS = {
+    "type": "type",
+    "dict": "dict",
+    "___dataclass_fields": "fields",
+    "___namedtuple_fields": "fields",
+    "___from_numpy": "from_numpy",
+}
 # A global that Dynamo named for the address of its value.
 _ADDRESSED = r"_\d+_c\d+$"
 
@@ -60,9 +68,10 @@ class PathTable:
 
     def add_tree(self, tree: ast.expr) -> int:
         """As `add`, for a parsed expression."""
-        name = _global_name(tree)
-        if name in self._expressions:
-            return self.add(self._expressions[name])
+        if isinstance(tree, ast.Subscript) and isinstance(tree.value, ast.Name) and tree.value.id == "G":
+            name = _literal(tree.slice)
+            if name in self._expressions:
+                return self.add(self._expressions[name])
         return self._node(self._step(tree))
 
     def _node(self, node: Node) -> int:
@@ -128,8 +137,8 @@ class PathTable:
         function = ast.unparse(tree.func)
         if function == "__import__":
             return -1, "import", _literal(tree.args[0])
-        if function == "type":
-            return self.add_tree(tree.args[0]), "type", ""
+        if function in _CONVERSIONS:
+            return self.add_tree(tree.args[0]), _CONVERSIONS[function], ""
         if function in ("getattr", "object.__getattribute__"):
             return self.add_tree(tree.args[0]), "attr", _literal(tree.args[1])
         if function == "dict.__getitem__":
@@ -139,15 +148,6 @@ class PathTable:
             return self.add_tree(tree.args[0]), "item", constants.encode_index(_literal(tree.args[1]))
         if function in ("list.__getitem__", "tuple.__getitem__"):
             return self.add_tree(tree.args[0]), "nth", _literal(tree.args[1])
-        if function == "dict":
-            return self.add_tree(tree.args[0]), "dict", ""
-        if function in ("___dataclass_fields", "___namedtuple_fields"):
-            return self.add_tree(tree.args[0]), "fields", ""
-        return self._conversion(tree, function)
-
-    def _conversion(self, tree: ast.Call, function: str) -> Node:
-        if function == "___from_numpy":
-            return self.add_tree(tree.args[0]), "from_numpy", ""
         if not tree.args and not tree.keywords and isinstance(tree.func, ast.Attribute | ast.Subscript):
             return self.add_tree(tree.func), "call", ""  # of a weak reference, or of a context variable's get
         raise self._refusal(tree)
@@ -164,12 +164,6 @@ def _position_in(base: ast.expr, key: ast.expr) -> Any:
     if isinstance(key, ast.Subscript) and ast.unparse(key.value) == f"list(dict.keys({ast.unparse(base)}))":
         return _literal(key.slice)
     return None
-
-
-def _global_name(tree: ast.expr) -> Any:
-    """The name in ``G[name]``, else None."""
-    is_global = isinstance(tree, ast.Subscript) and isinstance(tree.value, ast.Name) and tree.value.id == "G"
-    return _literal(tree.slice) if is_global else None  # type: ignore[attr-defined]
 
 
 def _literal(tree: ast.expr) -> Any:

@@ -6,7 +6,7 @@ import ast
 import builtins
 import types
 from collections import deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
 import torch
@@ -24,12 +24,11 @@ from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource
 from warmrank.worker.runtime.check import plain_type
 from warmrank.worker.runtime.constants import describe, encode_key
 from warmrank.worker.runtime.decoding import decode, keys_of
-from warmrank.worker.torch_private.dynamo_guards import KEY, MARKS, GuardTree, Leaf, TracedGuard
+from warmrank.worker.torch_private.dynamo_guards import KEY, GuardTree, TracedGuard
 from warmrank.worker.torch_private.evaluated import Evaluated
 from warmrank.worker.torch_private.lowering import functions_called, nodes_within
 from warmrank.worker.torch_private.operators import operators_of, registered_by
 from warmrank.worker.torch_private.tracing import Trace
-from warmrank.worker.values import Value
 
 # Read from the process by ambient.snapshot instead, on every load and call.
 AMBIENT_KINDS = frozenset(
@@ -91,14 +90,16 @@ def translate(
     for guard in trace.guards:
         if guard.kind == "SHAPE_ENV":
             shapes.extend(_shape(table, condition) for condition in guard.conditions)
-        elif guard.kind not in AMBIENT_KINDS and not _under(guard, pinned):
+        elif guard.kind not in AMBIENT_KINDS and not (
+            _pinned(guard.source, pinned) or _pinned(guard.same_as, pinned)
+        ):
             for check in _checks(table, guard, groups):
                 checks.setdefault(repr(check), check)
     for fact in trace.evaluated.facts:
         if not _pinned(fact.source, pinned):
             check = _evaluated(table, fact, values)
             checks.setdefault(repr(check), check)
-    accounts(trace.tree, ambient=AMBIENT_KINDS, translated=TRANSLATED_KINDS, pinned=pinned)
+    refuse_unaccounted(trace.tree, pinned)
     for check in unguarded(table, trace, values, lambda source: _pinned(source, pinned)):
         checks.setdefault(repr(check), check)
     return PortableGuards(
@@ -174,10 +175,6 @@ def _pinned_globals(trace: Trace) -> tuple[str, ...]:
         and str(guard.value.get("__name__")).startswith("namedtuple_")
     ]
     return (*modules, *made_by_namedtuple)
-
-
-def _under(guard: TracedGuard, names: tuple[str, ...]) -> bool:
-    return _pinned(guard.source, names) or _pinned(guard.same_as, names)
 
 
 def _pinned(source: str, names: tuple[str, ...]) -> bool:
@@ -339,10 +336,6 @@ def _with_detail(kind: str, detail: str) -> Callable[[TracedGuard], _Translated]
     return lambda guard: [(kind, constants.encode(guard.details[detail]))]
 
 
-def _hasattr(guard: TracedGuard) -> _Translated:
-    return [("has_attr" if guard.details["present"] else "no_attr", guard.details["attr"])]
-
-
 def _plain(kind: str) -> Callable[[TracedGuard], _Translated]:
     return lambda _guard: [(kind, None)]
 
@@ -373,7 +366,7 @@ _TRANSLATORS: dict[str, Callable[[TracedGuard], _Translated]] = {
     "DICT_NOT_CONTAINS": _with_detail("no_key", "key"),
     "SET_NOT_CONTAINS": _with_detail("no_key", "key"),
     "NOT_PRESENT_IN_GENERIC_DICT": _with_detail("not_in_dict", "attr"),
-    "HASATTR": _hasattr,
+    "HASATTR": lambda guard: [("has_attr" if guard.details["present"] else "no_attr", guard.details["attr"])],
     "TENSOR_MATCH": _tensor,
     "DUPLICATE_INPUT": lambda _guard: [],
 }
@@ -384,62 +377,27 @@ _COVERING_KINDS = frozenset(
     kind for kind, translator in _TRANSLATORS.items() if translator in (_type, _identity, _constant)
 )
 
-# Leaves that need no condition of their own, and why.
-RULES = {
-    "pinned": "the versions in the environment fingerprint fix it",
-    "ambient": "read from the process on every load and call",
-    "identity": "objects that were distinct, tensors among them, have to be so",
-    "keys": "all keys of the dict are a condition, in their order",
-    "marks": "marks of dimensions say how to compile, and change no result",
-}
 
-
-class Account(Value):
-    """A leaf, and what stands for it: ``guard KIND`` for a translated guard, or a name in `RULES`."""
-
-    leaf: Leaf
-    by: str
-
-
-def accounts(
-    tree: GuardTree, *, ambient: Container[str], translated: Container[str], pinned: tuple[str, ...]
-) -> tuple[Account, ...]:
-    """Account for each leaf of a tree.
-
-    Args:
-        tree: the tree.
-        ambient: kinds of guards on the state of the process.
-        translated: kinds of guards that have a portable form.
-        pinned: made_globals for objects whose content the versions fix.
+def refuse_unaccounted(tree: GuardTree, pinned: tuple[str, ...]) -> None:
+    """Account for each leaf of Dynamo's guard tree.
 
     Raises:
         NotPortable: nothing stands for a leaf; the message names it and the object that it looks at.
     """
-    return tuple(
-        Account(
-            leaf=leaf,
-            by="pinned" if any(name in leaf.source for name in pinned) else _by(leaf, ambient, translated),
-        )
-        for leaf in tree.leaves
-    )
-
-
-def _by(leaf: Leaf, ambient: Container[str], translated: Container[str]) -> str:
-    if leaf.made_by in ambient:
-        return "ambient"
-    if leaf.made_by == KEY:
-        return "keys"
-    if leaf.made_by == "TENSOR_MATCH" and leaf.kind in MARKS:
-        return "marks"
-    if leaf.made_by in translated:
-        return f"guard {leaf.made_by}"
-    if leaf.kind == "NO_TENSOR_ALIASING":
-        return "identity"
-    msg = (
-        f"Dynamo checks {leaf.source} by {leaf.kind} ({'; '.join(leaf.conditions)}), which no condition can. "
-        "Pass the object as an argument, keep it as a plain attribute, or leave it out of the function."
-    )
-    raise NotPortable(msg, guard=leaf.kind, source=leaf.source)
+    for leaf in tree.leaves:
+        if not (
+            _pinned(leaf.source, pinned)
+            or leaf.made_by in AMBIENT_KINDS  # read from the process on every load and call
+            or leaf.made_by == KEY  # all keys of the dict are a condition, in their order
+            or leaf.made_by in TRANSLATED_KINDS
+            or leaf.kind == "NO_TENSOR_ALIASING"  # distinct objects have to be distinct
+        ):
+            msg = (
+                f"Dynamo checks {leaf.source} by {leaf.kind} ({'; '.join(leaf.conditions)}), which no "
+                "condition can. Pass the object as an argument, keep it as a plain attribute, or leave it "
+                "out of the function."
+            )
+            raise NotPortable(msg, guard=leaf.kind, source=leaf.source)
 
 
 def _is_plain_tensor(tensor: torch.Tensor) -> bool:

@@ -15,7 +15,6 @@ from warmrank.worker.capture.plan import Shapes, inputs_for, parse
 from warmrank.worker.devices.failures import Captures, problem
 from warmrank.worker.keys.request import environment
 from warmrank.worker.results import CaptureProposal
-from warmrank.worker.runtime.eager import EagerRunner
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
@@ -35,11 +34,7 @@ def propose(units: Sequence[RankUnit], planned: Iterable[CaptureEntry]) -> tuple
     for unit in units:
         unit.signatures = tuple(shapes.to_text(_artifact(unit)) for shapes in _shapes(unit))
     # Compiled kernels run as they are, so there is no step to take for them.
-    calls = [
-        _of_call(unit)
-        for unit in units
-        if unit.variant is None or type(unit.variant.runner) is not EagerRunner
-    ]
+    calls = [_of_call(unit) for unit in units if unit.variant is None or not unit.variant.runner.is_compiled]
     known = {signature for unit in units for signature in unit.signatures}
     num_left = {id(unit.variant): _num_left(unit, units) for unit in units if unit.variant is not None}
     proposals = []

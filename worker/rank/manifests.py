@@ -19,7 +19,7 @@ from warmrank.worker.keys.request import environment
 from warmrank.worker.node_collecting import entries
 from warmrank.worker.rank.workload import journal_of
 from warmrank.worker.results import Published
-from warmrank.worker.runtime.artifact import is_withheld
+from warmrank.worker.runtime.files import is_withheld, provenance
 
 if TYPE_CHECKING:
     from warmrank.cache_store.cache_dir.node_files import NodeFile
@@ -54,7 +54,7 @@ def of_units(
             Path(spec.cache_dir),
             function=name,
             request_key=asked.key,
-            provenance=stored.artifact.provenance(),
+            provenance=provenance(stored.artifact),
             sha256=stored.sha256,
             size_bytes=stored.size_bytes,
             files=[(file.name, file.sha256, file.size_bytes) for file in stored.artifact.files],
@@ -74,7 +74,7 @@ def of_script(spec: RankSpec) -> PartitionManifest:
 
 def of_journals(files: Iterable[Path], *, rank: int, world_size: int, root: Path) -> PartitionManifest:
     """Manifest of what the processes of one rank used, from their journals, the newest last."""
-    from warmrank.cache_store.digests import key_of
+    from warmrank.cache_store.canonical import key_of
 
     requests: dict[tuple[str, frozenset[tuple[str, str]]], RequestEntry] = {}
     artifacts: dict[str, ArtifactEntry] = {}

@@ -14,7 +14,7 @@ import logging
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from time import perf_counter, process_time
@@ -34,8 +34,8 @@ from warmrank.worker.results import (
     TraceResult,
     unit_name,
 )
-from warmrank.worker.runtime.artifact import PortableGuards, is_withheld
-from warmrank.worker.runtime.files import OFFERED, offered, release
+from warmrank.worker.runtime.artifact import PortableGuards
+from warmrank.worker.runtime.files import OFFERED, guards_json, is_withheld, offered, release
 from warmrank.worker.runtime.find import Found, other_request
 from warmrank.worker.runtime.runtime_state import declared_for
 from warmrank.worker.values import Value
@@ -420,12 +420,12 @@ def print_of(artifact: Artifact) -> TracePrint:
     known = origins.read(artifact.sections)
     source = next((artifact.sections[name] for name in _AS_TEXT if name in artifact.sections), b"")
     graph = tuple(source.decode().split("\n"))
-    guards = PortableGuards.from_json(json.loads(_text(artifact.guards.to_json())))  # as a file has them
+    guards = PortableGuards.from_json(json.loads(_text(guards_json(artifact.guards))))  # as a file has them
     symbols = ""
     if _AOTI in artifact.sections:  # Inductor adds conditions on sizes, and an outline has none of them
         guards = replace(guards, shapes=())
         symbols = _text(_without_hints(json.loads(artifact.sections[_AOTI])["described"]))
-    data = guards.to_json()
+    data = guards_json(guards)
     kept = ((name, artifact.sections.get(name, b"")) for name in _AS_DIGEST)
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in kept}
     return TracePrint(
@@ -439,7 +439,7 @@ def print_of(artifact: Artifact) -> TracePrint:
                 _text(artifact.frame.names),
                 hashlib.sha256(artifact.frame.code).hexdigest(),
             ),
-            "facts": tuple(f"{name} {_text(value)}" for name, value in artifact.facts.to_json().items()),
+            "facts": tuple(f"{name} {_text(value)}" for name, value in asdict(artifact.facts).items()),
             "function": (artifact.name, artifact.function, *artifact.roles),
             "data of conditions": tuple(
                 _text(item)

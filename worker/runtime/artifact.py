@@ -1,36 +1,4 @@
-r"""The artifact: one deterministic file that holds everything a load needs.
-
-Layout::
-
-    warmrank-artifact <format> <sha256 of all that follows this line>\n
-    <header: one line of canonical JSON>\n
-    <sections, one after another, lengths in the header>
-
-The header holds name, engine, key components, guards and facts; nothing in the file is a date, host, path
-or rank, so equal compiles on different ranks write equal bytes. No pickle: reading a file runs nothing.
-
-Guards (JSON)::
-
-    {"nodes":   rows of (parent, step, argument),       see check.py
-     "checks":  rows of (node, kind, expected),         see check.py
-     "shapes":  [["p3()[0] == p7()[0]", [3, 7]], ...],  conditions on sizes over node values
-     "ambient": {"default dtype": "torch.float32", ...},  see ambient.py
-     "sources": [[kind, module, name, digest], ...],    see sources.py
-     "asked":   [[function, arguments, named arguments, result], ...],  see asked.py
-     "volatile": [node, ...],                            nodes that the frame itself writes to
-     "runtime_state": {"kv_cache_blocks": "512"}}        see runtime_state.py; left out if empty
-
-Of these rows each pair of the last two is written once, however many layers repeat it:
-``{"pairs": [[step, argument], ...], "rows": [parent, number of a pair, parent, number of a pair, ...]}``.
-
-Frame: Dynamo's code object, marshalled (section ``frame.code``), and what its global names mean (JSON)::
-
-    {"graph": name of the graph's global,
-     "imports": {global name: module},
-     "objects": {global name: encoded constant or class},
-     "builtins": [global names bound to the builtins mapping],
-     "writes": whether a call writes to Python objects that were there before it}
-"""
+"""The artifact: all that a load needs, read from one file (layout: `worker.runtime.files`)."""
 
 from __future__ import annotations
 
@@ -39,14 +7,13 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, field
+from collections.abc import Mapping
+from dataclasses import field
 from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.digests import canonical_json
-from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
+from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.values import Value, replace
 
 if TYPE_CHECKING:
@@ -55,8 +22,8 @@ if TYPE_CHECKING:
 
 FORMAT = 5
 ABOUT = "about"
-_MAGIC = b"warmrank-artifact "
-_PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+MAGIC = b"warmrank-artifact "
+PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 # Input classes of the seeds: parameters and buffers; mutated inputs; user inputs; and numbers.
 STATE, MUTATED, USER, NUMBER = "state", "mutated", "user", "number"
@@ -118,10 +85,6 @@ class GraphFacts(Value):
     anchored_inputs: tuple[int, ...] = ()
     gears: GearFacts | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """As it stands in an artifact's header."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GraphFacts:
         """Read from an artifact's header."""
@@ -158,15 +121,6 @@ class PortableGuards(Value):
         checks = tuple(check for check in self.checks if check[1] == "tensor")
         return replace(self, checks=checks, ambient={}, sources=(), asked=(), runtime_state={})
 
-    def to_json(self) -> dict[str, Any]:
-        """As they stand in an artifact's header."""
-        sources = [[item.kind, item.module, item.name, item.digest] for item in self.sources]
-        data = {**self.__dict__, "sources": sources}
-        data |= {"nodes": _packed(self.nodes), "checks": _packed(self.checks)}
-        if not self.runtime_state:
-            del data["runtime_state"]
-        return data
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> PortableGuards:
         """Read from an artifact's header."""
@@ -183,16 +137,6 @@ class PortableGuards(Value):
             volatile=tuple(data["volatile"]),
             runtime_state=data.get("runtime_state", {}),
         )
-
-
-def _packed(rows: Iterable[tuple[int, str, Any]]) -> dict[str, Any]:
-    """Rows as they stand in an artifact's header."""
-    pairs: dict[bytes, tuple[int, list[Any]]] = {}
-    numbers = []
-    for number, *pair in rows:
-        index, _ = pairs.setdefault(canonical_json(pair), (len(pairs), pair))
-        numbers += [number, index]
-    return {"pairs": [pair for _, pair in pairs.values()], "rows": numbers}
 
 
 def _unpacked(packed: Mapping[str, Any]) -> tuple[tuple[int, str, Any], ...]:
@@ -232,43 +176,6 @@ class Artifact(Value):
     sections: Mapping[str, bytes]
     files: tuple[ArtifactFile, ...] = ()
 
-    def to_bytes(self) -> bytes:
-        """The file's bytes."""
-        sections = {"frame.code": self.frame.code, **self.sections}
-        header = canonical_json(
-            {
-                "name": self.name,
-                "function": self.function,
-                "engine": self.engine,
-                "engine_version": self.engine_version,
-                "components": self.components,
-                "guards": self.guards.to_json(),
-                "frame": self.frame.names,
-                "facts": self.facts.to_json(),
-                "roles": self.roles,
-                "files": [[file.name, file.sha256, file.size_bytes] for file in self.files],
-                "sections": [[name, len(sections[name])] for name in sorted(sections)],
-            }
-        )
-        body = header + b"\n" + b"".join(sections[name] for name in sorted(sections))
-        return _MAGIC + f"{FORMAT} {hashlib.sha256(body).hexdigest()}\n".encode() + body
-
-    def provenance(self) -> str:
-        """Digest of what determined the bytes: request, traced source and its lines, conditions."""
-        inputs = {
-            "components": self.components,
-            "function": self.function,
-            "guards": self.guards.to_json(),
-            "name": self.name,
-            "origins": hashlib.sha256(self.sections.get(ABOUT, b"")).hexdigest(),
-        }
-        return hashlib.sha256(canonical_json(inputs)).hexdigest()
-
-
-def is_artifact(first: bytes) -> bool:
-    """True if a file that begins so is one that this cache, or TorchAir's, wrote; whole or not."""
-    return first.startswith((_MAGIC, *_PICKLES))
-
 
 def read(path: Path) -> tuple[Artifact, str, int]:
     """An artifact, the SHA-256 of its file, and the file's size in bytes.
@@ -289,20 +196,20 @@ def parse(data: bytes, where: str) -> Artifact:
     """
     first, newline, body = data.partition(b"\n")
     words = first.split(b" ")
-    if data.startswith(_PICKLES):
-        raise _corrupt(where, "it is a pickle, as TorchAir writes them, and warmrank unpickles nothing")
-    if not newline or not first.startswith(_MAGIC) or len(words) != 3:
-        raise _corrupt(where, "it does not begin with a warmrank artifact's first line")
+    if data.startswith(PICKLES):
+        raise corrupt(where, "it is a pickle, as TorchAir writes them, and warmrank unpickles nothing")
+    if not newline or not first.startswith(MAGIC) or len(words) != 3:
+        raise corrupt(where, "it does not begin with a warmrank artifact's first line")
     if words[1] != str(FORMAT).encode():
-        raise _corrupt(
+        raise corrupt(
             where, f"it has format {words[1].decode(errors='replace')}, this version reads {FORMAT}"
         )
     if hashlib.sha256(body).hexdigest().encode() != words[2]:
-        raise _corrupt(where, "its bytes do not match the digest in its first line")
+        raise corrupt(where, "its bytes do not match the digest in its first line")
     try:
         return _from_body(body)
     except (ValueError, LookupError, TypeError) as error:
-        raise _corrupt(where, f"its header cannot be read ({error!r})") from error
+        raise corrupt(where, f"its header cannot be read ({error!r})") from error
 
 
 def open_private(path: Path) -> BufferedReader:
@@ -322,43 +229,8 @@ def open_private(path: Path) -> BufferedReader:
     return private_files.open_private(path)  # says why not
 
 
-def verified(directory: Path, file: ArtifactFile) -> Path:
-    """Path of a file beside an artifact, its bytes verified.
-
-    Raises:
-        ArtifactMissing: it is not there.
-        ArtifactCorrupt: it holds other bytes.
-        UnusableCache: it is not private, or cannot be read.
-    """
-    path = directory / file.name
-    if not path.exists():
-        msg = f"{path} is missing, though the artifact beside it needs it; that is fetched or compiled again."
-        raise ArtifactMissing(msg, where=str(path), why="it is missing")
-    with open_private(path) as opened:
-        sha256, size_bytes = hashlib.file_digest(opened, "sha256").hexdigest(), opened.tell()
-    if (sha256, size_bytes) != (file.sha256, file.size_bytes):
-        raise _corrupt(str(path), "its bytes do not match the digest in the artifact beside it")
-    return path
-
-
-def damaged_files(directory: Path, files: Iterable[ArtifactFile]) -> tuple[Path, ...]:
-    """Damaged files beside an artifact: this user's own, with other bytes than they should hold."""
-    from warmrank.cache_store.errors import UnusableCache
-
-    found = []
-    for file in files:
-        try:
-            verified(directory, file)
-        except ArtifactMissing:
-            continue
-        except ArtifactCorrupt:
-            found.append(directory / file.name)
-        except UnusableCache:
-            continue
-    return tuple(found)
-
-
-def _corrupt(where: str, why: str) -> ArtifactCorrupt:
+def corrupt(where: str, why: str) -> ArtifactCorrupt:
+    """The error of a file that cannot be used, and why."""
     msg = f"{where} is no usable artifact: {why}. Delete it from the cache: it is fetched or compiled again."
     return ArtifactCorrupt(msg, where=where, why=why)
 
@@ -385,13 +257,3 @@ def _from_body(body: bytes) -> Artifact:
         "sections": sections,
     }
     return Artifact(**{**header, **made})
-
-
-def withheld_mark(function_dir: Path, sha256: str) -> Path:
-    """The mark that keeps an artifact for its own partition alone (see `worker.runtime.files`)."""
-    return function_dir / f".withheld_{sha256}"
-
-
-def is_withheld(function_dir: Path, sha256: str) -> bool:
-    """True if an artifact is for its own partition alone."""
-    return withheld_mark(function_dir, sha256).exists()

@@ -164,7 +164,7 @@ def watch(calls: Sequence[Call]) -> Callable[[], bool]:
     What depends on groups is asked again only where groups came or went, what is installed only by a load.
     """
     here = [(*_bound(call), call[3]) for call in calls if not call[0].startswith((_GROUPS, _INSTALLED))]
-    of_groups = [call for call in calls if _of_groups(call)]
+    of_groups = [call for call in calls if call[0].startswith(_GROUPS)]
     known = group_addresses() if of_groups else ()
 
     def holds() -> bool:
@@ -181,10 +181,6 @@ def watch(calls: Sequence[Call]) -> Callable[[], bool]:
             return False
 
     return holds
-
-
-def _of_groups(call: Call) -> bool:
-    return call[0].startswith(_GROUPS)
 
 
 def text(call: Call) -> str:

@@ -375,13 +375,13 @@ def _identical(value: Any, expected: Any) -> bool:
 
 
 def _keys_equal(keys: Sequence[Any], expected: list[Any]) -> bool:
-    return len(keys) == len(expected) and all(map(_key_equal, keys, expected))
-
-
-def _key_equal(key: Any, expected: Any) -> bool:
-    if isinstance(expected, dict) and "object" in expected:
-        return _identical(key, expected["object"])
-    return _equal(key, expected)
+    if len(keys) != len(expected):
+        return False
+    for key, wanted in zip(keys, expected, strict=True):
+        is_object = isinstance(wanted, dict) and "object" in wanted
+        if not (_identical(key, wanted["object"]) if is_object else _equal(key, wanted)):
+            return False
+    return True
 
 
 def _tensor_holds(value: Any, expected: Mapping[str, Any]) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import perf_counter
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,7 @@ import torch
 
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.cache_store.cache_dir.single_flight import one_compile
-from warmrank.worker.engines import Site, engine_named
-from warmrank.worker.engines.port import Built
+from warmrank.worker.engines import engine_named
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.runtime import files
 from warmrank.worker.values import replace
@@ -25,10 +24,9 @@ if TYPE_CHECKING:
     from warmrank.worker.compile.compiler import Compiled
     from warmrank.worker.configs.compiler_config import CacheOptions
     from warmrank.worker.engines.port import Engine
-    from warmrank.worker.runtime.artifact import Artifact, GraphFacts
+    from warmrank.worker.runtime.artifact import Artifact
     from warmrank.worker.runtime.function import CachedFunction
     from warmrank.worker.runtime.variant import Variant
-    from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _log = logging.getLogger("torchair")
 
@@ -143,7 +141,9 @@ def outlined(function: CachedFunction, args: tuple[Any, ...], kwargs: Mapping[st
     """See `CachedFunction.outline`."""
     config = copy.deepcopy(function.options.config)
     config.debug.graph_dump.type = config.debug.fx_summary.type = None  # the compile writes such files
-    return _compiled(function, args, kwargs, replace(function.options, config=config), _Outliner).artifact
+    return _compiled(
+        function, args, kwargs, replace(function.options, config=config), for_audit=True
+    ).artifact
 
 
 def _compiled(
@@ -151,7 +151,8 @@ def _compiled(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     options: CacheOptions,
-    used: Callable[[Engine], Engine] = lambda engine: engine,
+    *,
+    for_audit: bool = False,
 ) -> Compiled:
     """Compile; with ``engine="auto"`` by engine graph what TorchAir cannot keep."""
     from warmrank.worker.compile.compiler import compile_call
@@ -163,9 +164,10 @@ def _compiled(
             function.method,
             args,
             kwargs,
-            request=replace(asked, engine=used(engine)),
+            request=replace(asked, engine=engine),
             options=options,
             device_kind=function.device_kind,
+            for_audit=for_audit,
         )
 
     try:
@@ -196,21 +198,3 @@ def _check_own_guards(
         "a bug of warmrank."
     )
     raise NotPortable(msg, function=function.name, wrong=wrong)
-
-
-class _Outliner:
-    """Stands for an engine where nothing is compiled for use, but outlined for an audit."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.name, self.version = engine.name, engine.version
-        self.captured, self.captures_itself = engine.captured, engine.captures_itself
-        self.outline, self.load = engine.outline, engine.load
-
-    def check(self, device_kind: str) -> None:
-        """An outline needs no compiler."""
-
-    def compile(
-        self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None
-    ) -> Built:
-        del keep_compiled
-        return Built(sections=self.outline(lowered, facts, site=site))

@@ -20,6 +20,7 @@ import re
 import sys
 import types
 import typing
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any
 
@@ -38,8 +39,6 @@ from warmrank.worker.runtime.check import plain_type
 from warmrank.worker.runtime.decoding import class_named, describe_named, device_name
 from warmrank.worker.torch_private.warm import OPERATORS, OperatorNamespace, replacing_call
 
-_SEQUENCES: dict[type, str] = {tuple: "tuple", list: "list"}
-_SETS: dict[type, str] = {set: "set", frozenset: "frozenset"}
 # How to get the plain value out of one whose class may answer otherwise.
 _PLAIN: dict[type, Any] = {
     int: int.__int__, float: float.__float__, complex: complex.__complex__, str: str.__str__,
@@ -58,19 +57,42 @@ def encode(value: Any) -> Any:
         return value
     if kind is str:
         return value if value.isascii() else _encode_text(value)
-    if kind in (float, complex, bytes):
-        return _encode_number(value)
-    if kind in _SEQUENCES:
-        return {_SEQUENCES[kind]: [encode(item) for item in value]}
-    if kind in _SETS:
-        return {_SETS[kind]: sorted((encode(item) for item in value), key=repr)}
-    if kind is dict:
-        return {"dict": [[encode(key), encode(item)] for key, item in value.items()]}
-    if kind in (slice, range):
-        return {kind.__name__: [encode(value.start), encode(value.stop), encode(value.step)]}
-    if value is Ellipsis:
-        return {"ellipsis": True}
-    return _encode_python(value)
+    encoder = _ENCODERS.get(kind)
+    if encoder is None:
+        return _encode_python(value)
+    return {kind.__name__: encoder(value)}
+
+
+def _encode_items(value: Iterable[Any]) -> list[Any]:
+    return [encode(item) for item in value]
+
+
+def _encode_set(value: Iterable[Any]) -> list[Any]:
+    return sorted(_encode_items(value), key=repr)
+
+
+def _name_in_torch(value: Any) -> str:
+    return str(value).removeprefix("torch.")
+
+
+_ENCODERS: dict[type, Callable[[Any], Any]] = {
+    float: float.hex,
+    complex: lambda value: [value.real.hex(), value.imag.hex()],
+    bytes: bytes.hex,
+    tuple: _encode_items,
+    list: _encode_items,
+    set: _encode_set,
+    frozenset: _encode_set,
+    dict: lambda value: [[encode(key), encode(item)] for key, item in value.items()],
+    slice: lambda value: _encode_items((value.start, value.stop, value.step)),
+    range: lambda value: [value.start, value.stop, value.step],
+    type(Ellipsis): lambda _: True,
+    torch.dtype: _name_in_torch,
+    torch.layout: _name_in_torch,
+    torch.memory_format: _name_in_torch,
+    torch.device: device_name,
+    torch.Size: lambda value: [int(item) for item in value],
+}
 
 
 def _encode_text(value: str) -> Any:
@@ -133,21 +155,7 @@ def _encode_member(value: Any) -> list[Any]:
     return name if is_pinned_module(kind.__module__) else [*name, encode(value.value)]
 
 
-def _encode_number(value: complex | bytes) -> Any:
-    if isinstance(value, float):
-        return {"float": value.hex()}
-    if isinstance(value, complex):
-        return {"complex": [value.real.hex(), value.imag.hex()]}
-    return {"bytes": value.hex()}
-
-
 def _encode_torch(value: Any) -> Any:
-    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
-        return {type(value).__name__: str(value).removeprefix("torch.")}
-    if isinstance(value, torch.device):
-        return {"device": device_name(value)}
-    if isinstance(value, torch.Size):
-        return {"Size": [int(item) for item in value]}
     if isinstance(value, type):
         return {"class": _class_parts(value)}
     if isinstance(value, tuple) and hasattr(value, "_fields"):

@@ -1,4 +1,4 @@
-"""The files of one cached function: saves new artifacts, takes over those of others, gives them up.
+r"""The files of one cached function: saves new artifacts, takes over those of others, gives them up.
 
 Beside an artifact lie files that belong to it, such as compiled kernels. A file is written before the
 artifact that names it; a look-up verifies it before the artifact counts as found, so a missing or damaged one
@@ -9,32 +9,74 @@ through, or found a fault. It stands before the artifact does; the launch takes 
 found. What bears a mark is not published.
 
 A process that finds an artifact of its own without such files imports nothing of this.
+
+Layout::
+
+    warmrank-artifact <format> <sha256 of all that follows this line>\n
+    <header: one line of canonical JSON>\n
+    <sections, one after another, lengths in the header>
+
+The header holds name, engine, key components, guards and facts; nothing in the file is a date, host, path
+or rank, so equal compiles on different ranks write equal bytes. No pickle: reading a file runs nothing.
+
+Guards (JSON)::
+
+    {"nodes":   rows of (parent, step, argument),       see check.py
+     "checks":  rows of (node, kind, expected),         see check.py
+     "shapes":  [["p3()[0] == p7()[0]", [3, 7]], ...],  conditions on sizes over node values
+     "ambient": {"default dtype": "torch.float32", ...},  see ambient.py
+     "sources": [[kind, module, name, digest], ...],    see sources.py
+     "asked":   [[function, arguments, named arguments, result], ...],  see asked.py
+     "volatile": [node, ...],                            nodes that the frame itself writes to
+     "runtime_state": {"kv_cache_blocks": "512"}}        see runtime_state.py; left out if empty
+
+Of these rows each pair of the last two is written once, however many layers repeat it:
+``{"pairs": [[step, argument], ...], "rows": [parent, number of a pair, parent, number of a pair, ...]}``.
+
+Frame: Dynamo's code object, marshalled (section ``frame.code``), and what its global names mean (JSON)::
+
+    {"graph": name of the graph's global,
+     "imports": {global name: module},
+     "objects": {global name: encoded constant or class},
+     "builtins": [global names bound to the builtins mapping],
+     "writes": whether a call writes to Python objects that were there before it}
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import replace
+import hashlib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from warmrank.cache_store.cache_dir.local import (
     add_variant,
     companions,
     variants,
 )
-from warmrank.cache_store.cache_dir.private_files import make_private_directories, os_errors_are_unusable
+from warmrank.cache_store.cache_dir.private_files import (
+    make_private_directories,
+    os_errors_are_unusable,
+    set_aside,
+)
+from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.digests import Digest, digest_bytes
-from warmrank.worker.runtime.artifact import withheld_mark
-from warmrank.worker.runtime.find import StoredArtifact, announce, candidates, read_stored, with_files
+from warmrank.cache_store.errors import StoreError, UnusableCache
+from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
+from warmrank.worker.runtime.artifact import ABOUT, FORMAT, MAGIC, corrupt, open_private
+from warmrank.worker.runtime.find import StoredArtifact, announce, candidates, read_stored
+from warmrank.worker.values import replace
 
 if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
-    from warmrank.worker.runtime.artifact import Artifact
+    from warmrank.worker.runtime.artifact import Artifact, ArtifactFile, PortableGuards
     from warmrank.worker.runtime.find import Place
 
 
+_log = logging.getLogger("torchair")
 OFFERED = "offered"  # the partition of what a store or another node offers
 
 
@@ -51,7 +93,7 @@ def save(
     ``withheld``: no other partition takes it by itself. Not ``kept``, nothing is written: the engine goes on
     with what it just compiled.
     """
-    data = artifact.to_bytes()
+    data = to_bytes(artifact)
     digest = digest_bytes(data)
     path, beside = function_dir, dict[str, Path]()
     if kept:
@@ -65,6 +107,60 @@ def save(
     if kept:
         announce("saved to", stored)
     return stored
+
+
+def to_bytes(artifact: Artifact) -> bytes:
+    """The bytes of an artifact's file."""
+    sections = {"frame.code": artifact.frame.code, **artifact.sections}
+    header = canonical_json(
+        {
+            "name": artifact.name,
+            "function": artifact.function,
+            "engine": artifact.engine,
+            "engine_version": artifact.engine_version,
+            "components": artifact.components,
+            "guards": guards_json(artifact.guards),
+            "frame": artifact.frame.names,
+            "facts": asdict(artifact.facts),
+            "roles": artifact.roles,
+            "files": [[file.name, file.sha256, file.size_bytes] for file in artifact.files],
+            "sections": [[name, len(sections[name])] for name in sorted(sections)],
+        }
+    )
+    body = header + b"\n" + b"".join(sections[name] for name in sorted(sections))
+    return MAGIC + f"{FORMAT} {hashlib.sha256(body).hexdigest()}\n".encode() + body
+
+
+def provenance(artifact: Artifact) -> str:
+    """Digest of what determined an artifact's bytes: request, traced source and its lines, conditions."""
+    inputs = {
+        "components": artifact.components,
+        "function": artifact.function,
+        "guards": guards_json(artifact.guards),
+        "name": artifact.name,
+        "origins": hashlib.sha256(artifact.sections.get(ABOUT, b"")).hexdigest(),
+    }
+    return hashlib.sha256(canonical_json(inputs)).hexdigest()
+
+
+def guards_json(guards: PortableGuards) -> dict[str, Any]:
+    """Conditions as they stand in an artifact's header."""
+    sources = [[item.kind, item.module, item.name, item.digest] for item in guards.sources]
+    data = {**guards.__dict__, "sources": sources}
+    data |= {"nodes": _packed(guards.nodes), "checks": _packed(guards.checks)}
+    if not guards.runtime_state:
+        del data["runtime_state"]
+    return data
+
+
+def _packed(rows: Iterable[tuple[int, str, Any]]) -> dict[str, Any]:
+    """Rows as they stand in an artifact's header."""
+    pairs: dict[bytes, tuple[int, list[Any]]] = {}
+    numbers = []
+    for number, *pair in rows:
+        index, _ = pairs.setdefault(canonical_json(pair), (len(pairs), pair))
+        numbers += [number, index]
+    return {"pairs": [pair for _, pair in pairs.values()], "rows": numbers}
 
 
 def remove(function_dir: Path) -> None:
@@ -123,6 +219,61 @@ def fetched(store: Store, stored: StoredArtifact, cache_root: Path) -> StoredArt
     for file in stored.artifact.files:
         store.fetch_blob(file.sha256, stored.path.parent, cache_root=cache_root, beside=file.name)
     return with_files(stored, [])
+
+
+def verified(directory: Path, file: ArtifactFile) -> Path:
+    """Path of a file beside an artifact, its bytes verified.
+
+    Raises:
+        ArtifactMissing: it is not there.
+        ArtifactCorrupt: it holds other bytes.
+        UnusableCache: it is not private, or cannot be read.
+    """
+    path = directory / file.name
+    if not path.exists():
+        msg = f"{path} is missing, though the artifact beside it needs it; that is fetched or compiled again."
+        raise ArtifactMissing(msg, where=str(path), why="it is missing")
+    with open_private(path) as opened:
+        sha256, size_bytes = hashlib.file_digest(opened, "sha256").hexdigest(), opened.tell()
+    if (sha256, size_bytes) != (file.sha256, file.size_bytes):
+        raise corrupt(str(path), "its bytes do not match the digest in the artifact beside it")
+    return path
+
+
+def _set_damaged_aside(stored: StoredArtifact) -> None:
+    """Move files of this user's own, with other bytes than they should hold, out of the way."""
+    for file in stored.artifact.files:
+        try:
+            verified(stored.path.parent, file)
+        except (ArtifactMissing, UnusableCache):
+            continue
+        except ArtifactCorrupt:
+            set_aside(stored.path.parent / file.name)
+
+
+def with_files(stored: StoredArtifact, reasons: list[str]) -> StoredArtifact | None:
+    """The artifact with its files verified; None, and why in ``reasons``, if one cannot be used."""
+    try:
+        return replace(stored, beside=stored.files())
+    except ArtifactMissing as error:
+        reasons.append(f"missing: {Path(error.where).name}")
+    except ArtifactCorrupt as error:
+        reasons.append(f"corrupt: {Path(error.where).name}: {error.why}")
+        _set_damaged_aside(stored)
+    except StoreError as error:
+        reasons.append(str(error))
+    _log.warning("%s is not used: file beside it: %s", stored.path, reasons[-1])
+    return None
+
+
+def withheld_mark(function_dir: Path, sha256: str) -> Path:
+    """The mark that keeps an artifact for its own partition alone."""
+    return function_dir / f".withheld_{sha256}"
+
+
+def is_withheld(function_dir: Path, sha256: str) -> bool:
+    """True if an artifact is for its own partition alone."""
+    return withheld_mark(function_dir, sha256).exists()
 
 
 def withhold(function_dir: Path, sha256: str) -> None:

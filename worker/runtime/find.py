@@ -16,20 +16,13 @@ from pathlib import Path
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
+from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.keys.code import function_digest
 from warmrank.worker.keys.request import Request
 from warmrank.worker.runtime.ambient import any_gears
-from warmrank.worker.runtime.artifact import (
-    Artifact,
-    damaged_files,
-    is_withheld,
-    open_private,
-    parse,
-    verified,
-)
+from warmrank.worker.runtime.artifact import Artifact, open_private, parse
 from warmrank.worker.runtime.check import MAX_REASONS, mismatches, signature_of, tensor_mismatches
-from warmrank.worker.values import Value, replace
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from warmrank.worker.configs.compiler_config import OnGearMiss
@@ -65,6 +58,10 @@ class StoredArtifact(Value):
         """
         if self.beside is not None:
             return self.beside
+        if not self.artifact.files:
+            return {}
+        from warmrank.worker.runtime.files import verified
+
         return {file.name: verified(self.path.parent, file) for file in self.artifact.files}
 
     @classmethod
@@ -133,13 +130,6 @@ class StoredArtifact(Value):
         from warmrank.worker.gears.rules import any_size
 
         return any_size(self.artifact.guards, gears)
-
-
-def _store_error() -> type[Exception]:
-    """`StoreError`, which is imported only where an error was raised."""
-    from warmrank.cache_store.errors import StoreError
-
-    return StoreError
 
 
 def is_anything_declared() -> bool:
@@ -231,46 +221,32 @@ def look_up(place: Place, asked: Request, misfits: Misfits) -> Found:
     unfit: list[tuple[str, ...]] = []
     tried: set[str] = set()
     for path in candidates(place):
-        stored = read_stored(path, reasons)
+        stored = whole = read_stored(path, reasons)
         if stored is None or stored.sha256 in tried:
             continue
         tried.add(stored.sha256)
         own = path.parent == place.function_dir
         wrong = other_request(stored, asked) or misfits(stored)
-        if not wrong and not own and is_withheld(path.parent, stored.sha256):
-            wrong = (
-                f"of {path.parent.parent.name}, whose launch has not compared it with other ranks' traces",
-            )
-            tried.discard(stored.sha256)
+        if not wrong and not own:
+            from warmrank.worker.runtime.files import is_withheld
+
+            if is_withheld(path.parent, stored.sha256):
+                launch = path.parent.parent.name
+                wrong = (f"of {launch}, whose launch has not compared it with other ranks' traces",)
+                tried.discard(stored.sha256)
         if wrong:
             unfit.append(wrong)
-        elif (whole := with_files(stored, reasons)) is None:
-            tried.discard(stored.sha256)  # a sibling's copy may have its files
         else:
-            return Found(stored=whole, own=own, reason="" if own else f"fits {path.parent.parent.name}")
+            if stored.artifact.files:
+                from warmrank.worker.runtime.files import with_files
+
+                whole = with_files(stored, reasons)
+            if whole is not None:
+                return Found(stored=whole, own=own, reason="" if own else f"fits {path.parent.parent.name}")
+            tried.discard(stored.sha256)  # a sibling's copy may have its files
     from warmrank.worker.runtime.describe import why_none
 
     return Found(stored=None, own=False, reason=why_none(place, asked, misfits, reasons, unfit))
-
-
-def with_files(stored: StoredArtifact, reasons: list[str]) -> StoredArtifact | None:
-    """The artifact with its files verified; None, and why in ``reasons``, if one cannot be used."""
-    if not stored.artifact.files:
-        return stored
-    try:
-        return replace(stored, beside=stored.files())
-    except ArtifactMissing as error:
-        reasons.append(f"missing: {Path(error.where).name}")
-    except ArtifactCorrupt as error:
-        from warmrank.cache_store.cache_dir.private_files import set_aside
-
-        reasons.append(f"corrupt: {Path(error.where).name}: {error.why}")
-        for path in damaged_files(stored.path.parent, stored.artifact.files):
-            set_aside(path)
-    except _store_error() as error:
-        reasons.append(str(error))
-    _log.warning("%s is not used: file beside it: %s", stored.path, reasons[-1])
-    return None
 
 
 def other_request(stored: StoredArtifact, asked: Request) -> tuple[str, ...]:
@@ -298,7 +274,11 @@ def read_stored(path: Path, reasons: list[str]) -> StoredArtifact | None:
 
         set_aside(path)
         reasons.append(f"corrupt: {error.why}")
-    except _store_error() as error:
+    except Exception as error:
+        from warmrank.cache_store.errors import StoreError
+
+        if not isinstance(error, StoreError):
+            raise
         reasons.append(str(error))
     _log.warning("%s is not used: %s", path, reasons[-1])
     return None

@@ -10,7 +10,7 @@ replayed (`worker.capture`, which is imported then).
 
 Conditions on the module's tensors, and on those of globals and closures, were checked once. Compiled kernels
 take addresses for granted, and a recorded graph much more, so every run looks again, however guards are set:
-after `SettledInputs.check` returned, each of them has the type, dtype, device, layout, sizes and strides that
+after `Settled.check` returned, each of them has the type, dtype, device, layout, sizes and strides that
 its conditions were found to hold for, and all its elements lie in its storage.
 """
 
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.devices.port import DeviceBackend, PoolHandle
     from warmrank.worker.engines.port import Engine, Graph
-    from warmrank.worker.runtime.eager import EagerRunner
     from warmrank.worker.torch_private.unchanged import TensorWatch
 
 _log = logging.getLogger("torchair")
@@ -107,111 +106,67 @@ class InputLayout:
         return f"{words.get(kind, state)} {self._names[index]}"
 
 
-class SettledInputs:
-    """Of one graph; until `settle` there are none."""
-
-    def __init__(self, layout: InputLayout) -> None:
-        self._layout = layout
-        self._settled = Settled((), ())
-        self._due: tuple[int, ...] | None = None
-
-    def renew(self, positions: Sequence[int]) -> None:
-        """Take the inputs at some positions of the next run for what the graph may run on."""
-        self._due = tuple(positions)
-
-    def observed(self, positions: Sequence[int], inputs: Sequence[Any]) -> Settled:
-        """Observe inputs whose conditions are to be checked next, for `settle`.
-
-        Raises `StateChanged`: one of them has elements outside of its storage.
-        """
-        settled = Settled(tuple(positions), inputs)
-        self._look(settled, inputs)
-        return settled
-
-    def settle(self, settled: Settled) -> None:
-        """Take what was observed for what the graph may run on."""
-        self._settled, self._due = settled, None
-
-    def changed(self, inputs: Sequence[Any]) -> tuple[int, ...]:
-        """Positions of settled inputs that are something else now."""
-        settled = self._settled
-        return tuple(settled.positions[number] for number in settled.metadata.changed(settled.pick(inputs)))
-
-    def check(self, inputs: Sequence[Any]) -> Settled:
-        """Compare them, and look at the memory of those that moved; where nothing changed, in microseconds.
-
-        Raises `StateChanged`: one of them is something else now, or has elements outside of its storage;
-        nothing ran yet.
-        """
-        if self._due is not None:
-            self._layout.require_tensors(inputs)
-            self.settle(self.observed(self._due, inputs))
-            return self._settled  # just looked at
-        settled = self._settled
-        if settled.positions and not settled.watched().same(inputs):
-            self._compare(settled, inputs)
-        return settled
-
-    def _compare(self, settled: Settled, inputs: Sequence[Any]) -> None:
-        settled.since = object()
-        words = settled.watched().take(inputs)
-        if not settled.metadata.of(settled.pick(inputs)):
-            for index in self.changed(inputs):
-                raise StateChanged(self._layout.described(index), inputs[index])
-        if settled.moved(inputs):
-            self._look(settled, inputs)
-        settled.watched().keep(words)
-
-    def _look(self, settled: Settled, inputs: Sequence[Any]) -> None:
-        addresses = settled.present(inputs)
-        for index in settled.positions:
-            if not lies_in_storage(inputs[index]):
-                size_bytes = inputs[index].untyped_storage().nbytes()
-                found = f"a tensor in {size_bytes} bytes of storage"
-                raise StateChanged(self._layout.described(index), found)
-        settled.addresses = addresses
-
-
 class Settled:
-    """Inputs that were settled at one time.
+    """Tensors that no call brings, as they were when their conditions were found to hold.
+
+    Raises `StateChanged` for one that has elements outside of its storage.
 
     Attributes:
-        positions: of the inputs.
+        positions: of these inputs.
         since: another object after any of them became another one, changed, or moved.
     """
 
-    __slots__ = ("_pick_strided", "_watch", "addresses", "metadata", "pick", "positions", "since")
+    __slots__ = ("_addresses", "_layout", "_metadata", "_pick", "_strided", "_watch", "positions", "since")
 
-    def __init__(self, positions: tuple[int, ...], inputs: Sequence[Any]) -> None:
+    def __init__(self, layout: InputLayout, positions: tuple[int, ...], inputs: Sequence[Any]) -> None:
         self.positions = positions
-        self.pick = picker(positions)
-        self.metadata = Metadata(self.pick(inputs))
+        self.since = object()
+        self._layout = layout
+        self._pick = picker(positions)
+        self._metadata = Metadata(self._pick(inputs))
         # Those that lie somewhere: a fake one, of an offline build, does not, and is never run on.
         strided = []
         for index in positions:
             tensor = inputs[index]
             if tensor.layout is torch.strided and type(tensor).__name__ != "FakeTensor":
                 strided.append(index)
-        self._pick_strided = picker(strided)
-        self.addresses: list[int] = []
-        self.since = object()
-        self._watch: TensorWatch | None = None
+        self._strided = picker(strided)
+        self._watch: TensorWatch | None = None  # tells quickly if nothing changed; a first call needs none
+        self._addresses: list[int] = []
+        self._look(inputs)
 
-    def watched(self) -> TensorWatch:
-        """Watch that tells quickly if nothing changed; a process's first call needs none."""
+    def changed(self, inputs: Sequence[Any]) -> tuple[int, ...]:
+        """Positions of those that are something else now."""
+        return tuple(self.positions[number] for number in self._metadata.changed(self._pick(inputs)))
+
+    def check(self, inputs: Sequence[Any]) -> None:
+        """Compare them, and look at the memory of those that moved; where nothing changed, in microseconds.
+
+        Raises `StateChanged`: one of them is something else now, or has elements outside of its storage.
+        """
         if self._watch is None:
             from warmrank.worker.torch_private.unchanged import TensorWatch
 
             self._watch = TensorWatch(self.positions)
-        return self._watch
+        if self._watch.same(inputs):
+            return
+        self.since = object()
+        words = self._watch.take(inputs)
+        if not self._metadata.of(self._pick(inputs)):
+            for index in self.changed(inputs):
+                raise StateChanged(self._layout.described(index), inputs[index])
+        if [*map(_address, self._strided(inputs))] != self._addresses:
+            self._look(inputs)
+        self._watch.keep(words)
 
-    def present(self, inputs: Sequence[Any]) -> list[int]:
-        """Addresses of these inputs."""
-        return [*map(_address, self._pick_strided(inputs))]
-
-    def moved(self, inputs: Sequence[Any]) -> bool:
-        """True if they lie elsewhere than when last looked at."""
-        return self.present(inputs) != self.addresses
+    def _look(self, inputs: Sequence[Any]) -> None:
+        addresses = [*map(_address, self._strided(inputs))]
+        for index in self.positions:
+            if not lies_in_storage(inputs[index]):
+                size_bytes = inputs[index].untyped_storage().nbytes()
+                found = f"a tensor in {size_bytes} bytes of storage"
+                raise StateChanged(self._layout.described(index), found)
+        self._addresses = addresses
 
 
 class CaptureOptions(Value):
@@ -258,8 +213,8 @@ class Tally:
         never: why nothing is captured, or nothing any more; empty where a graph may be.
     """
 
-    def __init__(self, never: str = "") -> None:
-        self.never = never
+    def __init__(self) -> None:
+        self.never = ""
         self.ran: dict[int, None] = {}
         self.captures = self.replays = self.warm_up_runs = 0
         self.recaptured: Counter[str] = Counter()
@@ -280,25 +235,37 @@ class Tally:
 
 
 class GraphRunner:
-    """Runs one loaded graph through captured graphs.
+    """Runs one loaded graph through captured graphs; as it is, where none of it may be captured.
 
     Buffers and outputs are shared by all calls, so calls run one at a time: of all threads, and of all
     functions that share the pool. Outputs of a replay are still overwritten by the next one, as on the
     device; ``enable_output_clone`` gives each call its own, which those of a shape's first call are anyway.
+
+    Attributes:
+        layout: the inputs by what is done with them.
+        settled: inputs that were settled, see `settle` and `renew`; at first none.
+        is_compiled: the graph is compiled kernels, which are called as they are.
     """
 
     def __init__(
-        self, graph: Graph, facts: GraphFacts, backend: DeviceBackend, options: CaptureOptions
+        self,
+        graph: Graph,
+        facts: GraphFacts,
+        backend: DeviceBackend,
+        options: CaptureOptions,
+        *,
+        is_compiled: bool = False,
     ) -> None:
         self.layout = InputLayout(
             facts, clone_input=options.clone_input, frozen_parameters=options.frozen_parameters
         )
-        self.settled = SettledInputs(self.layout)
+        self.settled = Settled(self.layout, (), ())
+        self._due: tuple[int, ...] | None = None
         self._graph = graph
         self._backend = backend
         self._options = options
         self._facts = facts
-        self._autocast_kinds = autocast_kinds(backend.kind)
+        self._autocast_kinds = tuple(dict.fromkeys(("cpu", backend.kind)))
         self._given: CapturePool | None = None
         if options.pool is not None:
             from warmrank.worker.capture.pools import pool_of
@@ -306,13 +273,18 @@ class GraphRunner:
             self._given = pool_of(backend, options.pool)
         self._lock = self._given.lock if self._given is not None else threading.RLock()
         self._captures: Captures | None = None  # with a shape's second call
-        self._tally = Tally("asked for (debug.run_eagerly)" if options.eager else "")
-        if facts.data_dependent:
+        self.is_compiled = is_compiled
+        self._tally = Tally()
+        if is_compiled:
+            self._tally.never = "kernels compiled ahead, which are not captured"
+        elif options.eager:
+            self._tally.never = "asked for (debug.run_eagerly)"
+        elif facts.data_dependent:
             self._tally.never = f"{facts.data_dependent}'s result depends on data"
         elif facts.random and backend.kind == "cpu":
             # Run operator by operator it draws what the function itself would.
             self._tally.never = f"{facts.random} draws random numbers, for which a CPU graph has no generator"
-        if self._tally.never:
+        if self._tally.never and not is_compiled:
             _log.info("not captured: %s", self._tally.never)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
@@ -321,7 +293,7 @@ class GraphRunner:
         Raises `StateChanged`: a tensor of the module is not what the graph was loaded for; nothing ran.
         """
         with self._lock:
-            if is_plain(self._autocast_kinds):
+            if not (torch.is_grad_enabled() or any(map(torch.is_autocast_enabled, self._autocast_kinds))):
                 return self._run(inputs)
             with plain(self._autocast_kinds):
                 return self._run(inputs)
@@ -333,11 +305,24 @@ class GraphRunner:
         """
         with self._lock, plain(self._autocast_kinds):
             self.layout.require_tensors(inputs)
-            settled = self.settled.check(inputs)
-            self._captured().prepare(self.layout.key(inputs), inputs, settled)
+            self._check(inputs)
+            self._prepare(inputs)
+
+    def run_plain(self, *inputs: Any) -> tuple[Any, ...]:
+        """Outputs of the graph as it is, whatever it was loaded for."""
+        with plain(self._autocast_kinds):
+            return self._graph(*inputs)
+
+    def renew(self, positions: tuple[int, ...]) -> None:
+        """Take the inputs at some positions of the next run for what the graph may run on."""
+        self._due = positions
+
+    def settle(self, settled: Settled) -> None:
+        """Take what was observed for what the graph may run on."""
+        self.settled, self._due = settled, None
 
     def hand_over(self) -> None:
-        """Nothing is made at run time that a later process could use."""
+        """Let the node keep what was made at run time, for later processes: here, nothing."""
 
     @property
     def max_captures(self) -> int:
@@ -351,7 +336,7 @@ class GraphRunner:
 
     def shapes_for(self, inputs: Sequence[Any]) -> Shapes | None:
         """Entry of the capture plan for these inputs; None if nothing would be captured for them."""
-        if self._tally.never:
+        if not self.max_captures:
             return None
         from warmrank.worker.capture.plan import shapes_of
 
@@ -372,59 +357,57 @@ class GraphRunner:
             )
         return self._captures
 
+    def _check(self, inputs: Sequence[Any]) -> None:
+        """Check the settled inputs; see `Settled.check`."""
+        if self._due is not None:
+            self.layout.require_tensors(inputs)
+            self.settle(Settled(self.layout, self._due, inputs))
+        elif self.settled.positions:
+            self.settled.check(inputs)
+
+    def _prepare(self, inputs: tuple[Any, ...]) -> None:
+        self._captured().prepare(self.layout.key(inputs), inputs, self.settled)
+
     def _run(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        settled = self.settled.check(inputs)
-        captures = self._captures
-        if captures is not None and (outputs := captures.replay_last(inputs, settled)) is not None:
+        self._check(inputs)
+        captures, tally = self._captures, self._tally
+        if captures is not None and (outputs := captures.replay_last(inputs, self.settled)) is not None:
+            return outputs
+        if captures is None and tally.never:
+            tally.eager[tally.never] += 1
+            outputs = self._graph(*inputs)
+            self.layout.note_writes(inputs)
             return outputs
         self.layout.require_tensors(inputs)
         key = self.layout.key(inputs)
-        if self._is_first(key):
-            return self._run_first(key, inputs)
-        return self._captured().run(key, inputs, settled)
-
-    def _is_first(self, key: tuple[Any, ...]) -> bool:
-        """True if a shape that may be captured did not run yet."""
-        if self._tally.never or self._options.force_recapture or hash(key) in self._tally.ran:
-            return False
-        return bool(self._options.limit) if self._captures is None else self._captures.may_add(key)
+        if tally.never or self._options.force_recapture or hash(key) in tally.ran:
+            is_first = False
+        else:
+            is_first = bool(self._options.limit) if captures is None else captures.may_add(key)
+        return self._run_first(key, inputs) if is_first else self._captured().run(key, inputs, self.settled)
 
     def _run_first(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Run the graph as it is, which is all the warming up that a later capture needs."""
         # Outputs are of the kind that replays return, or one loop would be given both kinds.
         with ordinary_tensors(inputs[index] for index in self.layout.mutated):
             outputs = self._graph(*inputs)
-        self._note_run(key)
+        ran = self._tally.ran
+        ran[hash(key)] = None
+        if len(ran) > max(1, self._options.limit * _SHAPES_PER_CAPTURE):
+            del ran[next(iter(ran))]
         self._tally.warm_up_runs += 1
         return outputs
-
-    def _note_run(self, key: tuple[Any, ...]) -> None:
-        self._tally.ran[hash(key)] = None
-        if len(self._tally.ran) > max(1, self._options.limit * _SHAPES_PER_CAPTURE):
-            del self._tally.ran[next(iter(self._tally.ran))]
 
 
 def runner_for(
     engine: Engine, graph: Any, facts: GraphFacts, backend: DeviceBackend, options: CaptureOptions
-) -> GraphRunner | EagerRunner:
+) -> GraphRunner:
     """A runner for a graph that the engine loaded: captured here, by the engine, or not at all."""
-    if engine.captured:
-        return GraphRunner(graph, facts, backend, options)
-    from warmrank.worker.runtime.eager import EagerRunner, SelfCapturingRunner
-
     if engine.captures_itself:
-        return SelfCapturingRunner(graph, facts, backend, options.limit)
-    return EagerRunner(graph, facts, backend)
+        from warmrank.worker.capture.self_capturing import SelfCapturingRunner
 
-
-def autocast_kinds(device_kind: str) -> tuple[str, ...]:
-    """The kinds of devices whose autocast may reach a graph's operators."""
-    return tuple(dict.fromkeys(("cpu", device_kind)))
-
-
-def is_plain(kinds: tuple[str, ...]) -> bool:
-    """True if neither autograd nor autocast is on: then `plain` changes nothing."""
-    return not (torch.is_grad_enabled() or any(map(torch.is_autocast_enabled, kinds)))
+        return SelfCapturingRunner(graph, facts, backend, options)
+    return GraphRunner(graph, facts, backend, options, is_compiled=not engine.captured)
 
 
 @contextlib.contextmanager

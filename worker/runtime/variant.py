@@ -36,7 +36,7 @@ from warmrank.worker.runtime.artifact import (
 from warmrank.worker.runtime.check import argument_names, text
 from warmrank.worker.runtime.decoding import decode
 from warmrank.worker.runtime.find import StoredArtifact, arguments_of, function_of, is_anything_declared
-from warmrank.worker.runtime.runner import CaptureOptions, runner_for
+from warmrank.worker.runtime.runner import CaptureOptions, Settled, runner_for
 
 if TYPE_CHECKING:
     import torch
@@ -106,10 +106,8 @@ class Variant:
         self._geared: GearedRunner | None = None
         if facts.gears is not None:
             from warmrank.worker.gears.runner import GearedRunner
-            from warmrank.worker.runtime.eager import EagerRunner
 
-            plain = EagerRunner(graph, facts, backend)
-            self._geared = GearedRunner(self.runner, facts.gears, on_miss=on_gear_miss, plain=plain)
+            self._geared = GearedRunner(self.runner, facts.gears, on_miss=on_gear_miss)
         # The guards let nothing but gears pass, so the runner needs to be asked only where they do not.
         asked = guards == "skip" or on_gear_miss == "pad"
         runner = self._geared if asked and self._geared is not None else self.runner
@@ -204,12 +202,12 @@ class Variant:
         return wrong
 
     def _settle_for(self, snapshot: Snapshot, inputs: Sequence[Any]) -> None:
-        settled, calls = self.runner.settled, self._call_guards()
-        calls.changed(self._nodes_at(settled.changed(inputs)))
+        runner, calls = self.runner, self._call_guards()
+        calls.changed(self._nodes_at(runner.settled.changed(inputs)))
         positions = self._settled_positions(snapshot.asked)
-        observed = settled.observed(positions, inputs)
+        observed = Settled(runner.layout, positions, inputs)
         if snapshot.holds():  # else another thread changed something since, and the next call checks again
-            settled.settle(observed)
+            runner.settle(observed)
             calls.keep(snapshot, {id(inputs[index]) for index in positions})
 
     def _settled_positions(self, asked: Collection[int]) -> tuple[int, ...]:
@@ -242,7 +240,7 @@ class Variant:
         if self._code_in_options is not None:
             self._known_code = self._code_in_options()
         asked = frozenset[int]() if self._calls is None else self._calls.asked
-        self.runner.settled.renew(self._settled_positions(asked))
+        self.runner.renew(self._settled_positions(asked))
 
     def refuse_gear_miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raise `GearError` for a call that would fit, were its geared sizes others."""
