@@ -19,11 +19,13 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch._dynamo.config as dynamo_config
+import torch.fx.experimental._config as shapes_config
 from torch._dynamo import convert_frame
 from torch._dynamo.eval_frame import set_enable_dynamic
 from torch._dynamo.exc import TorchDynamoException
@@ -225,8 +227,6 @@ def _trace(  # noqa: PLR0913 - those of `trace`, and integers
     Raises:
         _Counts: ``free`` is empty, and the method writes integers that it reads.
     """
-    from time import perf_counter
-
     evaluated = Evaluations()
     with (
         _LOCK,
@@ -327,8 +327,6 @@ def _made_globals(method: Callable[..., Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _tracing_settings(dynamic: bool) -> Iterator[None]:
     """Dynamo's switches for one trace; the caller's own are restored whatever the function does to them."""
-    import torch.fx.experimental._config as shapes_config
-
     was_enabled, default = torch.is_grad_enabled(), torch.get_default_dtype()
     was_cast, is_strict = torch.is_autocast_enabled("cpu"), torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
