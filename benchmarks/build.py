@@ -120,8 +120,8 @@ def alone(options: argparse.Namespace, rank: int) -> float:
 
 def compile_alone(options: argparse.Namespace, rank: int, work: str) -> float:
     """Seconds of the compile of one rank's functions in this process."""
-    from warmrank.orchestrator.build.ranks import init_of
-    from warmrank.orchestrator.gang.rank_host import rank_spec
+    from warmrank.orchestrator.build.ranks import offline_seat
+    from warmrank.orchestrator.gang.rank_host import init_of
     from warmrank.worker.keys.request import environment
     from warmrank.worker.rank.offline import OfflineRank
     from warmrank.worker.settings import Target
@@ -129,9 +129,9 @@ def compile_alone(options: argparse.Namespace, rank: int, work: str) -> float:
 
     import_tracer()
     machines = Target(device_kind="cpu", environment=environment())
-    alone = OfflineRank(
-        rank_spec(init_of(config_of(options, work), rank)), machines=machines, real_tensors=True
-    )
+    config = config_of(options, work)
+    spec = init_of(config, offline_seat(config, rank)).spec
+    alone = OfflineRank(spec, machines=machines, real_tensors=True)
     alone.start()
     functions = alone.build()
     started = perf_counter()

@@ -7,14 +7,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
-
 from warmrank.orchestrator.text import grouped
 
 
-def about(text: str) -> Any:
-    """Describe a field, for the schema of documents that have it."""
-    return Field(description=text)
+@dataclass(frozen=True, slots=True)
+class about:  # noqa: N801 - stands among a field's types as a word
+    """Description of a field in a document's schema; without pydantic, which a warm rank does not import."""
+
+    text: str
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        return {**handler(core_schema), "description": self.text}
 
 
 Budget = Literal["rank", "node", "hang", "start"]  # A key of the config's `retries`

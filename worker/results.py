@@ -166,6 +166,27 @@ class CaptureProposal(Value):
     planned: bool
 
 
+class PlannedCapture(Value):
+    """A graph that an earlier launch captured, of a manifest: the call of the workload, and its shapes."""
+
+    function: str
+    signature: str
+
+
+class Partition(Value):
+    """A rank's partition at the end of a launch, on its way to the rank that publishes it.
+
+    Attributes:
+        manifest: as `worker.rank.manifests.packed` gives it.
+        num_shared: blobs that the rank added to the store when it had compiled them.
+        bytes_shared: their size.
+    """
+
+    manifest: bytes
+    num_shared: int = 0
+    bytes_shared: int = 0
+
+
 class Verification(Value):
     """Comparison of the warm model's output with its reference.
 

@@ -27,7 +27,7 @@ from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.gang.node_watch import Charge, Request, Said, folded
-from warmrank.orchestrator.gang.rank_host import Opened, RankInit
+from warmrank.orchestrator.gang.rank_host import Opened, init_of
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.gang.ray_watch import RayWatch
 from warmrank.orchestrator.nodes import Gang
@@ -106,12 +106,7 @@ def launch_calls(world: World, work: Path) -> Iterator[tuple[str, Callable[[], A
 
     def openings() -> Arguments:
         return {
-            seat.rank: (
-                RankInit(
-                    config=config, seat=seat, master_addr="10.0.0.1", master_port=1234, no_compile=False
-                ),
-            )
-            for seat in seats
+            seat.rank: (init_of(config, seat, master_addr="10.0.0.1", master_port=1234),) for seat in seats
         }
 
     def settling() -> Arguments:

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.scale_parts.world import RANKS_A_NODE, World
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
-from warmrank.orchestrator.gang.rank_host import RankInit, rank_spec
+from warmrank.orchestrator.gang.rank_host import RankInit, init_of
 from warmrank.orchestrator.nodes import Seat
 
 
@@ -40,9 +40,7 @@ def packed(world: World, work: Path) -> list[bytes]:
     """For every rank the bytes of what it is sent."""
     config = config_of(world, work)
     return [
-        pickle.dumps(
-            RankInit(config=config, seat=seat, master_addr="10.0.0.1", master_port=1234, no_compile=False)
-        )
+        pickle.dumps(init_of(config, seat, master_addr="10.0.0.1", master_port=1234))
         for seat in seats_of(world)
     ]
 
@@ -50,4 +48,4 @@ def packed(world: World, work: Path) -> list[bytes]:
 def unpacked(data: bytes) -> int:
     """A rank's view of it; its rank."""
     opening: RankInit = pickle.loads(data)  # noqa: S301 - these are the bytes made above
-    return rank_spec(opening).rank
+    return opening.rank

@@ -28,17 +28,19 @@ from warmrank.orchestrator.build.plan import (
     model_rank,
     replica,
 )
-from warmrank.orchestrator.build.ranks import OfflineHost, OfflineLauncher, init_of
+from warmrank.orchestrator.build.ranks import OfflineHost, OfflineLauncher, offline_seat
 from warmrank.orchestrator.config.models import Config, identity, launch_key
 from warmrank.orchestrator.errors import BadArgument, BuildFailed, ranks_text
 from warmrank.orchestrator.gang.launcher import Launcher
+from warmrank.orchestrator.gang.rank_host import init_of
 from warmrank.orchestrator.launch import steps
 from warmrank.orchestrator.launch.events import Listener, silence
 from warmrank.orchestrator.launch.rounds import Ledger, settle_all
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.signals import undisturbed
 from warmrank.orchestrator.text import grouped
-from warmrank.worker.rank import Rank
+from warmrank.worker.rank.manifests import unpacked
+from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import FunctionProbe, LeftOut
 
 
@@ -135,7 +137,9 @@ def probed(
     with stages.stage("start"):
         stages.start()
         rest = options.target.environment, options.real_tensors, kernels
-        inits = {rank: (init_of(stages.config, rank), *rest) for rank in stages.ranks}
+        inits = {
+            rank: (init_of(stages.config, offline_seat(stages.config, rank)), *rest) for rank in stages.ranks
+        }
         stages.ask("start", OfflineHost.open, inits)
     probes = steps.build_and_probe(stages)
     everyone = dict.fromkeys(stages.ranks, ())
@@ -180,7 +184,8 @@ class _Build:
                 "model depend on that position:"
             )
             raise BuildFailed("\n".join([head, *(f"  {line}" for line in found)]))
-        self.manifests = stages.ask_all("commit", Rank.manifest)
+        partitions = stages.ask_all("commit", RankWorker.partition)
+        self.manifests = {rank: unpacked(part.manifest) for rank, part in partitions.items()}
 
     def keep(self, store: Store | None) -> None:
         """Put all partitions into the store, or lay them out in the cache directory where there is none."""

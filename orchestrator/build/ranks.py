@@ -36,7 +36,7 @@ from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.models import HASH_SEED, Config, EntrypointWorkload
 from warmrank.orchestrator.errors import CannotStart
-from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit, answer, failure_of, rank_spec
+from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit, answer, failure_of
 from warmrank.orchestrator.gang.ray_session import import_paths
 from warmrank.orchestrator.nodes import Gang, Seat
 from warmrank.worker import collection
@@ -58,9 +58,9 @@ BOOTSTRAP = (
 """Code of the first process: it must find this package before it can import it."""
 
 
-def init_of(config: Config, rank: int) -> RankInit:
-    """A rank's place among all ranks of the launch, on one node, without a port where they could meet."""
-    seat = Seat(
+def offline_seat(config: Config, rank: int) -> Seat:
+    """A rank's place among all ranks of the launch, on one node."""
+    return Seat(
         rank=rank,
         local_rank=rank,
         local_world_size=config.ranks,
@@ -69,7 +69,6 @@ def init_of(config: Config, rank: int) -> RankInit:
         host=os.uname().nodename,
         pid=os.getpid(),
     )
-    return RankInit(config=config, seat=seat, master_addr="", master_port=0, no_compile=False)
 
 
 class OfflineHost(RankHost):
@@ -88,12 +87,11 @@ class OfflineHost(RankHost):
         from warmrank.worker.rank.offline import OfflineRank
         from warmrank.worker.settings import Target
 
-        ensure_cache_dir(init.config.cache_dir)
-        self._init, self._store, self._away = init, None, ""
-        machines = Target(device_kind=init.config.device, environment=dict(environment))
-        self._worker = OfflineRank(
-            rank_spec(init), machines=machines, real_tensors=real_tensors, kernels=kernels
-        )
+        ensure_cache_dir(Path(init.spec.cache_dir))
+        self._take(init)
+        spec = self._spec
+        machines = Target(device_kind=spec.device_kind, environment=dict(environment))
+        self._worker = OfflineRank(spec, machines=machines, real_tensors=real_tensors, kernels=kernels)
         self._is_open = True
         return Opened(environment=self._worker.start(), problem="")
 
@@ -216,7 +214,7 @@ class OfflineLauncher:
                 nursery = self._nursery = self._start_nursery(theirs.fileno())
             for rank in self._ranks:
                 self._connections[rank] = _connected(control, nursery, deadline)
-        seats = tuple(replace(init_of(self._config, rank).seat, pid=nursery.pid) for rank in self._ranks)
+        seats = tuple(replace(offline_seat(self._config, rank), pid=nursery.pid) for rank in self._ranks)
         return Gang(seats=seats, master_addr="", master_port=0)
 
     def call(

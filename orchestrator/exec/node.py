@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from warmrank.cache_store.cache_dir.marks import check_marks
+from warmrank.cache_store.cache_dir.marks import admit, check_marks
 from warmrank.cache_store.cache_dir.private_files import (
     make_private_directories,
     sweep_debris,
@@ -31,13 +31,13 @@ from warmrank.cache_store.publish_pending import QueueReport, add_partition, pub
 from warmrank.orchestrator.config.models import Config, launch_key, variable_of
 from warmrank.orchestrator.errors import BadArgument, OrchestratorError
 from warmrank.orchestrator.gang.launcher import free_port
-from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, enter_cache_dir, fetch_partitions, keeper_of
+from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, fetch_partitions, keeper_of, trust_of
 from warmrank.orchestrator.reaper_client import Chunk, ReapedCommand
 from warmrank.orchestrator.stores import Target, is_writable, may_publish, open_store, open_to_fetch, targets
 from warmrank.orchestrator.text import count_text
 from warmrank.worker import journal
 from warmrank.worker.keys.request import environment
-from warmrank.worker.rank.manifests import of_journals, with_node_files
+from warmrank.worker.rank.manifests import made, of_journals, with_node_files
 from warmrank.worker.results import Published
 from warmrank.worker.settings import expanded
 
@@ -183,7 +183,7 @@ class ExecNode:
             StoreError: the cache directory cannot be used, or a required place of the store is away.
         """
         config = self._config
-        enter_cache_dir(config)
+        admit(config.cache_dir, *trust_of(config))
         self._keeper = keeper_of(config)
         if self._keeper is not None:
             self._keeper.begin()
@@ -192,7 +192,7 @@ class ExecNode:
             return False, Synced(["the config names no store: nothing is fetched, and nothing published"], [])
         trust = config.store.trust
         for directory, _ in self._tools.values():  # also where the store is away
-            check_marks(directory, trust.policy or "require", trust.revoked)
+            check_marks(directory, *trust_of(config))
         try:
             # A store that is to be filled is made, as by a launch.
             fills = is_writable(config.store.tiers) and may_publish(trust)
@@ -333,8 +333,10 @@ class ExecNode:
         config, files = self._config, journal.by_rank(self._journals)
         done: dict[int, Published] = {}
         for rank in ranks:
-            manifest = of_journals(
-                files[config.ranks, rank], rank=rank, world_size=config.ranks, root=config.cache_dir
+            manifest = made(
+                of_journals(
+                    files[config.ranks, rank], rank=rank, world_size=config.ranks, root=config.cache_dir
+                )
             )
             _check_environment(manifest)
             if self._keeper is not None and not done:

@@ -1,4 +1,4 @@
-"""The node artifacts of one node, in the process of its first rank: listed, fetched, collected.
+"""One node's work with the store, in the process of its first rank: partitions, and node artifacts.
 
 Only a node's first rank has a `NodeKeeper`, so everything here happens once a node. A node artifact never
 makes a rank compile, nor a launch fail: what could not be done is a reason in the report.
@@ -6,18 +6,19 @@ makes a rank compile, nor a launch fail: what could not be done is a reason in t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.cache_dir.marks import admit
 from warmrank.cache_store.cache_dir.node_files import KEPT_S, NodeCaches, NodeFile, drop_unneeded, refusal
-from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
-from warmrank.cache_store.publish_pending import QUEUE
+from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.publish_pending import QUEUE, add_partition, discard_partition
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.reading import declared_caches, node_caches_of, place_faults
 from warmrank.orchestrator.nodes import NodeArtifacts
 from warmrank.worker import node_caches, node_collecting
 from warmrank.worker.node_collecting import Collected, Listing, listing
+from warmrank.worker.results import Published
 
 if TYPE_CHECKING:
     from warmrank.cache_store.fetch.blobs import FetchOptions
@@ -26,18 +27,14 @@ if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
 
 MAX_REASONS = 16
+_BEHIND = "a place of the store is away, and has yet to take it"
 
 
-def enter_cache_dir(config: Config) -> None:
-    """Make the cache directory, or check that what lies there is trusted.
-
-    Raises:
-        cache_store.errors.StoreError: it cannot be used.
-    """
+def trust_of(config: Config) -> tuple[str, tuple[str, ...]]:
+    """The policy for copies in the cache directory, and the keys that are revoked."""
     if config.store is None:
-        ensure_cache_dir(config.cache_dir)
-    else:
-        admit(config.cache_dir, config.store.trust.policy or "require", config.store.trust.revoked)
+        return "off", ()
+    return config.store.trust.policy or "require", tuple(config.store.trust.revoked)
 
 
 def keeper_of(config: Config) -> NodeKeeper | None:
@@ -72,6 +69,67 @@ def fetch_partitions(
     if keeper is not None:
         keeper.take_over(report.node)
     return report
+
+
+def publish_manifests(
+    root: Path,
+    opened: tuple[Store | None, str],
+    launch_key: str,
+    manifests: Mapping[int, PartitionManifest],
+    *,
+    may_queue: bool,
+    is_behind: bool,
+) -> dict[int, Published]:
+    """Publish the partitions of a node's ranks, or leave them on its disk for later; {} without either.
+
+    Args:
+        root: the cache directory.
+        opened: the store; or None, and why there is none.
+        launch_key: the launch's.
+        manifests: of each rank.
+        may_queue: what the store does not take may be left for later.
+        is_behind: the driver found a place of the store away that this node does not ask at all.
+
+    Raises:
+        cache_store.errors.StoreError: the store refused them, or it is away and nothing may be queued.
+    """
+
+    def published(rank: int, **fields: Any) -> Published:
+        manifest = manifests[rank]
+        return Published(environment=manifest.environment, partition=manifest.partition, **fields)
+
+    def queued(reason: str) -> dict[int, Published]:
+        keys = {rank: add_partition(root, launch_key, manifest) for rank, manifest in manifests.items()}
+        return {rank: published(rank, ref=None, key=key, queued=reason) for rank, key in keys.items()}
+
+    store, why_away = opened
+    if store is None:
+        return queued(why_away) if may_queue else {}
+    try:
+        reports = store.publish_partitions(launch_key, tuple(manifests.values()), None, root)
+    except StoreUnavailable as error:
+        if error.required or not may_queue:
+            raise
+        return queued(str(error))
+    still_waits = is_behind or store.is_behind
+    if not still_waits:
+        for report in reports:
+            discard_partition(root, report.key)  # of an earlier launch
+    elif may_queue:
+        queued(_BEHIND)
+    return {
+        rank: published(
+            rank,
+            ref=report.ref,
+            key=report.key,
+            conflicts=report.conflicts,
+            num_blobs_new=report.num_blobs_new,
+            bytes_new=report.bytes_new,
+            queued=_BEHIND if still_waits and may_queue else "",
+            problems=tuple(store.problems),
+        )
+        for rank, report in zip(manifests, reports, strict=True)
+    }
 
 
 class NodeKeeper:
@@ -133,10 +191,7 @@ class NodeKeeper:
         )
 
     def _refusal(self, directory: Path) -> str:
-        if self._config.store is None:
-            return ""
-        trust = self._config.store.trust
-        return refusal(directory, trust.policy or "require", trust.revoked)
+        return refusal(directory, *trust_of(self._config))
 
     def _tidy(self, needed: set[str]) -> None:
         """Remove what was not used for long, unless something waits to be published, which may need it."""

@@ -1,14 +1,19 @@
 """One rank's process: the worker, or the script, and the store, and the Ray actor around them.
 
 A `RankHost` is a plain object without Ray; `answer` is the edge of the rank: past it, failures are values.
-The actor is a thin shell that sends the process's output to a log file.
+The actor is a thin shell that sends the process's output to a log file. The first rank of a node works with
+the store for all of its node; the others open it only where they compile, or adopt what no disk of theirs
+has. So a warm rank imports neither pydantic nor the models of config and store, which would take it longer
+than all that it loads.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import os
+import pickle
 import sys
 import threading
 import traceback
@@ -18,10 +23,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from warmrank.cache_store.cache_dir.marks import admit
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir, make_private_directories
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache, UnwritableDisk
 from warmrank.orchestrator.causes import FailureKind, WorkerFailure
-from warmrank.orchestrator.config.models import Config, EntrypointWorkload, ScriptWorkload, groups
 from warmrank.orchestrator.errors import FunctionFailed, VerificationFailed
 from warmrank.orchestrator.gang import rank_files
 from warmrank.orchestrator.gang.launcher import Process, Shared, free_port
@@ -29,11 +34,14 @@ from warmrank.orchestrator.nodes import Seat
 from warmrank.worker import collection
 from warmrank.worker.errors import CompileForbidden
 from warmrank.worker.keys.code import package_of
-from warmrank.worker.rank import Rank
+from warmrank.worker.keys.request import environment
+from warmrank.worker.rank.rank_worker import RankWorker
+from warmrank.worker.rank.start import RankSpec
 from warmrank.worker.results import (
     CaptureProposal,
     FunctionProbe,
     FunctionResult,
+    Partition,
     Published,
     TraceResult,
     Verification,
@@ -43,34 +51,34 @@ from warmrank.worker.settings import settings
 if TYPE_CHECKING:
     from warmrank.cache_store.seed import SeedReport
     from warmrank.cache_store.store import Store
+    from warmrank.orchestrator.config.models import Config
     from warmrank.orchestrator.gang.node_artifacts import NodeKeeper
     from warmrank.orchestrator.nodes import NodeArtifacts
-    from warmrank.worker.rank.start import RankSpec
+    from warmrank.worker.rank.units import OpenStore
 
 logger = logging.getLogger(__name__)
 
-MakeWorker = Callable[["RankSpec", "Store | None"], Any]  # makes a `worker.rank.Rank`
+MakeWorker = Callable[[RankSpec, "OpenStore"], Any]  # makes a `RankWorker`
 
-_OWN = frozenset({"warmrank.worker", "warmrank.cache_store", "warmrank.orchestrator"})
 _AWAY = "the store could not be used when the launch began"
-_BEHIND = "a place of the store is away, and has yet to take it"
+_OWN = frozenset({"warmrank.worker", "warmrank.cache_store", "warmrank.orchestrator"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInit:
     """Arguments that make a process a rank; each rank is sent its own."""
 
-    config: Config
-    seat: Seat
-    master_addr: str
-    master_port: int  # 0 for ranks that make no process groups
-    no_compile: bool
+    spec: RankSpec
+    script: tuple[str, ...] = ()  # path and arguments; empty for an entrypoint
+    trust: tuple[str, tuple[str, ...]]  # policy, and revoked keys
+    has_store: bool
     store_away: str = ""  # why the driver found the store away, so that no rank asks it
+    config: bytes  # pickled: only who opens the store reads it
 
     @property
     def rank(self) -> int:
         """Global rank."""
-        return self.seat.rank
+        return self.spec.rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,20 +92,29 @@ class Opened:
     problem: str
 
 
-def rank_spec(init: RankInit) -> RankSpec:
-    """The worker's view of the config and of this rank's seat."""
-    from warmrank.worker.rank.start import RankSpec
+def init_of(
+    config: Config,
+    seat: Seat,
+    *,
+    master_addr: str = "",
+    master_port: int = 0,
+    no_compile: bool = False,
+    store_away: str = "",
+) -> RankInit:
+    """A rank's view of the config and of its seat; no port for ranks that make no process groups."""
+    from warmrank.orchestrator.config.models import EntrypointWorkload, ScriptWorkload, groups
+    from warmrank.orchestrator.gang.node_artifacts import trust_of
 
-    config, seat = init.config, init.seat
     entry = config.workload if isinstance(config.workload, EntrypointWorkload) else None
-    return RankSpec(
+    script = config.workload if isinstance(config.workload, ScriptWorkload) else None
+    spec = RankSpec(
         rank=seat.rank,
         world_size=config.ranks,
         local_rank=seat.local_rank,
         local_world_size=seat.local_world_size,
         node_rank=seat.node_rank,
-        master_addr=init.master_addr,
-        master_port=init.master_port,
+        master_addr=master_addr,
+        master_port=master_port,
         device_kind=config.device,
         groups=groups(config),
         entrypoint=entry.entrypoint if entry else "",
@@ -106,23 +123,30 @@ def rank_spec(init: RankInit) -> RankSpec:
         guards=config.guards,
         engine=config.engine,
         timeout_s=config.timeouts.collective_s,
-        no_compile=init.no_compile or settings().no_compile,
+        no_compile=no_compile,
         audited=config.audit != "off" and config.ranks > 1,
+    )
+    return RankInit(
+        spec=spec,
+        script=(script.script, *script.arguments) if script is not None else (),
+        trust=trust_of(config),
+        has_store=config.store is not None,
+        store_away=store_away,
+        config=pickle.dumps(config),
     )
 
 
 class RankHost:
-    """The calls that a launch makes on a rank: its own methods, and `worker.rank.Rank`'s that need no more.
+    """The calls that a launch makes on a rank: its own methods, and `RankWorker`'s that need no more.
 
     What `worker` raises passes unchanged.
     """
 
     def __init__(self, make_worker: MakeWorker | None = None) -> None:
         self._make_worker = make_worker
-        self._worker: Rank  # these from `open` on
+        self._worker: RankWorker  # these from `open` on
         self._init: RankInit
-        self._store: Store | None
-        self._away: str
+        self._spec: RankSpec
         self._is_open = False
         self._keeper: NodeKeeper | None = None
         self.note: Callable[[str], object] = lambda _doing: None
@@ -134,37 +158,56 @@ class RankHost:
             cache_store.errors.StoreError: the cache directory or the store cannot be used.
             worker.errors.WorkerError: the rank cannot be brought up.
         """
-        from warmrank.orchestrator.gang.node_artifacts import enter_cache_dir, keeper_of
-
-        config = init.config
         self.note("start: opening the cache directory and the store")
-        enter_cache_dir(config)
-        self._init = init
-        self._keeper = keeper_of(config) if init.seat.local_rank == 0 else None
-        if self._keeper is not None:
-            self._keeper.begin()
-        self._store, problem = _open_store(init)
-        self._away = problem or f"{_AWAY}: {init.store_away}"
+        admit(Path(init.spec.cache_dir), *init.trust)
+        self._take(init)
+        problem = ""
+        if init.spec.local_rank == 0:
+            from warmrank.orchestrator.gang.node_artifacts import keeper_of
+
+            self._keeper = keeper_of(self._config)
+            if self._keeper is not None:
+                self._keeper.begin()
+            problem = self._opened[1]
         self.note("start: importing torch")
-        from warmrank.worker.rank.rank_worker import RankWorker
-
-        self._worker = (self._make_worker or RankWorker)(rank_spec(init), self._store)
+        self._worker = (self._make_worker or RankWorker)(self._spec, lambda: self._opened[0])
         self._is_open = True
-        if isinstance(config.workload, ScriptWorkload):
-            from warmrank.worker.keys.request import environment
-
+        if init.script:
             return Opened(environment=environment(), problem=problem)
         self.note(rank_files.RENDEZVOUS)
         return Opened(environment=self._worker.start(), problem=problem)
+
+    def _take(self, init: RankInit) -> None:
+        self._init = init
+        self._spec = replace(init.spec, no_compile=init.spec.no_compile or settings().no_compile)
+
+    @functools.cached_property
+    def _config(self) -> Config:
+        found: Config = pickle.loads(self._init.config)  # noqa: S301 - the driver's own bytes
+        return found
+
+    @functools.cached_property
+    def _opened(self) -> tuple[Store | None, str]:
+        """The store, opened now; None, and why, if there is none or it is away."""
+        if not self._init.has_store or self._init.store_away:
+            return None, ""
+        from warmrank.orchestrator.stores import open_store
+
+        assert self._config.store is not None  # noqa: S101 - just looked at
+        try:
+            return open_store(self._config.store), ""
+        except StoreUnavailable as error:
+            if error.required:
+                raise
+            return None, str(error)
 
     def fetch(self, launch_key: str, ranks: tuple[int, ...]) -> SeedReport | None:
         """Bring the partitions of this node's ranks from the store to its disk; None without a store."""
         from warmrank.orchestrator.gang.node_artifacts import fetch_partitions
 
-        config, store = self._init.config, self._store
-        if store is None:
+        if (store := self._opened[0]) is None:
             return None
-        return fetch_partitions(config, store, self._keeper, launch_key=launch_key, ranks=ranks)
+        return fetch_partitions(self._config, store, self._keeper, launch_key=launch_key, ranks=ranks)
 
     def node_report(self) -> NodeArtifacts | None:
         """The node's artifacts; None without node caches, and on all but its first rank."""
@@ -172,53 +215,52 @@ class RankHost:
 
     def silent_places(self) -> tuple[str, ...]:
         """The places of the store that gave this rank no answer."""
+        if not self._init.has_store or "_opened" not in self.__dict__:
+            return ()  # it has asked none
         from warmrank.orchestrator.stores import silent_places
 
-        config = self._init.config.store
-        return silent_places(config) if config is not None else ()
+        assert self._config.store is not None  # noqa: S101 - just looked at
+        return silent_places(self._config.store)
 
     def leave_alone(self, places: tuple[str, ...]) -> None:
         """Ask these places of the store no more: other ranks have waited for them already."""
         from warmrank.orchestrator.stores import leave_alone
 
-        if self._init.config.store is not None:
-            leave_alone(self._init.config.store, places)
+        if self._config.store is not None:
+            leave_alone(self._config.store, places)
 
-    def publish(self, launch_key: str, may_queue: bool, is_behind: bool) -> Published | None:
-        """Publish this rank's partition, or leave it on this node's disk for later; None without either.
+    def publish(
+        self, launch_key: str, partitions: Mapping[int, Partition], may_queue: bool, is_behind: bool
+    ) -> dict[int, Published]:
+        """Publish the partitions of this node's ranks; see `gang.node_artifacts.publish_manifests`.
 
-        What the store does not take may be left for later if it ``may_queue``; ``is_behind``: the driver
-        found a place of the store away that this rank does not ask at all.
-
-        Raises:
-            cache_store.errors.StoreError: the store refused it, or it is away and nothing may be queued.
+        The node's artifacts go with its first rank; blobs that a rank shared once it had compiled them count
+        as new.
         """
-        from warmrank.cache_store.publish_pending import discard_partition
+        from warmrank.orchestrator.gang.node_artifacts import publish_manifests
+        from warmrank.worker.rank.manifests import unpacked, with_node_files
 
-        if self._keeper is not None and (files := self._keeper.collect(self._worker.manifest())):
-            self._worker.keep_for_node(files)
-        if self._store is None:
-            return self._queue(launch_key, self._away) if may_queue else None
-        try:
-            found = self._worker.publish(launch_key)
-        except StoreUnavailable as error:
-            if error.required or not may_queue:
-                raise
-            return self._queue(launch_key, str(error))
-        assert found is not None  # noqa: S101 - there is a store
-        if not (is_behind or self._store.is_behind):
-            discard_partition(self._init.config.cache_dir, found.key)  # of an earlier launch
-            return found
-        return replace(found, queued=self._queue(launch_key, _BEHIND).queued) if may_queue else found
-
-    def _queue(self, launch_key: str, reason: str) -> Published:
-        from warmrank.cache_store.publish_pending import add_partition
-
-        manifest = self._worker.manifest()
-        key = add_partition(self._init.config.cache_dir, launch_key, manifest)
-        return Published(
-            ref=None, environment=manifest.environment, partition=manifest.partition, key=key, queued=reason
+        manifests = {rank: unpacked(part.manifest) for rank, part in partitions.items()}
+        if self._keeper is not None:
+            own = manifests[self._init.rank]
+            manifests[self._init.rank] = with_node_files(own, self._keeper.collect(own))
+        store, problem = self._opened
+        found = publish_manifests(
+            Path(self._spec.cache_dir),
+            (store, problem or f"{_AWAY}: {self._init.store_away}"),
+            launch_key,
+            manifests,
+            may_queue=may_queue,
+            is_behind=is_behind,
         )
+        return {
+            rank: replace(
+                each,
+                num_blobs_new=each.num_blobs_new + partitions[rank].num_shared,
+                bytes_new=each.bytes_new + partitions[rank].bytes_shared,
+            )
+            for rank, each in found.items()
+        }
 
     def compile(
         self, functions: tuple[str, ...], audits: tuple[str, ...] = ()
@@ -289,9 +331,8 @@ class RankHost:
         """Run the script to its end; raises worker's `CompileForbidden` or `ScriptFailed`."""
         from warmrank.worker.rank.workload import run_script
 
-        workload = self._init.config.workload
-        assert isinstance(workload, ScriptWorkload)  # noqa: S101 - the driver asks no other
-        return run_script(rank_spec(self._init), workload.script, workload.arguments)
+        path, *arguments = self._init.script
+        return run_script(self._spec, path, tuple(arguments))
 
     def close(self) -> None:
         """Take the rank down."""
@@ -300,11 +341,11 @@ class RankHost:
         if self._is_open:
             self._is_open = False
             self._worker.stop()
-            if isinstance(self._init.config.workload, ScriptWorkload):
-                journal_of(rank_spec(self._init)).unlink(missing_ok=True)
+            if self._init.script:
+                journal_of(self._spec).unlink(missing_ok=True)
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Call a method by its name, as it crosses Ray: of this object, or else of its `worker.rank.Rank`."""
+        """Call a method by its name, as it crosses Ray: of this object, or else of its `RankWorker`."""
         owner = self if hasattr(self, method) else self._worker
         return getattr(owner, method)(*arguments)
 
@@ -356,19 +397,6 @@ def failure_of(error: Exception | SystemExit, *, rank: int, stage: str) -> Worke
         and not (isinstance(error, StoreUnavailable) and error.required),
         traceback="".join(traceback.format_exception(error)),
     )
-
-
-def _open_store(init: RankInit) -> tuple[Store | None, str]:
-    from warmrank.orchestrator.stores import open_store
-
-    if init.config.store is None or init.store_away:
-        return None, ""
-    try:
-        return open_store(init.config.store), ""
-    except StoreUnavailable as error:
-        if error.required:
-            raise
-        return None, str(error)
 
 
 # Appending: a launch of the same name beside this one does not write over its lines.
@@ -428,7 +456,7 @@ class RankActor:
             self._step.note("")
             if method == RankHost.close.__name__:
                 self._step.close()
-        if method == Rank.build.__name__:
+        if method == RankWorker.build.__name__:
             # torch and the model live as long as this process: without this, each full collection walks
             # all of it (0.13 s), and one falls into the load by chance.
             collection.freeze()

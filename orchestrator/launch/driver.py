@@ -21,7 +21,7 @@ from warmrank.cache_store.backends.places import TierState
 from warmrank.cache_store.cache_dir.single_flight import LOCKS, lock_in
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache
 from warmrank.cache_store.publish_pending import add_launch
-from warmrank.cache_store.records.manifest import CaptureEntry, environments_of, utc_now
+from warmrank.cache_store.records.manifest import environments_of, utc_now
 from warmrank.orchestrator.config.models import identity, launch_key
 from warmrank.orchestrator.config.reading import Config, require_workload
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed, in_words, ranks_text
@@ -50,7 +50,8 @@ from warmrank.orchestrator.nodes import Gang
 from warmrank.orchestrator.signals import held_back, named, undisturbed
 from warmrank.orchestrator.stores import Access, is_writable, may_publish, waiting_launch
 from warmrank.orchestrator.text import grouped
-from warmrank.worker.results import Published, Verification, function_of_unit
+from warmrank.worker.rank.rank_worker import RankWorker
+from warmrank.worker.results import PlannedCapture, Published, Verification, function_of_unit
 from warmrank.worker.settings import settings
 
 logger = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ class Launch:
     def _attempt(self, access: Access | None) -> Report:
         stages = self._stages
         self._environments = steps.start(stages, access, no_compile=self._no_compile)
-        captures: tuple[CaptureEntry, ...] = ()
+        captures: tuple[PlannedCapture, ...] = ()
         if access is not None and access.store is not None:
             self._fetches, captures = steps.fetch(stages)
         if stages.is_script:  # each rank decides for itself, as it would without a launch
@@ -163,7 +164,7 @@ class Launch:
         stages.close()
         return report
 
-    def _warm_up(self, planned: tuple[CaptureEntry, ...]) -> None:
+    def _warm_up(self, planned: tuple[PlannedCapture, ...]) -> None:
         """Bring every function of every rank to a captured, called and verified artifact."""
         stages, no_compile = self._stages, self._no_compile
         probes = steps.build_and_probe(stages)
@@ -317,10 +318,7 @@ def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
         if not (access.store is None and access.why_required):
             return Committed(unsigned=unsigned)
     with stages.stage("commit"):
-        arguments = launch_key(stages.config), is_new, access.is_behind
-        asked = dict.fromkeys(range(stages.config.ranks), arguments)
-        answers = stages.ask_store("commit", RankHost.publish, asked)
-        published = {rank: answer for rank, answer in answers.items() if answer is not None}
+        published = _publish(stages, launch_key(stages.config), is_new, access.is_behind)
         conflicts = grouped((name, rank) for rank, part in published.items() for name in part.conflicts)
         nondeterministic = tuple(
             Nondeterministic(function=function, ranks=tuple(ranks))
@@ -335,6 +333,18 @@ def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
             queued_on=_queued_on(stages, published) if is_queued else (),
             unsigned=unsigned,
         )
+
+
+def _publish(stages: Stages, key: str, *options: bool) -> dict[int, Published]:
+    """Have the first rank of each node publish the partitions of all ranks there that could name theirs."""
+    partitions = stages.ask_store("commit", RankWorker.partition, dict.fromkeys(stages.ranks, ()))
+    asked = {}
+    for seat in stages.gang.first_of_each_node():
+        ranks = range(seat.rank, seat.rank + seat.local_world_size)
+        if seat.rank in partitions:
+            asked[seat.rank] = key, {rank: partitions[rank] for rank in ranks if rank in partitions}, *options
+    answers = stages.ask_store("commit", RankHost.publish, asked)
+    return {rank: part for answer in answers.values() for rank, part in answer.items()}
 
 
 def _no_key(access: Access) -> str:

@@ -36,7 +36,7 @@ from warmrank.orchestrator.launch.plan_state import (
     without,
 )
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.worker.rank import Rank
+from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import FunctionProbe, FunctionResult, TraceResult
 
 _MAX_EXPLAINED = 16
@@ -106,7 +106,7 @@ def _release(stages: Stages, state: PlanState, ledger: Ledger) -> None:
             released.setdefault(rank, {})[function] = result.digest
     if released:
         arguments = {rank: (found,) for rank, found in released.items()}
-        stages.ask("load", Rank.release, arguments, is_work=False)
+        stages.ask("load", RankWorker.release, arguments, is_work=False)
 
 
 class _Round:
@@ -237,10 +237,10 @@ class _Round:
             else:
                 found[slot] = f"it does not trace there: {self.traced[slot].reason}"
         for (maker, function), by_trace in kinds.items():
-            text = self._stages.ask("compile", Rank.trace, {maker: (function,)}, is_work=False)[maker]
+            text = self._stages.ask("compile", RankWorker.trace, {maker: (function,)}, is_work=False)[maker]
             first = [slots[0] for slots in by_trace.values()][:_MAX_EXPLAINED]
             asked = {rank: (function, text) for rank, _ in first}
-            words = self._stages.ask("compile", Rank.difference, asked, is_work=False)
+            words = self._stages.ask("compile", RankWorker.difference, asked, is_work=False)
             for slots in by_trace.values():
                 said = words.get(slots[0][0], "") or "its trace differs as well"
                 found |= dict.fromkeys(slots, said)
@@ -273,7 +273,7 @@ class _Round:
         if not asked:
             return
         arguments = {rank: (found,) for rank, found in asked.items()}
-        answers = self._stages.ask("load", Rank.hand_out, arguments, is_work=False)
+        answers = self._stages.ask("load", RankWorker.hand_out, arguments, is_work=False)
         taken: dict[str, dict[int, Shared]] = {}
         for (rank, function, _), takers in wanted.items():
             if (handed := answers[rank].get(function)) is not None:

@@ -21,23 +21,23 @@ from warmrank.orchestrator.causes import FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import launch_key, packed_ranks
 from warmrank.orchestrator.config.reading import declared_caches
 from warmrank.orchestrator.errors import ranks_text
-from warmrank.orchestrator.gang.rank_host import RankHost, RankInit
+from warmrank.orchestrator.gang.rank_host import RankHost, init_of
 from warmrank.orchestrator.launch.report import NodeFetch, NodeReport
 from warmrank.orchestrator.launch.rounds import Ledger, settle_all
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.nodes import straddle_text
 from warmrank.orchestrator.text import grouped
-from warmrank.worker.rank import Rank
+from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import (
     CaptureProposal,
     FunctionProbe,
     FunctionResult,
+    PlannedCapture,
     Verification,
     function_of_unit,
 )
 
 if TYPE_CHECKING:
-    from warmrank.cache_store.records.manifest import CaptureEntry
     from warmrank.orchestrator.stores import Access
 
 Proposals = Mapping[int, tuple[CaptureProposal, ...]]
@@ -81,9 +81,9 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> dict[in
             stages.problem(straddling)
         inits = {
             seat.rank: (
-                RankInit(
-                    config=config,
-                    seat=seat,
+                init_of(
+                    config,
+                    seat,
                     master_addr=gang.master_addr,
                     master_port=gang.master_port,
                     no_compile=no_compile,
@@ -124,7 +124,7 @@ def node_artifacts(stages: Stages) -> tuple[NodeReport, ...]:
     return tuple(found)
 
 
-def fetch(stages: Stages) -> tuple[tuple[NodeFetch, ...], tuple[CaptureEntry, ...]]:
+def fetch(stages: Stages) -> tuple[tuple[NodeFetch, ...], tuple[PlannedCapture, ...]]:
     """Bring partitions from the store to every node's disk, once for each node.
 
     Returns:
@@ -138,14 +138,17 @@ def fetch(stages: Stages) -> tuple[tuple[NodeFetch, ...], tuple[CaptureEntry, ..
         answers = stages.ask_store("fetch", RankHost.fetch, asked)
         stages.agree_on_silence("fetch", ranks)
     fetches = []
-    captures: dict[CaptureEntry, None] = {}
+    captures: dict[PlannedCapture, None] = {}
     for seat in seats:
         seeded = answers.get(seat.rank)
         if seeded is None:
             continue
         for fault in seeded.faults:
             stages.problem(f"store: {fault}")
-        captures |= dict.fromkeys(entry for partition in seeded.partitions for entry in partition.captures)
+        entries = (entry for partition in seeded.partitions for entry in partition.captures)
+        captures |= dict.fromkeys(
+            PlannedCapture(function=entry.function, signature=entry.signature) for entry in entries
+        )
         fetches.append(
             NodeFetch(
                 node_rank=seat.node_rank,
@@ -163,12 +166,12 @@ def fetch(stages: Stages) -> tuple[tuple[NodeFetch, ...], tuple[CaptureEntry, ..
 def build_and_probe(stages: Stages) -> Probes:
     """Build the workload, and look every function up; nothing is compiled."""
     with stages.stage("build"):
-        stages.ask_all("build", Rank.build)
+        stages.ask_all("build", RankWorker.build)
     with stages.stage("probe"):
-        return stages.ask_all("probe", Rank.probe)
+        return stages.ask_all("probe", RankWorker.probe)
 
 
-def capture(stages: Stages, ledger: Ledger, planned: tuple[CaptureEntry, ...]) -> None:
+def capture(stages: Stages, ledger: Ledger, planned: tuple[PlannedCapture, ...]) -> None:
     """Capture in step, also what earlier launches ``planned``; the ledger takes over the seconds.
 
     Where some ranks wait with a call for others to run, all capture when they are called.
@@ -176,7 +179,7 @@ def capture(stages: Stages, ledger: Ledger, planned: tuple[CaptureEntry, ...]) -
     Raises:
         LaunchFailed: a rank failed, or ranks have calls of different number.
     """
-    proposals = stages.ask_all("capture", Rank.propose_captures, planned)
+    proposals = stages.ask_all("capture", RankWorker.propose_captures, planned)
     numbers = {rank: sum(not item.planned for item in own) for rank, own in proposals.items()}
     if len(set(numbers.values())) > 1:
         if len(set(Counter(rank for rank, _ in ledger).values())) > 1:
@@ -194,7 +197,7 @@ def capture(stages: Stages, ledger: Ledger, planned: tuple[CaptureEntry, ...]) -
             ],
         )
     if stages.config.device == "npu" and any(proposals.values()):
-        said = stages.ask_all("capture", Rank.stream_problem)
+        said = stages.ask_all("capture", RankWorker.stream_problem)
         for text, ranks in _alike(said).items():
             stages.problem(f"{ranks_text(ranks)}: {text}")
     _capture(stages, ledger, proposals)
@@ -255,7 +258,7 @@ def verify(stages: Stages) -> tuple[dict[int, Verification], Results]:
     """
     with stages.stage("verify"):
         checks = stages.ask_all("verify", RankHost.verify)
-        extra = stages.ask("verify", Rank.extra, dict.fromkeys(stages.ranks, ()), is_work=False)
+        extra = stages.ask("verify", RankWorker.extra, dict.fromkeys(stages.ranks, ()), is_work=False)
         stages.tell("verify", extra)
         return checks, extra
 
@@ -335,7 +338,7 @@ def _capture_later(stages: Stages, ledger: Ledger, probes: Mapping[int, Sequence
     """Capture what calls needed after others had run: in step if all ranks do, else when it is called."""
     names = {rank: ((), tuple(probe.function for probe in own)) for rank, own in probes.items()}
     if set(names) == set(stages.ranks):
-        proposals = stages.ask("capture", Rank.propose_captures, names)
+        proposals = stages.ask("capture", RankWorker.propose_captures, names)
         if len({len(own) for own in proposals.values()}) == 1:
             _capture(stages, ledger, proposals)
 

@@ -29,8 +29,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
-from enum import Enum
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -43,49 +42,33 @@ _POLL_S = 0.05
 _UNREADABLE = {NOTE: "unreadable"}
 
 
-class Kind(Enum):
-    """Content of an entry, by the name of its directory's tool in the store."""
-
-    ARTIFACT = "vllm-aot"
-    GRAPHS = "vllm-ascend"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """One rank's part of an entry."""
 
+    tool: str  # name of what it holds in the store
     root: Path  # directory of the entry, which travels through the store
+    top: Path  # the directory that vLLM names by its hash
     rank: str  # name of the rank's directory; of graphs with the model's part, such as ``rank_0_0/backbone``
-    kind: Kind = Kind.ARTIFACT  # what it holds
+    artifact: Path  # the file without which vLLM loads nothing
+    state: Path  # directory of this node's own files
+    label: str  # the entry's name among these
 
-    @property
-    def top(self) -> Path:
-        """The directory that vLLM names by its hash."""
-        return self.root if self.kind is Kind.ARTIFACT else self.root.parents[self.rank.count("/")]
 
-    @property
-    def artifact(self) -> Path:
-        """The file without which vLLM loads nothing."""
-        if self.kind is Kind.ARTIFACT:
-            return self.root / self.rank / "model"
-        return self.root / "vllm_compile_cache.py"
+def artifact_entry(path: Path) -> Entry:
+    """The entry of vLLM's artifact at a path."""
+    root, rank = path.parents[1], path.parent.name
+    state = root.parent / STATE
+    return Entry(tool="vllm-aot", root=root, top=root, rank=rank, artifact=path, state=state, label=root.name)
 
-    @property
-    def note(self) -> Path:
-        """The file that holds the artifact's components."""
-        return self.artifact.with_name(NOTE)
 
-    @property
-    def state(self) -> Path:
-        """Directory of this node's own files."""
-        return (self.root.parent if self.kind is Kind.ARTIFACT else self.top) / STATE
-
-    @property
-    def label(self) -> str:
-        """The entry's name among the node's own files."""
-        return (
-            self.top.name if self.kind is Kind.ARTIFACT else f"{self.top.name}-{self.rank}".replace("/", "-")
-        )
+def graphs_entry(root: Path, top: Path) -> Entry:
+    """The entry of vllm-ascend's graphs in a directory below vLLM's."""
+    rank, artifact = root.relative_to(top).as_posix(), root / "vllm_compile_cache.py"
+    label = f"{top.name}-{rank}".replace("/", "-")
+    return Entry(
+        tool="vllm-ascend", root=root, top=top, rank=rank, artifact=artifact, state=top / STATE, label=label
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +97,13 @@ class Outcome:
         return f"{name}: loaded from {place}{came}{f'; {self.why}' if self.why else ''}"
 
 
-def read_components(entry: Entry) -> dict[str, str]:
-    """The components of the artifact on this disk; none where it was compiled without the plugin.
+def read_components(artifact: Path) -> dict[str, str]:
+    """The components of an artifact on this disk; none where it was compiled without the plugin.
 
     Those of a note that cannot be read are equal to no others.
     """
     try:
-        note = json.loads(entry.note.read_bytes())
+        note = json.loads(artifact.with_name(NOTE).read_bytes())
         if note["format"] == _FORMAT:
             return {str(name): str(value) for name, value in note["components"].items()}
     except FileNotFoundError:
@@ -130,13 +113,14 @@ def read_components(entry: Entry) -> dict[str, str]:
     return dict(_UNREADABLE)
 
 
-def write_components(entry: Entry, components: dict[str, str]) -> None:
-    """Note what this rank's artifact was compiled for; an equal note stays as it is."""
+def write_components(artifact: Path, components: dict[str, str]) -> None:
+    """Note what an artifact was compiled for; an equal note stays as it is."""
+    note = artifact.with_name(NOTE)
     data = json.dumps({"format": _FORMAT, "components": components}, sort_keys=True, indent=1).encode()
     with contextlib.suppress(OSError):
-        if entry.note.read_bytes() == data:
+        if note.read_bytes() == data:
             return
-    _write(entry.note, data)
+    _write(note, data)
 
 
 def write_outcome(entry: Entry, outcome: Outcome) -> None:
@@ -156,11 +140,9 @@ def read_outcomes(cache_root: Path, *, since_s: float = 0.0) -> tuple[Outcome, .
 
 def ranks_of(entry: Entry) -> dict[str, dict[str, str]]:
     """The components of every artifact in an entry, by the rank's directory; none where not known."""
-    if entry.kind is Kind.GRAPHS:
-        found = {entry.rank: read_components(entry)} if entry.artifact.exists() else {}
-    else:
-        ranks = sorted(path.parent.name for path in entry.root.glob("*/model"))
-        found = {rank: read_components(replace(entry, rank=rank)) for rank in ranks}
+    pattern = entry.artifact.name if entry.artifact.parent == entry.root else f"*/{entry.artifact.name}"
+    artifacts = sorted(entry.root.glob(pattern))
+    found = {path.parent.relative_to(entry.top).as_posix(): read_components(path) for path in artifacts}
     return {rank: {} if components == _UNREADABLE else components for rank, components in found.items()}
 
 
@@ -211,7 +193,7 @@ def set_aside(entry: Entry) -> Path:
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     entry.root.rename(target)
     entry.artifact.parent.mkdir(parents=True)
-    if entry.kind is Kind.ARTIFACT:
+    if (target / "inductor_cache").exists():
         (entry.root / "inductor_cache").mkdir()
     return target
 

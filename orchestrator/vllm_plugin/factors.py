@@ -2,31 +2,60 @@
 
 The key is vLLM's own hash, computed by vLLM's functions with paths left out, and what that hash lacks: rank
 and world, device, the machine's environment, the model's parameters, options that vLLM leaves out of its hash
-although they change the graph, and what vllm-ascend reads (`ascend`). vLLM's factors stand beside their hash
-by name, so that a miss names the one that differs.
+although they change the graph, and what vllm-ascend makes graphs from and leaves out of every hash. vLLM's
+factors stand beside their hash by name, so that a miss names the one that differs.
+
+Facts relied on (vllm-ascend 0.23; missing names end the plugin's service of this start, with their name):
+
+* ``vllm_ascend.utils.enable_custom_op()`` says whether its own operators are in force (vllm-ascend 15188),
+  ``vllm.model_executor.custom_op.op_registry_oot`` which layers were replaced by its own.
+* ``vllm_ascend.ascend_config.get_ascend_config()`` holds all options of ``additional_config``, some of which
+  come from variables.
+* ``vllm_ascend.compilation.compiler_interface._configure_backend`` gives npugraph_ex its options.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import hashlib
+import importlib
+import importlib.metadata
 import json
+import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-from warmrank.orchestrator.vllm_plugin import ascend
+from warmrank.cache_store.text import changed_components
 from warmrank.worker.keys.request import environment
 
 HASH = "vllm hash"
+COMPILER = "AscendCompiler"
+OPERATORS = "custom operators"
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _LONGEST = 1000
 _ANY_PATH = "(any path)"
 _TORCH = ("aten::", "prims::", "prim::", "higher_order::")
+_PACKAGE = "vllm_ascend"
+_NAMESPACE = "_C_ascend::"
+_READ = re.compile(r"""(?:environ(?:\.get\(|\[)|getenv\()\s*["']([A-Za-z]\w*)["']""")
+# Variables that build the package, name places and addresses of a machine, or tune what is around a graph.
+_NOT_IN_GRAPHS = re.compile(
+    r"BUILD_KERNEL_SRC|BISHENG_REAL_PATH|CMAKE_BUILD_TYPE|COMPILE_CUSTOM_KERNELS|CXX_COMPILER|C_COMPILER"
+    r"|MAX_JOBS|VERBOSE|MSMONITOR_USE_DAEMON|TORCH_COMPILE_DEBUG|PYTORCH_NPU_ALLOC_CONF|LOCAL_WORLD_SIZE"
+    r"|ASCEND_(HOME_PATH|RT_VISIBLE_DEVICES|DEVICE_ID|GLOBAL_LOG_LEVEL|TRANSFER_TIMEOUT|LOCAL_COMM_RES)"
+    r"|HCCL_SO_PATH|HCCL_RDMA_\w+|TORCHAIR_CACHE_HOME|MOONCAKE_\w+|MMC_\w+|DS_\w+|EXPERT_MAP_RECORD"
+)
+_PATHS = "ASCEND_CUSTOM_OPP_PATH"
+_NO_OPTIONS = frozenset(
+    {"vllm_config", "dump_config_path", "ascend_log_path", "data_dump_dir", "_fixed_attrs"}
+)
 
 
 class UnknownKey(Exception):
@@ -87,17 +116,19 @@ def graph_components(
 
 
 def _common(config: Any, neutral: Any, rank: str) -> dict[str, str]:
-    parallel = config.parallel_config
+    import torch
+
+    parallel, device = config.parallel_config, str(config.device_config.device_type)
+    if device != "cpu":  # kernels may have the index of their device in them (SkyRL 2183)
+        device = f"{device}:{torch.accelerator.current_device_index()}"
     return {
         **_named(neutral),
         **{f"machine {name}": value for name, value in environment().items()},
-        **{name: _short(value) for name, value in ascend.factors(config).items()},
-        # After them: vllm-ascend sets some when its operators are asked for.
-        **{f"variable {name}": _variable(name, value) for name, value in ascend.variables(config).items()},
+        **_of_ascend(config),
         "rank": rank,
         "world": f"tp={parallel.tensor_parallel_size} pp={parallel.pipeline_parallel_size} "
         f"dp={parallel.data_parallel_size}",
-        "device": _device(config),
+        "device": device,
     }
 
 
@@ -108,8 +139,6 @@ def _check(expected: str, found: str) -> None:
 
 def differences(stored: Mapping[str, str], here: Mapping[str, str]) -> str:
     """The components in which an entry on this disk is another one than is asked for; empty for none."""
-    from warmrank.cache_store.text import changed_components
-
     return "; ".join(str(change) for change in changed_components(stored, here) if change.name != HASH)
 
 
@@ -165,15 +194,11 @@ def _named(config: Any) -> dict[str, str]:
         name = field.name.removesuffix("_config")
         with _recorded() as recorded:
             digest = part.compute_hash()
-        factors = recorded.get(digest)
-        if factors is None:
-            named[name] = _short(digest)
-        else:
-            named.update(_flat(name, factors))
+        named |= _flat(name, recorded[digest]) if digest in recorded else {name: _short(digest)}
     # The first two are the hashes of what stands above; there may be no others.
     for index, factor in enumerate(aot_compile_hash_factors(config)[2:]):
         name = f"inductor {index}"
-        named.update(_flat(name, factor) if isinstance(factor, Mapping) else {name: _digest(repr(factor))})
+        named |= _flat(name, factor) if isinstance(factor, Mapping) else {name: _digest(repr(factor))}
     # These change a graph and are not in vLLM's hash (vllm 50891, 53366, 55383).
     speculative = getattr(config, "speculative_config", None)
     multimodal = getattr(config.model_config, "multimodal_config", None)
@@ -236,16 +261,6 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _device(config: Any) -> str:
-    """Kernels may have the index of their device in them (SkyRL 2183)."""
-    import torch
-
-    kind = str(config.device_config.device_type)
-    if kind == "cpu":
-        return kind
-    return f"{kind}:{torch.accelerator.current_device_index()}"
-
-
 def _parameters(model: Any) -> str:
     """Names, shapes and types of what a graph takes: LoRA and quantised layers change them, and no hash."""
     tensors = (*model.named_parameters(), *model.named_buffers())
@@ -269,17 +284,133 @@ def _operators(graph: Any) -> str:
     Torch's own may be rewritten in place between a first trace and an artifact that is loaded.
     """
     targets = [
-        node.target
+        getattr(node.target, "overloadpacket", node.target)
         for module in graph.modules()
         for node in getattr(getattr(module, "graph", None), "nodes", ())
         if node.op == "call_function"
     ]
-    names = [_operator(target) for target in targets]
-    called = Counter(name for name in names if "::" in name and not name.startswith(_TORCH))
+    names = [getattr(target, "_qualified_op_name", "") for target in targets]  # such as npu::npu_rms_norm
+    called = Counter(name for name in names if name and not name.startswith(_TORCH))
     return _short(" ".join(f"{name}={called[name]}" for name in sorted(called)) or "none")
 
 
-def _operator(target: Any) -> str:
-    """``npu::npu_rms_norm`` of an operator or of one overload; the name of another function."""
-    packet = getattr(target, "overloadpacket", target)
-    return str(getattr(packet, "_qualified_op_name", getattr(target, "__name__", target)))
+def _of_ascend(config: Any) -> dict[str, str]:
+    """Settings that vllm-ascend reads beside vLLM's config, by name; none where it does not run.
+
+    Raises:
+        AttributeError, ImportError: this vllm-ascend has not what they are read from.
+    """
+    from vllm.platforms import current_platform
+
+    compiler = str(config.compilation_config.backend)
+    if not any(name.startswith(f"{_PACKAGE}.") for name in (compiler, type(current_platform).__module__)):
+        return {}
+    from vllm_ascend.ascend_config import get_ascend_config
+
+    options = get_ascend_config()
+    found: dict[str, object] = {
+        "vllm_ascend": _version(),
+        **_custom_operators(config),
+        **dict(_options("ascend", options)),
+        **_npugraph_ex(config, options.ascend_compilation_config),
+    }
+    named = {name: _short(_plain(value)) for name, value in found.items()}
+    # After them: vllm-ascend sets some variables when its operators are asked for.
+    texts = [*_sources(_PACKAGE).values(), *_sources("npugraph_ex").values()]
+    for name in sorted({name for text in texts for name in _READ.findall(text)} & os.environ.keys()):
+        value = os.environ[name]
+        if name == _PATHS:
+            value = ":".join(Path(path).name for path in value.split(":") if path)
+        if not _NOT_IN_GRAPHS.fullmatch(name):
+            named[f"variable {name}"] = _variable(name, value)
+    return named
+
+
+@functools.cache
+def _sources(package: str) -> Mapping[str, str]:
+    """The text of every module of a package, by its path below it; none where it is not there."""
+    try:
+        roots = importlib.import_module(package).__path__
+    except ImportError:
+        return {}
+    return {
+        path.relative_to(root).as_posix(): path.read_text("utf-8", "replace")
+        for root in map(Path, roots)
+        for path in sorted(root.rglob("*.py"))
+    }
+
+
+@functools.cache
+def _version() -> str:
+    """Version and digest of the sources, which an installation in place may change at any time."""
+    try:
+        version = importlib.metadata.version(_PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        version = "unknown"
+    return f"{version} sources {_digest(repr(sorted(_sources(_PACKAGE).items())))[:16]}"
+
+
+def _custom_operators(config: Any) -> dict[str, object]:
+    """The custom operators in force."""
+    import torch
+    from vllm.model_executor.custom_op import op_registry_oot
+    from vllm_ascend.utils import enable_custom_op
+
+    compilation = config.compilation_config
+    is_on = enable_custom_op()  # registers them, if nobody asked before
+    schemas = [str(schema) for schema in torch._C._jit_get_all_schemas()]  # noqa: SLF001 - no public list
+    layers = {name: f"{made.__module__}.{made.__qualname__}" for name, made in op_registry_oot.items()}
+    return {
+        OPERATORS: "on" if is_on else "off",
+        f"{OPERATORS} registered": sorted(text for text in schemas if text.startswith(_NAMESPACE)),
+        f"{OPERATORS} enabled": sorted(compilation.enabled_custom_ops),
+        f"{OPERATORS} disabled": sorted(compilation.disabled_custom_ops),
+        "custom layers": layers,
+    }
+
+
+def _npugraph_ex(config: Any, options: Any) -> dict[str, object]:
+    """The options that npugraph_ex compiles with: its own defaults, and what vllm-ascend hands it."""
+    if not options.enable_npugraph_ex:
+        return {}
+    try:
+        import npugraph_ex
+    except ImportError:  # vllm-ascend takes torchair then, of which it keeps nothing
+        return {"npugraph_ex": "none"}
+    from vllm_ascend.compilation.compiler_interface import _configure_backend
+
+    theirs = npugraph_ex.CompilerConfig()
+    found = dict(_options("npugraph_ex", theirs))
+
+    def take(_: Any, given: Mapping[str, Mapping[str, object]]) -> None:
+        found.update({f"npugraph_ex.{name}": value for name, value in given["options"].items()})
+
+    _configure_backend(theirs, options, config, process_kwargs_options=take)
+    return found
+
+
+def _options(prefix: str, options: Any) -> Iterator[tuple[str, object]]:
+    """Options under dotted names: attributes of objects, of which npugraph_ex's hold a ``value`` each."""
+    for name, option in sorted(vars(options).items()):
+        value = getattr(option, "value", option)
+        if name in _NO_OPTIONS:
+            continue
+        is_theirs = type(value).__module__.partition(".")[0] in (_PACKAGE, "npugraph_ex")
+        if is_theirs and hasattr(value, "__dict__"):
+            yield from _options(f"{prefix}.{name}", value)
+        else:
+            yield f"{prefix}.{name}", value
+
+
+def _plain(value: Any) -> object:
+    """A value as JSON has it, alike in every process."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, set | frozenset):
+        return sorted(str(_plain(inner)) for inner in value)
+    if value is None or isinstance(value, str | int | float):
+        return value
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"

@@ -23,26 +23,33 @@ from typing import Any, Literal
 from warmrank.cache_store.cache_dir.marks import check_marks
 from warmrank.cache_store.errors import NoStoreYet, NotInStore, RefusedCache, StoreError
 from warmrank.orchestrator.stores import load, open_to_fetch
-from warmrank.orchestrator.vllm_plugin import ascend
 from warmrank.orchestrator.vllm_plugin.entries import (
     Entry,
-    Kind,
     Outcome,
+    artifact_entry,
     discard,
     files_digest,
+    graphs_entry,
     node_lock,
     note_published,
     read_components,
     read_outcomes,
     set_aside,
 )
-from warmrank.orchestrator.vllm_plugin.factors import components, differences, graph_components
+from warmrank.orchestrator.vllm_plugin.factors import (
+    COMPILER,
+    OPERATORS,
+    components,
+    differences,
+    graph_components,
+)
 from warmrank.orchestrator.vllm_plugin.store import NO_STORE, Access, Publisher, access, bounded
 
 logger = logging.getLogger("vllm.warmrank")
 
 _WARM_UP = "compile_or_warm_up_model"
 _NOT_LOADED = "vLLM could not load the artifact that was there"
+_GRAPHS = "a part of vllm-ascend's graphs"
 
 
 def install() -> None:
@@ -64,9 +71,8 @@ def install() -> None:
     if hasattr(original, "warmrank") or envs.VLLM_DISABLE_COMPILE_CACHE:
         return
     opened = access()
-    publisher = Publisher(opened, compilation_counter)
-    loader = Loader(opened, publisher, original, compilation_counter)
-    decorators._try_load_aot_compiled_fn = loader  # noqa: SLF001
+    publisher = Publisher(opened)
+    decorators._try_load_aot_compiled_fn = Loader(opened, publisher, original)  # noqa: SLF001
     _hook_warm_up(WorkerWrapperBase, publisher)
     hook_graphs(VllmBackend, opened, publisher, compilation_counter)
     REGISTRY.register(OutcomeCollector(Path(envs.VLLM_CACHE_ROOT), time.time()))
@@ -83,27 +89,21 @@ def _hook_warm_up(wrapper: Any, publisher: Publisher) -> None:
 
         def warm_up(*args: Any, **kwargs: Any) -> Any:
             result = found(*args, **kwargs)
-            publisher.begin()
+            publisher.is_warm.set()
             return result
 
         return warm_up
 
     wrapper.__getattr__ = getattr_
-    publisher.waits_for_warm_up = True
 
 
 class Loader:
-    """Takes the place of vLLM's function that loads an artifact, ``original``; ``counter`` is vLLM's."""
+    """Takes the place of vLLM's function that loads an artifact, ``original``."""
 
     warmrank = True
 
-    def __init__(
-        self, opened: Access, publisher: Publisher, original: Callable[..., Any], counter: Any
-    ) -> None:
-        self._access = opened
-        self._publisher = publisher
-        self._original = original
-        self._counter = counter
+    def __init__(self, opened: Access, publisher: Publisher, original: Callable[..., Any]) -> None:
+        self._access, self._publisher, self._original = opened, publisher, original
         self._visited: set[Path] = set()
 
     def __call__(self, model: Any, aot_compilation_path: str) -> Any:
@@ -112,50 +112,34 @@ class Loader:
         if path in self._visited:  # another layer of the same class
             return self._original(model, aot_compilation_path)
         self._visited.add(path)
-        entry = Entry(root=path.parent.parent, rank=path.parent.name)
+        entry = artifact_entry(path)
         visit = visit_entry(
             self._access, entry, model.vllm_config, lambda: components(model, entry.rank, entry.top.name)
         )
         if visit is None:
             return self._original(model, aot_compilation_path)
-        num_before = self._counter.num_aot_artifacts_loaded
-        loaded = None
-        if visit.may_load:
-            with _reason(visit):
-                loaded = self._original(model, aot_compilation_path)
-        try:
-            self._note(visit, model, is_loaded=self._counter.num_aot_artifacts_loaded > num_before)
-        except Exception as error:  # noqa: BLE001 - vLLM has to start whatever happens here
-            logger.warning("warmrank: %s: %s", visit.entry.rank, error)
+        loaded = self._original(model, aot_compilation_path) if visit.may_load else None
+        with _harmless(entry.rank):
+            if loaded is None:
+                self._note_compile(visit, model)
+            else:
+                seconds = float(getattr(model.vllm_config.compilation_config, "compilation_time", 0.0))
+                self._publisher.take(entry, visit.outcome(is_loaded=True, compile_s=seconds))
         return loaded
 
-    def _note(self, visit: Visit, model: Any, *, is_loaded: bool) -> None:
-        def outcome() -> Outcome:
-            seconds = float(getattr(model.vllm_config.compilation_config, "compilation_time", 0.0))
-            why = "" if is_loaded else _NOT_LOADED
-            return visit.outcome(is_loaded=is_loaded, compile_s=seconds, why=why)
+    def _note_compile(self, visit: Visit, model: Any) -> None:
+        """Take over what vLLM compiles now, as soon as it saves it."""
+        save, started_s = model.save_aot_compiled_function, time.monotonic()
 
-        if is_loaded:
-            self._publisher.loaded(visit.entry, outcome())
-        else:
-            self._publisher.will_compile(visit.entry, visit.components, outcome)
+        def save_and_note() -> None:
+            save()
+            with _harmless(visit.entry.rank):
+                del model.save_aot_compiled_function  # of the instance; its class's stays
+                seconds = time.monotonic() - started_s
+                outcome = visit.outcome(is_loaded=False, compile_s=seconds, why=_NOT_LOADED)
+                self._publisher.take(visit.entry, outcome, visit.components)
 
-
-@contextlib.contextmanager
-def _reason(visit: Visit) -> Iterator[None]:
-    """Take vLLM's own words for why it could not load an artifact."""
-
-    class Words(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if "load failure" in str(record.msg):
-                visit.why = f"{_NOT_LOADED}: {record.getMessage().rpartition('reason: ')[2][:200]}"
-
-    words, log = Words(), logging.getLogger("vllm.compilation.decorators")
-    log.addHandler(words)
-    try:
-        yield
-    finally:
-        log.removeHandler(words)
+        model.save_aot_compiled_function = save_and_note
 
 
 FAMILIES = {
@@ -201,7 +185,11 @@ class Visit:
     fetch_s: float = 0.0  # seconds that vLLM waited for the store
     fetched_bytes: int = 0  # bytes copied
 
-    def outcome(self, *, is_loaded: bool, compile_s: float, why: str) -> Outcome:
+    def explain(self, why: str) -> None:
+        """Note one more reason."""
+        self.why = "; ".join(filter(None, (self.why, why)))
+
+    def outcome(self, *, is_loaded: bool, compile_s: float, why: str = "") -> Outcome:
         """The visit once vLLM has loaded or compiled; ``why`` counts where the visit knows no reason."""
         return Outcome(
             entry=self.entry.top.name,
@@ -226,19 +214,27 @@ def visit_entry(
     """
     visit = Visit(entry=entry, model=str(getattr(config.model_config, "model", "")))
     started_s = time.monotonic()
-    try:
-        visit.components = components()
+    with _harmless(entry.rank):
+        try:
+            visit.components = components()
+            _drop_another(visit)
+            bounded(lambda: _prepare(opened, visit), opened.timeout_s)
+        except (StoreError, TimeoutError, OSError) as error:
+            visit.explain(f"{NO_STORE}: {error}")
+        visit.is_over = True
+        visit.fetch_s = time.monotonic() - started_s
         _drop_another(visit)
-        bounded(lambda: _prepare(opened, visit), opened.timeout_s)
-    except (StoreError, TimeoutError, OSError) as error:
-        _explain(visit, f"{NO_STORE}: {error}")
-    except Exception as error:  # noqa: BLE001 - vLLM has to start whatever happens here
-        logger.warning("warmrank: %s is not served: %s", entry.rank, error)
-        return None
-    visit.is_over = True
-    visit.fetch_s = time.monotonic() - started_s
-    _drop_another(visit)
-    return visit
+        return visit
+    return None
+
+
+@contextlib.contextmanager
+def _harmless(what: str) -> Iterator[None]:
+    """Log what goes wrong: vLLM has to start whatever happens here."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - as it says
+        logger.warning("warmrank: %s is not served: %s: %s", what, type(error).__name__, error)
 
 
 def _drop_another(visit: Visit) -> None:
@@ -248,22 +244,18 @@ def _drop_another(visit: Visit) -> None:
     """
     if not visit.entry.artifact.exists():
         return
-    stored = read_components(visit.entry)
+    stored = read_components(visit.entry.artifact)
     changes = differences(stored, visit.components) if stored else ""
     if changes:
-        _explain(visit, f"the artifact on this disk is another one: {changes}")
-    elif not stored and ascend.OPERATORS in visit.components:
-        _explain(visit, "the artifact on this disk is of unknown custom operators, made without the plugin")
+        visit.explain(f"the artifact on this disk is another one: {changes}")
+    elif not stored and OPERATORS in visit.components:
+        visit.explain("the artifact on this disk is of unknown custom operators, made without the plugin")
     else:
         return
     try:
         discard(visit.entry)
     except OSError:
         visit.may_load = False
-
-
-def _explain(visit: Visit, why: str) -> None:
-    visit.why = "; ".join(filter(None, (visit.why, why)))
 
 
 def _prepare(opened: Access, visit: Visit) -> None:
@@ -280,12 +272,12 @@ def _prepare(opened: Access, visit: Visit) -> None:
             return
         try:
             store = open_to_fetch(opened.config)
-            report = store.pull_directory(entry.kind.value, entry.root, visit.components)
+            report = store.pull_directory(entry.tool, entry.root, visit.components)
         except NoStoreYet:
-            _explain(visit, "there is no store yet")
+            visit.explain("there is no store yet")
             return
         except NotInStore as miss:
-            _explain(visit, f"the store has no such entry: {miss.remedy}")
+            visit.explain(f"the store has no such entry: {miss.remedy}")
             return
         visit.source, visit.fetched_bytes = "store", report.bytes_copied
         note_published(entry, files_digest(entry.root))
@@ -298,38 +290,26 @@ def hook_graphs(backend: Any, opened: Access, publisher: Publisher, counter: Any
     @functools.wraps(original)
     def call(self: Any, graph: Any, example_inputs: Any) -> Any:
         compiler = getattr(getattr(self, "compiler_manager", None), "compiler", None)
-        if getattr(compiler, "name", "") != ascend.COMPILER:
+        if getattr(compiler, "name", "") != COMPILER:
             return original(self, graph, example_inputs)
         lookup = _Lookup(self, graph, opened, counter)
         result = original(self, graph, example_inputs)
-        with _harmless():
+        with _harmless(_GRAPHS):
             lookup.end(publisher)
         return result
 
     backend.__call__ = call
 
 
-@contextlib.contextmanager
-def _harmless() -> Iterator[None]:
-    """Log what goes wrong: vLLM has to start whatever happens here."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - as it says
-        logger.warning("warmrank: vllm-ascend's graphs are not served: %s: %s", type(error).__name__, error)
-
-
 class _Lookup:
     """One call of a `VllmBackend` for a part of the model, until its directory is known and looked for."""
 
     def __init__(self, backend: Any, graph: Any, opened: Access, counter: Any) -> None:
-        self._backend = backend
-        self._graph = graph
-        self._access = opened
-        self._counter = counter
+        self._backend, self._graph, self._access, self._counter = backend, graph, opened, counter
         self._visit: Visit | None = None
         self._started_s = time.monotonic()
-        with _harmless():
-            self._num_before = self._num_asked_and_compiled()
+        with _harmless(_GRAPHS):
+            self._num_before = counter.num_backend_compilations, counter.num_cache_entries_updated
             config = backend.vllm_config.compilation_config
             # Both are replaced before the directory is asked for.
             self._is_derived, self._traced = not config.cache_dir, sorted(config.traced_files)
@@ -339,10 +319,9 @@ class _Lookup:
     def _initialize(self, cache_dir: str, disable_cache: bool = False, prefix: str = "") -> None:
         """As vLLM's, which reads the index."""
         if not disable_cache:
-            with _harmless():
+            with _harmless(_GRAPHS):
                 config = self._backend.vllm_config
-                rank = Path(cache_dir).relative_to(config.compilation_config.cache_dir).as_posix()
-                entry = Entry(root=Path(cache_dir), rank=rank, kind=Kind.GRAPHS)
+                entry = graphs_entry(Path(cache_dir), Path(config.compilation_config.cache_dir))
                 self._visit = visit_entry(self._access, entry, config, lambda: self._components(entry))
         may_load = self._visit is None or self._visit.may_load
         self._original(cache_dir, disable_cache or not may_load, prefix)
@@ -358,29 +337,23 @@ class _Lookup:
             self._backend.compiler_manager.compute_hash(config),
         )
 
-    def _num_asked_and_compiled(self) -> tuple[int, int]:
-        return self._counter.num_backend_compilations, self._counter.num_cache_entries_updated
-
     def end(self, publisher: Publisher) -> None:
         """Take note of what vLLM made of the directory; ``publisher`` takes what was compiled."""
-        visit = self._visit
-        if visit is None:
-            return
-        asked, compiled = self._num_asked_and_compiled()
-        num_asked, num_compiled = asked - self._num_before[0], compiled - self._num_before[1]
-        if not num_asked:
+        num_asked = self._counter.num_backend_compilations - self._num_before[0]
+        num_compiled = self._counter.num_cache_entries_updated - self._num_before[1]
+        if (visit := self._visit) is None or not num_asked:
             return
         seconds = time.monotonic() - self._started_s - visit.fetch_s
         if num_compiled:
             why = f"{num_compiled} of {num_asked} graphs were not in the entry"
             outcome = visit.outcome(is_loaded=False, compile_s=seconds, why=why)
-            publisher.compiled(visit.entry, visit.components, outcome)
+            publisher.take(visit.entry, outcome, visit.components)
             return
         index = ast.literal_eval(visit.entry.artifact.read_text())
         num_absent = sum(not Path(value["graph_handle"][1]).exists() for value in index.values())
         why = f"{num_absent} of {num_asked} graphs compiled: vllm-ascend saves none with Triton kernels"
         outcome = visit.outcome(is_loaded=True, compile_s=seconds, why=why if num_absent else "")
-        publisher.loaded(visit.entry, outcome)
+        publisher.take(visit.entry, outcome)
 
 
 def _text(path: str) -> str:

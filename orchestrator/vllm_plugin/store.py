@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TypeVar, get_args
 
 from warmrank.cache_store.backends.deadline import all_within
 from warmrank.cache_store.errors import StoreError
@@ -48,56 +48,37 @@ _AT_EXIT_S = 10.0
 
 
 class Publisher:
-    """The entries of this process, and the thread that publishes them; ``counter`` is vLLM's."""
+    """The entries of this process, and the thread that publishes them once the worker ``is_warm``."""
 
-    waits_for_warm_up = False
-
-    def __init__(self, opened: Access, counter: Any) -> None:
+    def __init__(self, opened: Access) -> None:
+        self.is_warm = threading.Event()  # it has compiled and warmed up all that it starts with
         self._access = opened
-        self._counter = counter
         self._entries: dict[Entry, Outcome] = {}
-        self._compiling: list[tuple[Entry, dict[str, str], Callable[[], Outcome], int]] = []
         self._seen: dict[Entry, tuple[str, float]] = {}
         self._given_up: set[Entry] = set()
-        self._lock = threading.Lock()
         self._stepping = threading.Lock()  # one look at a time: the last waits for what is being published
-        self._compiled_at_s = float("inf")
-        self._is_warm = threading.Event()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def begin(self) -> None:
-        """Publish from now on: the worker has compiled and warmed up all that it starts with."""
-        self._is_warm.set()
+    def take(self, entry: Entry, outcome: Outcome, components: dict[str, str] | None = None) -> None:
+        """Take over an entry that vLLM loaded, or that it compiled for ``components`` and saved."""
+        if components is not None and entry.artifact.exists():
+            write_components(entry.artifact, components)
+        logger.info("warmrank: %s", outcome.line())
+        write_outcome(entry, outcome)
+        self._entries[entry] = outcome
         self._wake.set()
-
-    def loaded(self, entry: Entry, outcome: Outcome) -> None:
-        """Take over an entry that vLLM loaded."""
-        with self._lock:
-            self._end(entry, outcome)
-        self._start()
-
-    def compiled(self, entry: Entry, components: dict[str, str], outcome: Outcome) -> None:
-        """Take over an entry that vLLM has compiled and saved."""
-        with self._lock:
-            self._finish(entry, components, outcome)
-        self._start()
-
-    def will_compile(self, entry: Entry, components: dict[str, str], outcome: Callable[[], Outcome]) -> None:
-        """Take over an entry that vLLM is about to compile; ``outcome`` is called when it has."""
-        with self._lock:
-            wanted = self._counter.num_aot_compiles + len(self._compiling) + 1
-            self._compiling.append((entry, components, outcome, wanted))
-        self._start()
+        if self._thread is None:
+            self._start()
 
     def _start(self) -> None:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="warmrank-publish", daemon=True)
-            self._thread.start()
-            # Runs in children of multiprocessing too, where atexit does not.
-            multiprocessing.util.Finalize(None, self._at_exit, exitpriority=100)
+        self._thread = threading.Thread(target=self._run, name="warmrank-publish", daemon=True)
+        self._thread.start()
+        # Runs in children of multiprocessing too, where atexit does not.
+        multiprocessing.util.Finalize(None, self._at_exit, exitpriority=100)
 
     def _run(self) -> None:
+        self.is_warm.wait()
         while True:
             try:
                 waits = self.step()
@@ -110,42 +91,9 @@ class Publisher:
     def step(self, *, is_last: bool = False) -> float:
         """Look once; returns seconds until the next look."""
         with self._stepping:
-            return self._step(is_last=is_last)
-
-    def _step(self, *, is_last: bool) -> float:
-        with self._lock:
-            self._notice(is_last=is_last)
-            entries = [entry for entry in self._entries if entry not in self._given_up]
-            is_busy = bool(self._compiling)
-        if self.waits_for_warm_up and not self._is_warm.is_set() and not is_last:
-            return _LOOK_EVERY_S if is_busy else _REST_S
-        if is_busy and not is_last:
-            return _LOOK_EVERY_S
-        rests = [self._look(entry, is_last=is_last) for entry in entries]
+            entries = [entry for entry in tuple(self._entries) if entry not in self._given_up]
+            rests = [self._look(entry, is_last=is_last) for entry in entries]
         return _LATER_S if all(rests) else _LOOK_EVERY_S
-
-    def _notice(self, *, is_last: bool) -> None:
-        """Take note of compiles that are over: vLLM counts one, then saves it, then adds its time."""
-        num_over = sum(self._counter.num_aot_compiles >= wanted for *_, wanted in self._compiling)
-        if not num_over:
-            return
-        self._compiled_at_s = min(self._compiled_at_s, time.monotonic())
-        if time.monotonic() - self._compiled_at_s < _REST_S and not (is_last or self._is_warm.is_set()):
-            return
-        self._compiled_at_s = float("inf")
-        for entry, components, outcome, _ in self._compiling[:num_over]:
-            self._finish(entry, components, outcome())
-        del self._compiling[:num_over]
-
-    def _finish(self, entry: Entry, components: dict[str, str], outcome: Outcome) -> None:
-        if entry.artifact.exists():
-            write_components(entry, components)
-        self._end(entry, outcome)
-
-    def _end(self, entry: Entry, outcome: Outcome) -> None:
-        self._entries[entry] = outcome
-        logger.info("warmrank: %s", outcome.line())
-        write_outcome(entry, outcome)
 
     def _look(self, entry: Entry, *, is_last: bool) -> bool:
         """Publish an entry whose files rest; returns whether it is done for now."""
@@ -192,7 +140,7 @@ class Publisher:
         started_s = time.monotonic()
         try:
             store = open_store(self._access.config)
-            reports = [store.push_directory(entry.kind.value, entry.root, ranks[rank]) for rank in ranks]
+            reports = [store.push_directory(entry.tool, entry.root, ranks[rank]) for rank in ranks]
         except (StoreError, OSError) as error:
             return f"not published: {error}"
         note_published(entry, digest)

@@ -13,7 +13,7 @@ from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.gang.launcher import Launcher, ProcessStatus, Shared
-from warmrank.orchestrator.gang.rank_host import RankInit
+from warmrank.orchestrator.gang.rank_host import init_of
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.nodes import Gang
 
@@ -54,12 +54,11 @@ def launcher(started: tuple[Launcher, Gang], config: Config) -> Launcher:
     launcher, gang = started
     openings = {
         seat.rank: (
-            RankInit(
-                config=config,
-                seat=seat,
+            init_of(
+                config,
+                seat,
                 master_addr=gang.master_addr,
                 master_port=gang.master_port,
-                no_compile=False,
             ),
         )
         for seat in gang.seats

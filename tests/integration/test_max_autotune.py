@@ -228,7 +228,7 @@ def test_package_goes_through_the_store(kept: tuple[CachedFunction, Path], tmp_p
     function, cache = kept
     spec = rank_spec(cache, rank=0, world_size=1, entrypoint="made:up")
     stored = function.variants[-1].stored
-    manifest = manifests.of_units(spec, [("Mixed.forward", function, stored, ())])
+    manifest = manifests.made(manifests.of_units(spec, [("Mixed.forward", function, stored, ())]))
     assert sorted(entry.path.rpartition("/")[2] for entry in manifest.artifacts) == [
         "compiled_module",
         package_in(cache).name,

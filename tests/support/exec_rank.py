@@ -12,9 +12,9 @@ import socket
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+from tests.support.made_artifacts import make_artifact
 from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.digests import digest_file
 from warmrank.worker import journal
@@ -37,10 +37,7 @@ def look_up(rank: int, world_size: int, outcome: Any, environment: dict[str, str
         size_bytes=digest.size_bytes,
         path=str(path),
     )
-    artifact: Any = SimpleNamespace(
-        components={"engine": "graph 1", **environment}, provenance=lambda: "0" * 64, files=()
-    )
-    journal.append(result, artifact, root)
+    journal.append(result, make_artifact(components={"engine": "graph 1", **environment}), root)
 
 
 def main() -> int:

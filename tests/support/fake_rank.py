@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from warmrank.cache_store.records.manifest import PartitionManifest
+from warmrank.worker.rank.manifests import packed
 from warmrank.worker.results import (
     CaptureProposal,
     Failure,
     FunctionProbe,
     FunctionResult,
-    Published,
+    Partition,
     StageSeconds,
     TraceResult,
     Verification,
@@ -41,7 +40,6 @@ class FakeWorld:
         raises: what a method of a rank raises.
         broken: functions that compile nowhere, and why.
         max_error: what verification finds.
-        conflicts: functions of each rank whose compile is not deterministic.
         stream_problem: what ranks on NPUs say of the streams that captures take.
         held: digests in partitions, by rank and function.
         calls: every call of a rank, in order.
@@ -59,7 +57,6 @@ class FakeWorld:
     broken: dict[str, str] = field(default_factory=dict)
     max_error: float = 0.0
     environments: Mapping[int, dict[str, str]] = field(default_factory=dict)
-    conflicts: dict[int, tuple[str, ...]] = field(default_factory=dict)
     stream_problem: Callable[[int], str] = lambda rank: ""
     held: dict[tuple[int, str], str] = field(default_factory=dict)
     known: dict[str, object] = field(default_factory=dict)
@@ -240,18 +237,19 @@ class FakeRank:
         worst = self.world.max_error
         return Verification(ok=worst <= 0.1, max_error=worst, tolerance=0.1, compared="logits with eager")
 
-    def manifest(self) -> PartitionManifest:
+    def partition(self) -> Partition:
+        self._enter("partition")
         rank, world_size = self.spec.rank, self.spec.world_size
-        return PartitionManifest(
-            partition=f"world{world_size}global_rank{rank}",
-            rank=rank,
-            world_size=world_size,
-            environment=self.environment(),
-            requests=(),
-            artifacts=(),
-            captures=(),
-            created="2026-01-31T12:00:00+00:00",
-        )
+        fields = {
+            "partition": f"world{world_size}global_rank{rank}",
+            "rank": rank,
+            "world_size": world_size,
+            "environment": self.environment(),
+            "requests": (),
+            "artifacts": (),
+            "captures": (),
+        }
+        return Partition(manifest=packed(fields), num_shared=1, bytes_shared=100)
 
     def hand_out(self, digests: Mapping[str, str]) -> dict[str, str]:
         self._enter("hand_out", digests)
@@ -259,21 +257,6 @@ class FakeRank:
 
     def take_in(self, function: str, handed: str) -> None:
         self._enter("take_in", (function, handed))
-
-    def publish(self, launch_key: str) -> Published:
-        self._enter("publish", launch_key)
-        report = self.store.publish_partition(launch_key, self.manifest(), Path(self.spec.cache_dir))
-        conflicts = self.world.conflicts.get(self.spec.rank, ())
-        return Published(
-            ref=report.ref,
-            environment=self.environment(),
-            partition=report.ref.partition,
-            key=report.key,
-            conflicts=conflicts,
-            num_blobs_new=1,
-            bytes_new=100,
-            problems=tuple(self.store.problems),
-        )
 
     def stop(self) -> None:
         self.world.stopped.append(self.spec.rank)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -187,8 +188,9 @@ class NodeLauncher(InProcessLauncher):
         return super().call(stage, method, arguments, timeout_s=timeout_s)
 
     def _init(self, rank: int, init: RankInit) -> RankInit:
-        own = {"cache_dir": self._disks / self._nodes[rank]}
-        return replace(init, config=init.config.model_copy(update=own))
+        cache_dir = self._disks / self._nodes[rank]
+        config = pickle.loads(init.config).model_copy(update={"cache_dir": cache_dir})  # noqa: S301 - its own
+        return replace(init, spec=replace(init.spec, cache_dir=str(cache_dir)), config=pickle.dumps(config))
 
 
 def rank_spec(cache_dir: Path, **changed: Any) -> RankSpec:

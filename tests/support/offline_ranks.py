@@ -17,7 +17,7 @@ from tests.support.stored import make_partition
 from warmrank.cache_store.records.manifest import PartitionManifest
 from warmrank.inference import cache_compile
 from warmrank.orchestrator.build.ranks import OfflineHost
-from warmrank.orchestrator.gang.rank_host import Opened, RankInit, answer, rank_spec
+from warmrank.orchestrator.gang.rank_host import Opened, RankInit, answer
 from warmrank.orchestrator.nodes import Gang, Seat
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.rank.start import RankSpec
@@ -104,8 +104,8 @@ class _Host(OfflineHost):
     def open(self, init: RankInit, *_more: object) -> Opened:
         launcher = self._launcher
         launcher.opened[init.rank] = init
-        self._init = init
-        spec = rank_spec(self._init)
+        self._take(init)
+        spec = init.spec
         self._worker = FakeOfflineRank(launcher.world, spec, launcher.bound, launcher.left_out)  # type: ignore[assignment]
         return Opened(environment=self._worker.start(), problem="")
 

@@ -32,6 +32,7 @@ from warmrank.worker import groups
 from warmrank.worker.configs.compiler_config import LaunchDefaults, launch_scope
 from warmrank.worker.errors import NeedsValues
 from warmrank.worker.keys.request import environment
+from warmrank.worker.rank.manifests import unpacked
 from warmrank.worker.rank.offline import OfflineRank
 from warmrank.worker.rank.start import RankSpec
 from warmrank.worker.rank.workload import RankContext, Workload
@@ -212,7 +213,7 @@ def test_other_rank_adopts_it(offline_cache):
         assert (probe.state, probe.reason) == ("adoptable", "fits world8global_rank1")
         (adopted,) = rank.adopt({probe.function: probe.digest})
         assert (adopted.ok, adopted.outcome) == (True, "adopted")
-        manifest = rank.manifest()
+        manifest = unpacked(rank.partition().manifest)
         assert [entry.path.split("/")[1] for entry in manifest.artifacts] == ["world8global_rank4"]
         assert manifest.environment == environment()
 

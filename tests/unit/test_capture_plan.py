@@ -21,7 +21,6 @@ import warmrank
 from tests.support.devices import warm
 from tests.support.in_process import InProcessLauncher
 from tests.support.stored import store_config
-from warmrank.cache_store.records.manifest import CaptureEntry
 from warmrank.orchestrator.config.reading import parse as config_of
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.steps import order
@@ -33,7 +32,7 @@ from warmrank.worker.devices.failures import Captures, needed
 from warmrank.worker.rank import captures
 from warmrank.worker.rank.captures import graphs_of
 from warmrank.worker.rank.rank_worker import RankWorker
-from warmrank.worker.results import CaptureProposal, FunctionProbe, FunctionResult
+from warmrank.worker.results import CaptureProposal, FunctionProbe, FunctionResult, PlannedCapture
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.runtime.runner import CaptureOptions, GraphRunner, InputLayout
 
@@ -180,16 +179,16 @@ def unit(name: str, size: int, variant: MadeVariant | None) -> Any:
     return MadeUnit(name=name, call=call, variant=variant)
 
 
-def plan_of(*sizes: int, artifact: str = ARTIFACT, cache: int = 4) -> tuple[CaptureEntry, ...]:
+def plan_of(*sizes: int, artifact: str = ARTIFACT, cache: int = 4) -> tuple[PlannedCapture, ...]:
     made = []
     for size in sizes:
         shapes = planned_runner().shapes_for((torch.zeros(cache), torch.ones(size)))
         assert shapes is not None
-        made.append(CaptureEntry(function="M.f", signature=shapes.to_text(artifact)))
+        made.append(PlannedCapture(function="M.f", signature=shapes.to_text(artifact)))
     return tuple(made)
 
 
-def proposed(units: list[Any], plan: tuple[CaptureEntry, ...]) -> list[tuple[str, int, bool]]:
+def proposed(units: list[Any], plan: tuple[PlannedCapture, ...]) -> list[tuple[str, int, bool]]:
     return [(item.function, item.num_elements, item.planned) for item in captures.propose(units, plan)]
 
 
@@ -202,7 +201,7 @@ def test_calls_are_proposed_and_then_what_the_plan_adds() -> None:
     ("plan", "reason"),
     [
         (plan_of(8, cache=5), "mutated input input 0 is (4,) here, and was (5,) where it was planned"),
-        ((CaptureEntry(function="M.f", signature="int64[1, 8]"),), "M.f of the plan: "),
+        ((PlannedCapture(function="M.f", signature="int64[1, 8]"),), "M.f of the plan: "),
         (plan_of(8, artifact=OTHER), "M.f of the plan has artifact cdcdcdcdcdcd"),
     ],
     ids=["another cache", "no plan", "another artifact"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,6 +14,7 @@ from tests.support.in_process import InProcessLauncher
 from tests.support.launching import NodeLauncher, Recorder
 from tests.support.stored import store_config
 from warmrank.cache_store.errors import Conflict, NewerFormat
+from warmrank.cache_store.store import Store
 from warmrank.orchestrator.causes import DIED, TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
@@ -95,8 +97,8 @@ def test_ranks_whose_guards_fail_compile_in_a_class_of_their_own(launches: Launc
         Conflict(what="manifest", where="/s", expected="a", actual="b", remedy="look"),
     ],
 )
-def test_store_that_refuses_the_commit_does_not_end_a_warm_launch(launches, error):
-    launches.world.raises = {("publish", 1): error}
+def test_store_that_refuses_the_commit_does_not_end_a_warm_launch(launches, error, monkeypatch):
+    monkeypatch.setattr(Store, "publish_partitions", Mock(side_effect=error))
     report = launches(store={"path": str(launches.tmp_path / "store"), "trust": {"policy": "off"}})
     assert report.record == ""
     assert f"stage commit: {error}" in report.problems

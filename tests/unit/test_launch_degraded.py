@@ -90,9 +90,9 @@ class House:
         found = pending(self.root / "cache")
         return len(found.partitions), len(found.launches)
 
-    def _make_worker(self, spec: Any, store: Any) -> Any:
-        self.stores.append(store)
-        return self.world.make_worker(spec, store)
+    def _make_worker(self, spec: Any, open_store: Any) -> Any:
+        self.stores.append(open_store())
+        return self.world.make_worker(spec, open_store)
 
     def _until(self, event: threading.Event) -> Iterator[float]:
         """Time passes only while a place hangs: to answer late on a busy machine is no silence."""

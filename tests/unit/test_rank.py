@@ -19,17 +19,17 @@ from tests.support.launching import rank_spec
 from tests.support.ray_cluster import free_ports
 from warmrank.cache_store.cache_dir.marks import mark_unverified, marks_of, permit_copies
 from warmrank.cache_store.errors import NewerFormat, StoreUnavailable, UnusableCache
-from warmrank.cache_store.records.manifest import CaptureEntry
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.gang import rank_files
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
 from warmrank.orchestrator.gang.rank_files import StepFile
-from warmrank.orchestrator.gang.rank_host import RankHost, RankInit, answer, failure_of
+from warmrank.orchestrator.gang.rank_host import RankHost, RankInit, answer, failure_of, init_of
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import ArtifactCorrupt, WorkloadError
+from warmrank.worker.rank.manifests import unpacked
 from warmrank.worker.rank.rank_worker import RankWorker
-from warmrank.worker.results import FunctionResult
+from warmrank.worker.results import FunctionResult, PlannedCapture
 from warmrank.worker.runtime.artifact import parse as parse_artifact
 from warmrank.worker.runtime.files import to_bytes
 
@@ -40,8 +40,12 @@ UNITS = ("Plain.affine", "Plain.scaled", "Plain.affine[1]")
 LAUNCH_KEY = "0f" * 32
 
 
+def no_store() -> None:
+    """Open nothing."""
+
+
 def built(cache: Path, store: Store | None = None, **changed: Any) -> RankWorker:
-    rank = RankWorker(rank_spec(cache, **changed), store)
+    rank = RankWorker(rank_spec(cache, **changed), lambda: store)
     rank.start()
     rank.build()
     return rank
@@ -91,7 +95,7 @@ def called(rank: RankWorker) -> tuple[FunctionResult, ...]:
     return tuple(item for answer in answers for item in answer if isinstance(item, FunctionResult))
 
 
-def capture_all(rank: RankWorker, planned: tuple[CaptureEntry, ...] = ()) -> list[FunctionResult]:
+def capture_all(rank: RankWorker, planned: tuple[PlannedCapture, ...] = ()) -> list[FunctionResult]:
     """Take every step that a rank proposes."""
     return [result for step in rank.propose_captures(planned) for result in rank.capture(step)]
 
@@ -112,7 +116,9 @@ def test_build_gives_the_entrypoint_its_place_and_arguments(cache, monkeypatch):
         return original(context, **arguments)
 
     monkeypatch.setattr(workloads, "plain", spy)
-    RankWorker(rank_spec(cache, rank=1, world_size=2, local_rank=1, arguments={"factor": 3}), None).build()
+    RankWorker(
+        rank_spec(cache, rank=1, world_size=2, local_rank=1, arguments={"factor": 3}), no_store
+    ).build()
     context, arguments = seen
     assert (context.rank, context.world_size, context.local_rank) == (1, 2, 1)
     assert (context.device, context.groups) == (torch.device("cpu"), {})
@@ -133,7 +139,7 @@ def test_build_gives_the_entrypoint_its_place_and_arguments(cache, monkeypatch):
 )
 def test_build_refuses_a_bad_entrypoint(cache: Path, entrypoint: str, said: str) -> None:
     with pytest.raises(WorkloadError, match=said):
-        RankWorker(rank_spec(cache, entrypoint=entrypoint), None).build()
+        RankWorker(rank_spec(cache, entrypoint=entrypoint), no_store).build()
 
 
 def test_build_refuses_a_function_whose_cache_lies_elsewhere(tmp_path: Path, cache: Path) -> None:
@@ -141,7 +147,7 @@ def test_build_refuses_a_function_whose_cache_lies_elsewhere(tmp_path: Path, cac
     with pytest.raises(
         WorkloadError, match=r"Plain.affine keeps its cache in .*elsewhere, .*; leave cache_dir out"
     ):
-        RankWorker(spec, None).build()
+        RankWorker(spec, no_store).build()
 
 
 # Compile.
@@ -202,16 +208,12 @@ def test_artifact_that_is_handed_over_brings_the_marks_of_its_directory(tmp_path
 @pytest.mark.filterwarnings("ignore:Skip cache as:UserWarning")
 def test_manifest_leaves_out_a_function_that_abandoned_its_cache(cache: Path, store: Store) -> None:
     rank = compiled(cache, store, arguments={"dynamic": False, "on_recompile": "abandon"})
-    assert {entry.function for entry in rank.manifest().artifacts} == {"Plain.scaled"}
-    assert rank.publish(LAUNCH_KEY) is not None
+    assert {entry.function for entry in unpacked(rank.partition().manifest).artifacts} == {"Plain.scaled"}
 
 
 def test_publish_puts_manifest_and_artifacts_into_the_store(cache, store, tmp_path, warmed):
     rank = warmed(cache, store)
-    published = rank.publish(LAUNCH_KEY)
-    assert published is not None
-    ref = published.ref
-    assert ref is not None
+    ref = store.publish_partition(LAUNCH_KEY, unpacked(rank.partition().manifest), cache).ref
     assert store.fetch_partitions([ref], tmp_path / "node").faults == ()
     assert {path.relative_to(tmp_path / "node") for path in (tmp_path / "node").rglob("compiled_module")} == {
         path.relative_to(cache) for path in cache.rglob("compiled_module")
@@ -236,7 +238,7 @@ def test_launch_of_a_warm_cache_traces_nothing(cache, monkeypatch, warmed):
 
 def test_stop_ends_the_process_groups_it_started(cache: Path) -> None:
     (port,) = free_ports(1)
-    rank = RankWorker(rank_spec(cache, master_port=port, groups={"world": ((0,),), "tp": ((0,),)}), None)
+    rank = RankWorker(rank_spec(cache, master_port=port, groups={"world": ((0,),), "tp": ((0,),)}), no_store)
     rank.start()
     try:
         assert sorted(rank._groups) == ["tp", "world"]
@@ -298,7 +300,7 @@ def init(tmp_path: Path, rank: int = 1, **changes: Any) -> RankInit:
     nodes = ["a", "a", "b", "b"]
     processes = [Process(node_id=node, host=node, address=node, pid=1) for node in nodes]
     seat = seat_ranks(processes)[1][rank]
-    return RankInit(config=config, seat=seat, master_addr="10.0.0.1", master_port=1234, no_compile=False)
+    return init_of(config, seat, master_addr="10.0.0.1", master_port=1234)
 
 
 def test_settle_loads_and_adopts_in_one_call(tmp_path: Path) -> None:
@@ -315,7 +317,7 @@ def test_settle_loads_and_adopts_in_one_call(tmp_path: Path) -> None:
 def test_unverified_cache_is_refused_where_trust_is_required(tmp_path: Path) -> None:
     given = init(tmp_path, store={"path": str(tmp_path / "store")})
     RankHost(FakeWorld().make_worker).open(given)
-    mark_unverified(given.config.cache_dir, "off")
+    mark_unverified(Path(given.spec.cache_dir), "off")
     with pytest.raises(UnusableCache):
         RankHost(FakeWorld().make_worker).open(given)
 
@@ -398,7 +400,7 @@ def refused_cache(compiled_by_two: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def probed(refused_cache: Path, *, rank: int = 0) -> RankWorker:
-    worker = RankWorker(rank_spec(refused_cache, rank=rank, world_size=2, local_rank=rank), None)
+    worker = RankWorker(rank_spec(refused_cache, rank=rank, world_size=2, local_rank=rank), no_store)
     worker.start()
     worker.build()
     worker.probe()

@@ -1,34 +1,45 @@
-"""The parts of vLLM's plugin that need no vLLM; `make test-vllm` runs the rest."""
+"""vLLM's plugin without vLLM, and vllm-ascend's graphs by a stand-in; `make test-vllm` has the real ones."""
 
 from __future__ import annotations
 
+import json
+import logging
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
+from tests.support import vllm_ascend_stand_in as stand_in
 from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.vllm_plugin import factors, hooks
 from warmrank.orchestrator.vllm_plugin.entries import (
     Entry,
     Outcome,
+    artifact_entry,
     ranks_of,
     read_components,
+    read_outcomes,
     set_aside,
     write_components,
 )
 from warmrank.orchestrator.vllm_plugin.factors import HASH, differences
 from warmrank.orchestrator.vllm_plugin.store import Publisher, access, bounded
+from warmrank.worker.settings import Target, building_for
 
 COMPONENTS = {"device": "cuda:0", "machine cpu": "x86_64 avx2", HASH: "a" * 64}
 
 
 @pytest.fixture
 def entry(tmp_path: Path) -> Entry:
-    made = Entry(root=tmp_path / "torch_compile_cache" / "torch_aot_compile" / ("a" * 64), rank="rank_0_0")
+    root = tmp_path / "torch_compile_cache" / "torch_aot_compile" / ("a" * 64)
+    made = artifact_entry(root / "rank_0_0" / "model")
     made.artifact.parent.mkdir(parents=True)
     made.artifact.write_bytes(b"artifact")
     return made
@@ -69,10 +80,10 @@ def test_call_that_is_silent_is_left_alone():
 
 
 def test_artifact_for_another_device_or_machine_is_told_apart(entry):
-    write_components(entry, COMPONENTS)
+    write_components(entry.artifact, COMPONENTS)
     here = {**COMPONENTS, "device": "cuda:1", HASH: "b" * 64}
-    assert differences(read_components(entry), here) == "device cuda:0 -> cuda:1"
-    assert differences(read_components(entry), COMPONENTS) == ""
+    assert differences(read_components(entry.artifact), here) == "device cuda:0 -> cuda:1"
+    assert differences(read_components(entry.artifact), COMPONENTS) == ""
     assert ranks_of(entry) == {"rank_0_0": COMPONENTS}
 
 
@@ -80,13 +91,14 @@ def test_artifact_for_another_device_or_machine_is_told_apart(entry):
     "text", ["", "{", '{"format": 2, "components": {}}', '{"format": 1, "components": []}', "[]"]
 )
 def test_note_that_cannot_be_read_is_of_another_artifact(entry, text):
-    assert read_components(entry) == {}
+    assert read_components(entry.artifact) == {}
     (entry.root / entry.rank / "warmrank.json").write_text(text)
-    assert "warmrank.json" in differences(read_components(entry), COMPONENTS)
+    assert "warmrank.json" in differences(read_components(entry.artifact), COMPONENTS)
     assert ranks_of(entry) == {"rank_0_0": {}}
 
 
 def test_refused_entry_is_out_of_vllm_s_sight(entry):
+    (entry.root / "inductor_cache").mkdir()
     aside = set_aside(entry)
     assert not entry.artifact.exists()
     assert (entry.root / "inductor_cache").is_dir()
@@ -106,10 +118,10 @@ class SlowAccess:
 
 
 def test_program_that_ends_waits_for_what_is_being_published(entry):
-    write_components(entry, COMPONENTS)
+    write_components(entry.artifact, COMPONENTS)
     opened = SlowAccess()
-    publisher = Publisher(opened, SimpleNamespace(num_aot_compiles=0))  # type: ignore[arg-type]
-    publisher.loaded(
+    publisher = Publisher(opened)  # type: ignore[arg-type]
+    publisher.take(
         entry,
         Outcome(
             entry="a", rank=entry.rank, model="", outcome="loaded", source="disk", why="", fetch_s=0,
@@ -126,3 +138,200 @@ def test_program_that_ends_waits_for_what_is_being_published(entry):
     for look in looks:
         look.join(10)
         assert not look.is_alive()
+
+
+X = torch.arange(3.0)
+MACHINE = {
+    "cann": "8.5.0",
+    "driver": "ascend 25.5.0",
+    "accelerator": "Ascend910B2",
+    "torch_npu": "2.13.0 git a",
+}
+
+
+class Stepped(Publisher):
+    """A publisher that publishes when it is asked, and not by a thread."""
+
+    def _start(self) -> None:
+        pass
+
+
+class Twice(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class Node:
+    """A machine with its own paths; each start is a process's, as far as vLLM's state goes."""
+
+    def __init__(self, path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path, self.store, self._monkeypatch = path, store, monkeypatch
+        self.num_compiled = 0
+
+    def start(self, machine: Mapping[str, str] = MACHINE, trust: str = "off") -> Outcome | None:
+        self._monkeypatch.setenv("VLLM_CACHE_ROOT", str(self.path / "cache"))
+        opened = access({"WARMRANK_STORE": self.store, "WARMRANK_TRUST": trust, "WARMRANK_TIMEOUT_S": "5"})
+        counter = SimpleNamespace(num_backend_compilations=0, num_cache_entries_updated=0)
+        publisher = Stepped(opened)
+        backend_type = type("VllmBackend", (stand_in.Backend,), {})
+        hooks.hook_graphs(backend_type, opened, publisher, counter)
+        backend = backend_type(stand_in.config_for(self.path / "model"), counter)
+        factors._version.cache_clear()
+        factors._sources.cache_clear()
+        with building_for(Target(device_kind="npu", environment=machine)):
+            kernel = backend(torch.fx.symbolic_trace(Twice()), [X])
+        assert torch.equal(kernel(X)[0], X * 2)
+        self.num_compiled = backend.compiler_manager.num_compiled
+        publisher.step(is_last=True)
+        return next(iter(read_outcomes(self.path / "cache")), None)
+
+    @property
+    def index(self) -> Path:
+        (found,) = (self.path / "cache").glob("torch_compile_cache/*/rank_0_0/backbone/vllm_compile_cache.py")
+        return found
+
+
+@pytest.fixture
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    return stand_in.install(monkeypatch, tmp_path / "vllm_ascend")
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[Any, Any]) -> Callable[[str], Node]:
+    del options
+    return lambda name: Node(tmp_path / name, str(tmp_path / "store"), monkeypatch)
+
+
+def test_new_node_with_other_paths_compiles_nothing(node):
+    cold = node("first").start()
+    assert (cold.outcome, cold.why) == ("compiled", "there is no store yet")
+    assert "published 3 files" in cold.published  # text, index and the plugin's note
+    second = node("elsewhere/second")
+    warm = second.start()
+    assert (warm.outcome, warm.source, second.num_compiled) == ("loaded", "store", 0)
+    assert "first" not in second.index.read_text()
+    assert second.start().source == "disk"
+
+
+def test_secret_among_the_variables_is_stored_as_a_digest(node, monkeypatch, tmp_path):
+    (tmp_path / "vllm_ascend" / "more.py").write_text('os.environ.get("ASCEND_TOKEN")')
+    monkeypatch.setenv("ASCEND_TOKEN", "sesame")
+    one = node("first")
+    one.start()
+    note = json.loads(one.index.with_name("warmrank.json").read_text())
+    assert "variable ASCEND_TOKEN" in note["components"]
+    assert "sesame" not in str(note)
+
+
+def switch_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["vllm_ascend.utils"], "enable_custom_op", lambda: True)
+
+
+def test_graph_of_other_custom_operators_on_this_disk_is_not_loaded(node, monkeypatch):
+    """vllm-ascend's hash stays what it was (15188); both selections are in the store afterwards."""
+    one = node("first")
+    one.start()
+    with monkeypatch.context() as switched:
+        switch_operators(switched)
+        again = one.start()
+        assert (again.outcome, one.num_compiled) == ("compiled", 1)
+        assert "on this disk is another one: custom operators off -> on" in again.why
+        assert "+ 0" in (one.index.parent / stand_in.KEY).read_text()
+    back = one.start()
+    assert (back.outcome, back.source, one.num_compiled) == ("loaded", "store", 0)
+
+
+def test_graph_that_was_made_without_the_plugin_is_not_loaded(node):
+    one = node("first")
+    one.start()
+    one.index.with_name("warmrank.json").unlink()
+    again = one.start()
+    assert (again.outcome, again.source) == ("loaded", "store")
+    one.index.with_name("warmrank.json").unlink()
+    one.store = str(one.path / "another store")
+    assert "unknown custom operators" in one.start().why
+
+
+@pytest.mark.parametrize("name", MACHINE)
+def test_another_machine_is_a_miss_that_names_it(node, name):
+    node("first").start()
+    there = node("second").start(machine={**MACHINE, name: "9.0.0"})
+    assert there.outcome == "compiled"
+    assert f"machine {name} {MACHINE[name]} -> 9.0.0" in there.why
+
+
+def test_what_vllm_ascend_reads_is_a_miss_that_names_it(node, options, monkeypatch, tmp_path):
+    node("first").start()
+    theirs, npugraph_ex = options
+    changes: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
+        "variable VLLM_ASCEND_ENABLE_NZ added (2)": lambda patch: patch.setenv("VLLM_ASCEND_ENABLE_NZ", "2"),
+        "ascend.enable_mlapo true -> false": lambda patch: patch.setattr(theirs, "enable_mlapo", False),
+        "ascend.ascend_compilation_config.fuse_norm_quant true -> false": lambda patch: patch.setattr(
+            theirs.ascend_compilation_config, "fuse_norm_quant", False
+        ),
+        "npugraph_ex.force_eager true -> false": lambda patch: patch.setattr(
+            npugraph_ex.force_eager, "value", False
+        ),
+        "custom operators off -> on": switch_operators,
+        "custom layers ": lambda patch: patch.setitem(
+            sys.modules["vllm.model_executor.custom_op"].op_registry_oot, "Linear", Twice
+        ),
+        "vllm_ascend unknown sources ": lambda _: (tmp_path / "vllm_ascend" / "ops.py").touch(),
+    }
+    for number, (said, change) in enumerate(changes.items()):
+        with monkeypatch.context() as patch:
+            change(patch)
+            there = node(f"changed {number}").start()
+        assert (there.outcome, said in there.why) == ("compiled", True), there.why
+
+
+def test_variable_that_names_a_place_of_this_machine_is_no_miss(node, monkeypatch):
+    node("first").start()
+    monkeypatch.setenv("HCCL_SO_PATH", "/elsewhere/libhccl.so")
+    assert node("second").start().outcome == "loaded"
+
+
+def test_unsigned_graphs_are_never_laid_out_where_signatures_are_required(node):
+    node("first").start()
+    strict = node("strict")
+    there = strict.start(trust="require")
+    assert (there.outcome, strict.num_compiled) == ("compiled", 1)
+    assert "unsigned" in there.why
+    assert "not published" in there.published
+
+
+def test_unsigned_graphs_on_this_disk_are_put_aside_where_signatures_are_required(node):
+    node("first").start()
+    one = node("second")
+    one.start()
+    assert (one.start(trust="require").outcome, one.num_compiled) == ("compiled", 1)
+
+
+def test_store_that_does_not_answer_costs_one_line(node, caplog):
+    one = node("first")
+    one.store = str(one.path / "no" / "directory")
+    Path(one.path / "no").mkdir(parents=True)
+    Path(one.store).write_text("a file")
+    with caplog.at_level(logging.INFO, "vllm.warmrank"):
+        assert one.start().outcome == "compiled"
+    assert len([line for line in caplog.messages if "the store gave nothing" in line]) == 1
+
+
+def test_graphs_that_vllm_ascend_does_not_save_are_told(node, monkeypatch):
+    monkeypatch.setenv("WITH_TRITON", "1")
+    node("first").start()
+    there = node("second").start()
+    assert (there.outcome, there.source) == ("loaded", "store")
+    assert "1 of 1 graphs compiled" in there.line()
+
+
+@pytest.mark.parametrize("module", ["vllm.envs", "vllm_ascend.utils", "vllm_ascend.ascend_config"])
+def test_unknown_vllm_ascend_is_left_alone(node, monkeypatch, caplog, module):
+    """Its hash has another factor, or a name that is relied on is gone."""
+    if module == "vllm.envs":
+        changed = iter([{"A": "1"}, {"A": "2"}])
+        monkeypatch.setattr(sys.modules[module], "compile_factors", lambda: next(changed))
+    else:
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace())
+    assert node("first").start() is None
+    assert "not served" in caplog.text

@@ -19,6 +19,7 @@ from tests.support.made_artifacts import make_artifact
 from tests.support.small_models import Plain
 from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.digests import Digest, digest_file
+from warmrank.cache_store.records.manifest import PartitionManifest
 from warmrank.examples import llama
 from warmrank.examples.llama_model import build_model
 from warmrank.examples.llama_weights import LlamaSizes, full_weights
@@ -295,11 +296,15 @@ def look_up(
 # Of a script.
 
 
+def made(spec: RankSpec) -> PartitionManifest:
+    return manifests.made(manifests.of_script(spec))
+
+
 def test_script_manifest_lists_the_files_beside_an_artifact(spec_manifests: RankSpec) -> None:
     file = ArtifactFile(name="ge_cache_0123456789abcdef.pt2", sha256="0123456789abcdef" * 4, size_bytes=7)
     path = look_up(spec_manifests, "M.decode", files=(file,))
     directory = path.parent.relative_to(spec_manifests.cache_dir).as_posix()
-    entries = {entry.path: entry.digest for entry in manifests.of_script(spec_manifests).artifacts}
+    entries = {entry.path: entry.digest for entry in made(spec_manifests).artifacts}
     assert entries == {
         f"{directory}/compiled_module": digest_file(path),
         f"{directory}/{file.name}": Digest(sha256=file.sha256, size_bytes=7),
@@ -314,7 +319,7 @@ def test_publish_names_functions_whose_compile_is_not_deterministic(spec_manifes
     look_up(spec_manifests, "M.f", sections={"graph.py": b"1"})
     look_up(other, "M.f", sections={"graph.py": b"2"})
     found = [
-        manifests.publish(store, LAUNCH_KEY, manifests.of_script(rank), Path(rank.cache_dir)).conflicts
+        store.publish_partition(LAUNCH_KEY, made(rank), Path(rank.cache_dir)).conflicts
         for rank in (spec_manifests, other)
     ]
     assert found == [(), ("M.f",)]

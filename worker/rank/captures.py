@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from warmrank.worker.capture.plan import Shapes, inputs_for, parse
 from warmrank.worker.devices.failures import Captures, problem
-from warmrank.worker.results import CaptureProposal
+from warmrank.worker.results import CaptureProposal, PlannedCapture
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from warmrank.cache_store.records.manifest import CaptureEntry
     from warmrank.worker.rank.units import RankUnit
     from warmrank.worker.rank.workload import Call
     from warmrank.worker.runtime.artifact import Artifact
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-def propose(units: Sequence[RankUnit], planned: Iterable[CaptureEntry]) -> tuple[CaptureProposal, ...]:
+def propose(units: Sequence[RankUnit], planned: Iterable[PlannedCapture]) -> tuple[CaptureProposal, ...]:
     """The calls of the workload whose graphs are captured, and what else of a plan this rank can capture.
 
     ``planned`` are of manifests of earlier launches, of this rank and of others.
@@ -113,7 +112,7 @@ def _proposal(unit: RankUnit, signature: str, shapes: Shapes, *, planned: bool) 
     )
 
 
-def _of_plan(entry: CaptureEntry, units: Sequence[RankUnit]) -> tuple[RankUnit, Shapes] | None:
+def _of_plan(entry: PlannedCapture, units: Sequence[RankUnit]) -> tuple[RankUnit, Shapes] | None:
     """The call whose artifact an entry is of, and the shapes; None if it cannot be captured here."""
     try:
         digest, shapes = parse(entry.signature)

@@ -1,6 +1,6 @@
 """One rank of an offline build: goes through the stages of a launch that need no device and no other rank.
 
-Stages in order: `start`, `build`, `probe`, `compile` or `load` or `adopt`, `manifest`, `stop`. The world is
+Stages in order: `start`, `build`, `probe`, `compile` or `load` or `adopt`, `partition`, `stop`. The world is
 there in name only, and tensors have neither memory nor values, so nothing of the model ever runs. An
 artifact's bytes are those that a rank of a launch compiles. What a trace would need values for is refused:
 a value that is not known is never burned in.
@@ -23,7 +23,7 @@ from warmrank.worker.runtime.asked import asks_for_rank
 from warmrank.worker.settings import Target, building_for
 
 if TYPE_CHECKING:
-    from warmrank.cache_store.records.manifest import PartitionManifest
+    from warmrank.worker.rank.manifests import Fields
     from warmrank.worker.rank.start import RankSpec
     from warmrank.worker.rank.units import RankUnit
 
@@ -35,7 +35,7 @@ class OfflineRank(RankWorker):
         self, spec: RankSpec, *, machines: Target, real_tensors: bool = False, kernels: bool = True
     ) -> None:
         """``real_tensors``: build on the CPU with memory and values. Without ``kernels`` it only traces."""
-        super().__init__(spec, store=None)
+        super().__init__(spec, lambda: None)
         self._machines = machines
         self._real_tensors = real_tensors
         self._kernels = kernels
@@ -91,8 +91,8 @@ class OfflineRank(RankWorker):
             and (asks_for_rank(unit.variant.stored.artifact.guards.asked) or unit.is_withheld)
         )
 
-    def manifest(self) -> PartitionManifest:
-        """Manifest of this rank's partition; nothing is captured."""
+    def _manifest(self) -> Fields:
+        """Nothing is captured."""
         from warmrank.worker.rank.manifests import of_units
 
         listed = [

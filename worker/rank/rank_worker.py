@@ -1,7 +1,7 @@
 """One rank of a launch: a plain object that the driver steps through the stages; it knows no Ray.
 
 Stages in order: `start`, `build`, `probe`, `compile` or `load` or `adopt`, `capture`, `first_call`,
-`verify`, `publish`, `stop`. The unit of work is one call of the workload (`worker.rank.units`). Torch is
+`verify`, `partition`, `stop`. The unit of work is one call of the workload (`worker.rank.units`). Torch is
 imported from `start` on, not before.
 """
 
@@ -23,7 +23,8 @@ from warmrank.worker.results import (
     CaptureProposal,
     FunctionProbe,
     FunctionResult,
-    Published,
+    Partition,
+    PlannedCapture,
     TraceResult,
     Verification,
     unit_name,
@@ -32,11 +33,9 @@ from warmrank.worker.results import (
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from warmrank.cache_store.cache_dir.node_files import NodeFile
-    from warmrank.cache_store.records.manifest import CaptureEntry, PartitionManifest
-    from warmrank.cache_store.store import Store
+    from warmrank.worker.rank.manifests import Fields
     from warmrank.worker.rank.start import RankSpec
-    from warmrank.worker.rank.units import Handed, RankUnit
+    from warmrank.worker.rank.units import Handed, OpenStore, RankUnit
     from warmrank.worker.rank.workload import Workload
     from warmrank.worker.runtime.function import CachedFunction
 
@@ -44,18 +43,21 @@ _log = logging.getLogger(__name__)
 
 
 class RankWorker:
-    """Steps one rank through a launch, as `worker.rank.Rank` says."""
+    """Steps one rank through a launch, and opens the store where it needs it.
 
-    def __init__(self, spec: RankSpec, store: Store | None) -> None:
+    Functions are named as units of work (`worker.rank.units`). What fails for one function is a result with a
+    `Failure`; an exception of `worker.errors` or `cache_store.errors` is about the whole rank.
+    """
+
+    def __init__(self, spec: RankSpec, open_store: OpenStore) -> None:
         self._spec = spec
-        self._store = store
+        self._open_store = open_store
         self._workload: Workload | None = None
         self._units: dict[str, RankUnit] = {}
         self._calls: list[RankUnit] = []  # of each call of the workload, the unit that answers it now
         self._groups: dict[str, ProcessGroup] = {}
         self._owns_process_group = False
         self._proposed: tuple[CaptureProposal, ...] = ()
-        self._node_files: tuple[NodeFile, ...] = ()
         self._functions: list[CachedFunction] = []  # all that user code made in the stages of this rank
 
     def start(self) -> dict[str, str]:
@@ -101,7 +103,7 @@ class RankWorker:
 
         def compiled(unit: RankUnit) -> FunctionResult:
             with self._watched(unit):
-                return unit.compile(self._store, withheld=self._spec.audited)
+                return unit.compile(self._open_store, withheld=self._spec.audited)
 
         return tuple(self._units[name].guarded(compiled) for name in functions)
 
@@ -123,7 +125,9 @@ class RankWorker:
 
     def consider(self, offers: Mapping[str, str]) -> tuple[FunctionResult, ...]:
         """True if artifacts of other ranks could be adopted here, which is not done."""
-        return tuple(self._units[name].consider(digest, self._store)[1] for name, digest in offers.items())
+        return tuple(
+            self._units[name].consider(digest, self._open_store)[1] for name, digest in offers.items()
+        )
 
     def hand_out(self, digests: Mapping[str, str]) -> dict[str, Handed | None]:
         """Artifacts for other nodes, by unit; None for one that is not here."""
@@ -142,7 +146,7 @@ class RankWorker:
 
         def adopted(unit: RankUnit) -> FunctionResult:
             withheld = unit.name in fresh and self._spec.audited
-            return unit.adopt(offers[unit.name], self._store, withheld=withheld)
+            return unit.adopt(offers[unit.name], self._open_store, withheld=withheld)
 
         return tuple(self._units[name].guarded(adopted) for name in offers)
 
@@ -152,7 +156,7 @@ class RankWorker:
             self._units[name].release(digest)
 
     def propose_captures(
-        self, planned: tuple[CaptureEntry, ...], names: Collection[str] | None = None
+        self, planned: tuple[PlannedCapture, ...], names: Collection[str] | None = None
     ) -> tuple[CaptureProposal, ...]:
         """The graphs that this rank would capture, of the units ``names``; None for all."""
         from warmrank.worker.rank import captures
@@ -260,32 +264,26 @@ class RankWorker:
         # Not a number is within no tolerance, though nothing that a check compares it with may say so.
         return replace(found, ok=found.ok and found.max_error <= found.tolerance)
 
-    def keep_for_node(self, files: tuple[NodeFile, ...]) -> None:
-        """Take node artifacts into the manifest of this rank, the first one of its node."""
-        self._node_files = files
+    def partition(self) -> Partition:
+        """The contents of this rank's partition."""
+        from warmrank.worker.rank.manifests import packed
 
-    def manifest(self) -> PartitionManifest:
-        """Manifest of this rank's partition."""
+        shared = {blob for unit in self._units.values() for blob in unit.shared}
+        return Partition(
+            manifest=packed(self._manifest()),
+            num_shared=len(shared),
+            bytes_shared=sum(digest.size_bytes for digest in shared),
+        )
+
+    def _manifest(self) -> Fields:
         from warmrank.worker.rank import captures, manifests
 
         if not self._spec.entrypoint:
-            found = manifests.of_script(self._spec)
-        else:
-            units = tuple(self._units.values())
-            captured = captures.captured(units)
-            listed = [(unit.name, unit.function, unit.bound().stored, captured[unit.name]) for unit in units]
-            found = manifests.of_units(self._spec, listed)
-        return manifests.with_node_files(found, self._node_files)
-
-    def publish(self, launch_key: str) -> Published | None:
-        """Put manifest and artifacts into the store; what was shared after its compile counts as new too."""
-        from warmrank.worker.rank.manifests import publish
-
-        if self._store is None:
-            return None
-        root = Path(self._spec.cache_dir)
-        shared = {blob for unit in self._units.values() for blob in unit.shared}
-        return publish(self._store, launch_key, self.manifest(), root, shared=shared)
+            return manifests.of_script(self._spec)
+        units = tuple(self._units.values())
+        captured = captures.captured(units)
+        listed = [(unit.name, unit.function, unit.bound().stored, captured[unit.name]) for unit in units]
+        return manifests.of_units(self._spec, listed)
 
     def stop(self) -> None:
         """Take the process groups down."""

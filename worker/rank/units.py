@@ -49,6 +49,9 @@ if TYPE_CHECKING:
     from warmrank.worker.runtime.function import CachedFunction
     from warmrank.worker.runtime.variant import Variant
 
+OpenStore = Callable[[], "Store | None"]
+"""Opens the store, or gives the one that is open; a rank that finds all on its node never asks for it."""
+
 _log = logging.getLogger(__name__)
 _AS_TEXT = ("graph.py", "torchair.py")
 _AS_DIGEST = ("constants", "torchair.json", "torchair.txt")
@@ -164,7 +167,7 @@ class RankUnit:
         """A guess at what a compile takes: modules are traced one by one, each wherever it is used."""
         return sum(1 for _ in self.function.module.named_modules(remove_duplicate=False))
 
-    def compile(self, store: Store | None, *, withheld: bool = False) -> FunctionResult:
+    def compile(self, open_store: OpenStore, *, withheld: bool = False) -> FunctionResult:
         """Trace and compile without running; the artifact goes into the store as well."""
         # An earlier unit's artifact may cover this one: then there is nothing to compile.
         found = self.find()
@@ -176,7 +179,7 @@ class RankUnit:
             self.variant = self.function.compile(
                 self.call.args, self.call.kwargs, reason=reason, withheld=withheld
             )
-            if store is not None:
+            if (store := open_store()) is not None:
                 self._share(self.variant.stored, store)
             result = self._finish()
         return replace(result, trace=self.trace().digest)
@@ -261,14 +264,16 @@ class RankUnit:
         self.use(self.found, started=perf_counter())
         return self._finish()
 
-    def _offered(self, digest: str, store: Store | None) -> StoredArtifact | None:
-        return offered(self.function.place(), digest, store, cache_root=self.function.root())
+    def _offered(self, digest: str, open_store: OpenStore) -> StoredArtifact | None:
+        place, root = self.function.place(), self.function.root()
+        here = offered(place, digest, None, cache_root=root)
+        return here or offered(place, digest, open_store(), cache_root=root)
 
     def consider(
-        self, digest: str, store: Store | None
+        self, digest: str, open_store: OpenStore
     ) -> tuple[StoredArtifact, FunctionResult] | tuple[None, FunctionResult]:
         """An artifact of another rank, if it can be had and its guards hold; and the answer to the offer."""
-        stored = self._offered(digest, store)
+        stored = self._offered(digest, open_store)
         if stored is None:
             missing = f"artifact {digest[:12]} is neither in the cache nor in the store"
             return None, self._refused(missing, Failure.MISSING)
@@ -279,23 +284,24 @@ class RankUnit:
         would = FunctionResult(function=self.name, ok=True, outcome="adopted", reason="", digest=digest)
         return stored, would
 
-    def adopt(self, digest: str, store: Store | None, *, withheld: bool = False) -> FunctionResult:
+    def adopt(self, digest: str, open_store: OpenStore, *, withheld: bool = False) -> FunctionResult:
         """Take over an artifact of another rank; its guards decide whether it fits here."""
         started = perf_counter()
-        stored, refusal = self.consider(digest, store)
+        stored, refusal = self.consider(digest, open_store)
         if stored is None:
             return refusal
         own = stored.path.parent == self.function.place().function_dir
         beside = stored.path.parent.parent
-        where = "from the store" if store is not None else "from another rank"
         partition = "a world of one rank" if beside == self.function.place().model_dir else beside.name
-        reason = "" if own else where if partition == OFFERED else f"same as {partition}"
+        reason = "" if own else f"same as {partition}"
+        if partition == OFFERED:
+            reason = "from the store" if open_store() is not None else "from another rank"
         self.use(Found(stored=stored, own=own, reason=reason), started=started, withheld=withheld)
         return self._finish()
 
     def hand_out(self, digest: str) -> Handed | None:
         """The artifact with this digest for other nodes, if this rank's cache directory has it."""
-        stored = self._offered(digest, None)
+        stored = self._offered(digest, lambda: None)
         if stored is None:
             return None
         beside = {name: path.read_bytes() for name, path in stored.files().items()}
