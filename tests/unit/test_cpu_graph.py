@@ -21,7 +21,6 @@ from warmrank.worker.devices import CpuBackend
 from warmrank.worker.devices.port import CapturedGraph
 from warmrank.worker.errors import NotCapturable, NotPortable, StateChanged, WorkerError
 from warmrank.worker.torch_private.kernels import call_of, out_variant
-from warmrank.worker.torch_private.places import lazily, place_of
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -214,16 +213,6 @@ def test_random_graphs_of_one_pool_equal_eager(seed: int) -> None:
         expected = graphs[number](x, weight, cache)
         assert all(map(same_bits, captured[number].outputs, expected))
         assert same_bits(inputs[number][2], cache)
-
-
-@pytest.mark.parametrize("change", [torch.conj, lambda x: x.conj().imag], ids=["conjugate", "negative"])
-def test_lazy_bits_are_carried_over(change) -> None:
-    x = change(torch.tensor([1 + 2j]))
-    place = place_of(0, x)
-    assert place.conjugate or place.negative
-    plain = torch.empty(0, dtype=x.dtype).set_(x.untyped_storage(), x.storage_offset(), x.size(), x.stride())
-    assert torch.equal(lazily(plain, place), x)
-    assert not torch.equal(plain, x)
 
 
 aten = torch.ops.aten

@@ -62,6 +62,19 @@ def test_warm_first_call_imports_what_a_hit_needs(tmp_path: Path) -> None:
     assert len(found) <= MAX_MODULES_OF_A_HIT, sorted(found)
 
 
+def test_load_of_what_python_forwards_imports_no_tracer(tmp_path: Path) -> None:
+    code = (
+        "import torch\n"
+        "from tests.support.small_models import Forwards\n"
+        "from warmrank.inference import cache_compile\n"
+        f"cached = cache_compile(Forwards().forward, cache_dir={str(tmp_path)!r})\n"
+        "with torch.no_grad(): cached(torch.ones(2, 4))\n"
+        "print(cached.last_result.outcome)\n"
+    )
+    imported_by(code)
+    assert not TRACERS & imported_by(f"{code}assert cached.last_result.outcome == 'loaded'")
+
+
 WORKER = Path(__file__).parents[2] / "worker"
 ROOM = WORKER / "torch_private"
 BY_TEXT = {"getattr", "hasattr", "setattr", "delattr", "import_module"}

@@ -19,6 +19,7 @@ import builtins
 import csv
 import dis
 import inspect
+import json
 import logging
 import marshal
 import os
@@ -34,6 +35,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.worker import data_dump
@@ -357,8 +359,6 @@ def _arguments(node: Node) -> str:
 
 def _dump_path(directory: str | None, name: str, kind: str) -> Path:
     """Path of this process's dump; makes its directory."""
-    import torch.distributed as dist
-
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
     target = Path(directory or ".").resolve()
     target.mkdir(parents=True, exist_ok=True)
@@ -452,7 +452,5 @@ def _canonical_constant(value: Any, renames: Mapping[str, str]) -> Any:
     try:
         marshal.dumps(value, _MARSHAL_VERSION)
     except ValueError:
-        import json
-
         return (PLACEHOLDER, json.dumps(constants.encode(value), sort_keys=True))
     return value

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from warmrank.worker.configs.options import (
     ASCEND_FLAT,
     CAPTURE,
+    CAPTURED,
     MODES,
     TORCHAIR,
     Choice,
@@ -43,13 +44,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("torchair")
 _TORCHAIR_SECTIONS = "warmrank.worker.configs.torchair_sections"
-_GRAPH_CAPTURE = ("reduce-overhead", "npugraph_ex")
 _AS_WRITTEN = Effect(
-    torchair_modes=_GRAPH_CAPTURE,
+    torchair_modes=CAPTURED,
     why="a graph keeps in-place operators as they were written, so none is turned back",
 )
 _CONCATENATIONS = Effect(
-    torchair_modes=_GRAPH_CAPTURE, why="a graph runs as it was written, concatenations included"
+    torchair_modes=CAPTURED, why="a graph runs as it was written, concatenations included"
 )
 GuardMode = Literal["always", "once", "skip"]
 OnRecompile = Literal["add", "abandon"]

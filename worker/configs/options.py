@@ -19,7 +19,7 @@ from warmrank.worker.values import Value, replace
 MODES = ("max-autotune", "reduce-overhead", "npugraph_ex")
 TORCHAIR = "torchair"
 INT64_MAX = 2**63 - 1
-_CAPTURED = ("reduce-overhead", "npugraph_ex")
+CAPTURED = ("reduce-overhead", "npugraph_ex")
 
 
 class Effect(Value):
@@ -32,11 +32,11 @@ class Effect(Value):
 
 
 EVERY_MODE = Effect()
-CAPTURE = Effect(modes=("reduce-overhead",), torchair_modes=_CAPTURED)
+CAPTURE = Effect(modes=("reduce-overhead",), torchair_modes=CAPTURED)
 FROZEN = replace(CAPTURE, torchair_modes=MODES)
 ASCEND = Effect(why="it belongs to engine torchair")
 ASCEND_ENGINE = replace(ASCEND, modes=("max-autotune",))
-ASCEND_CAPTURE = replace(ASCEND, modes=_CAPTURED)
+ASCEND_CAPTURE = replace(ASCEND, modes=CAPTURED)
 ASCEND_FLAT = replace(ASCEND, modes=("npugraph_ex",))
 
 

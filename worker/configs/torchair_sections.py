@@ -17,6 +17,7 @@ from warmrank.worker.configs.options import (
     ASCEND_CAPTURE,
     ASCEND_ENGINE,
     ASCEND_FLAT,
+    CAPTURED,
     EVERY_MODE,
     FROZEN,
     INT64_MAX,
@@ -34,7 +35,6 @@ from warmrank.worker.configs.options import (
 )
 from warmrank.worker.values import replace
 
-_GRAPH_CAPTURE = ("reduce-overhead", "npugraph_ex")
 _NO_OPS = Effect(
     torchair_modes=MODES, why="a graph runs as it was written, operators that change nothing included"
 )
@@ -228,7 +228,7 @@ class NpuGraphEx(Section, at="npugraphex_config", effect=ASCEND_FLAT):
 
     force_eager = Flag(False, effect=EVERY_MODE)  # As ``debug.run_eagerly``
     # Capture anew on every call
-    force_recapture = Flag(False, effect=Effect(modes=_GRAPH_CAPTURE))
+    force_recapture = Flag(False, effect=Effect(modes=CAPTURED))
     # Which calls of other threads a running capture forbids
     capture_error_mode = Choice("global", ("global", "thread_local", "relaxed"))
     # Do not look whether what was captured can be replayed

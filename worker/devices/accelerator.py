@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -69,28 +68,27 @@ class AcceleratorPool:
         held = sum(end - start for private in self._private for start, end in self._spans(private))
         return held + sum(segment.nbytes for segment in self._segments)
 
-    def buffers(
-        self, like: Sequence[torch.Tensor], fixed: Sequence[torch.Tensor]
-    ) -> tuple[list[torch.Tensor], int]:
-        """Copies of tensors, with the same strides, which a graph may rely on; and the bytes they take.
+    def buffers(self, inputs: Sequence[Any], copied: Positions) -> tuple[tuple[Any, ...], int]:
+        """The inputs, the ``copied`` ones in buffers with equal strides, which the graph may rely on.
 
-        They overlap with the buffers of other graphs of this pool, but neither with each other nor with any
-        of ``like`` and ``fixed``.
+        Also the bytes of the buffers. They overlap with those of other graphs of this pool, but neither with
+        each other nor with any of the inputs.
         """
-        if not like:
-            return [], 0
-        sizes = [aligned(max(span_bytes(tensor), 1), _ALIGNMENT) for tensor in like]
-        segment = self._segment(sum(sizes), like[0].device, (*like, *fixed))
-        copies = []
-        for tensor, start in zip(like, itertools.accumulate(sizes, initial=0), strict=False):
-            offset = start // tensor.element_size()
+        sizes = {index: aligned(max(span_bytes(inputs[index]), 1), _ALIGNMENT) for index in sorted(copied)}
+        if not sizes:
+            return tuple(inputs), 0
+        segment = self._segment(sum(sizes.values()), inputs[min(sizes)].device, _tensors(inputs))
+        values, start = list(inputs), 0
+        for index, size in sizes.items():
+            value = inputs[index]
+            offset = start // value.element_size()
             with torch.inference_mode(mode=False):
-                place = tensor_in(
-                    segment.untyped_storage(), offset, tensor.shape, tensor.stride(), tensor.dtype
+                values[index] = tensor_in(
+                    segment.untyped_storage(), offset, value.shape, value.stride(), value.dtype
                 )
-            copies.append(place)
-            memory_of(copies[-1]).copy_(memory_of(tensor))
-        return copies, sum(sizes)
+            memory_of(values[index]).copy_(memory_of(value))
+            start += size
+        return tuple(values), start
 
     def _segment(
         self, size_bytes: int, device: torch.device, apart_from: Sequence[torch.Tensor]
@@ -278,7 +276,7 @@ class AcceleratorBackend:
         refuse_foreign(inputs, "input", device)
         fixed = _tensors(value for number, value in enumerate(inputs) if number not in copied)
         with _CAPTURING, self._module.device(index), self._recorder.generator_restored(index):
-            static, buffer_bytes = _with_buffers(inputs, sorted(copied), fixed, pool)
+            static, buffer_bytes = pool.buffers(inputs, copied)
             self._recorder.warm_up(graph, static, index)
             private = pool.private(index, fixed)
             try:
@@ -306,17 +304,6 @@ class AcceleratorBackend:
 
 def _tensors(values: Any) -> list[torch.Tensor]:
     return [value for value in values if isinstance(value, torch.Tensor)]
-
-
-def _with_buffers(
-    inputs: Sequence[Any], copied: Sequence[int], fixed: Sequence[torch.Tensor], pool: AcceleratorPool
-) -> tuple[tuple[Any, ...], int]:
-    """The inputs, the copied ones in buffers of the pool, and the bytes of these."""
-    buffers, size_bytes = pool.buffers([inputs[number] for number in copied], fixed)
-    found = list(inputs)
-    for number, buffer in zip(copied, buffers, strict=True):
-        found[number] = buffer
-    return tuple(found), size_bytes
 
 
 def _unowned(outputs: tuple[Any, ...], aliased: frozenset[int], keep: PrivatePool) -> tuple[Any, ...]:

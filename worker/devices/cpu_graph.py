@@ -408,18 +408,17 @@ def buffers(
 
     Also the bytes of the buffers, and the segment where they lie: hold it as long as they are used.
     """
-    spans = {index: memory_of(inputs[index]) for index in sorted(copied)}
-    sizes = {index: aligned(span_bytes(inputs[index]), ALIGNMENT) for index in spans}
+    sizes = {index: aligned(span_bytes(inputs[index]), ALIGNMENT) for index in sorted(copied)}
     tensors = [value for value in inputs if isinstance(value, torch.Tensor)]
     segment = pool.inputs.segment(sum(sizes.values()), tensors)
     values = list(inputs)
     start = 0
-    for index in spans:
+    for index, size in sizes.items():
         value = inputs[index]
         storage = segment.block(start, span_bytes(value))
         values[index] = tensor_in(storage, 0, value.size(), value.stride(), value.dtype)
         memory_of(values[index]).copy_(memory_of(value))
-        start += sizes[index]
+        start += size
     return tuple(values), start, segment
 
 

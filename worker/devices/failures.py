@@ -24,15 +24,7 @@ import torch
 from warmrank.worker.errors import NotCapturable
 from warmrank.worker.values import Value
 
-# Atlas A2, A3 and later have 1984; a model that is not listed counts as one of them.
-_LIMIT = 1984
-_LIMITS = {
-    "Ascend910A": 2048,
-    "Ascend910Pro": 2048,
-    "Ascend910Premium": 2048,
-    "Ascend310B": 512,
-    "Ascend310": 1024,
-}
+_LIMIT = 1984  # of Atlas A2, A3 and later, the ones that capture graphs
 _RESERVE = 184  # for what runs beside graphs: 1984 less vllm-ascend's 1800
 # HCCL unfolds a collective into streams of its own. By AIV it does so within a kernel, at one more stream.
 _PER_GROUP, _PER_GROUP_AIV = 2, 1
@@ -56,11 +48,6 @@ class Captures(Value):
     num_side_streams: int = 0  # further streams of each graph, where the model spreads its operators
 
 
-def limit_of(soc: str) -> int:
-    """Streams of an NPU of this model, such as ``Ascend910B2``."""
-    return next((limit for model, limit in _LIMITS.items() if soc.startswith(model)), _LIMIT)
-
-
 def needed(captures: Iterable[Captures], *, expansion: str = "") -> int:
     """Streams that these graphs take in all, with those of their communicators.
 
@@ -73,14 +60,11 @@ def needed(captures: Iterable[Captures], *, expansion: str = "") -> int:
     return fixed + sum(one.num_graphs * _streams_of(one, aiv=aiv) for one in planned)
 
 
-def problem(captures: Iterable[Captures], *, soc: str, expansion: str = "") -> str:
-    """Warning before too much is captured; empty if the streams suffice.
-
-    ``expansion`` as in `needed`; ``soc`` is the NPU's model.
-    """
+def problem(captures: Iterable[Captures], *, expansion: str = "") -> str:
+    """Warning before too much is captured; empty if the streams suffice; ``expansion`` as in `needed`."""
     planned = tuple(captures)
-    limit, wanted = limit_of(soc), needed(planned, expansion=expansion)
-    if wanted <= limit - _RESERVE:
+    wanted = needed(planned, expansion=expansion)
+    if wanted <= _LIMIT - _RESERVE:
         return ""
     aiv = expansion == "AIV"
     largest = sorted(planned, key=lambda one: -one.num_graphs * _streams_of(one, aiv=aiv))
@@ -88,7 +72,7 @@ def problem(captures: Iterable[Captures], *, soc: str, expansion: str = "") -> s
         f"{one.name}: {one.num_graphs} graphs of {_streams_of(one, aiv=aiv)} streams" for one in largest[:3]
     )
     return (
-        f"captures will take about {wanted} streams ({listed}), and {limit - _RESERVE} of this NPU's {limit} "
+        f"captures will take about {wanted} streams ({listed}), and {_LIMIT - _RESERVE} of an NPU's {_LIMIT} "
         "are for graphs: captures beyond them fail with error 207008 or 207005, and run without capture. "
         f"{REMEDY}"
     )

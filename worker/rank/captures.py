@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from warmrank.worker.capture.plan import Shapes, inputs_for, parse
 from warmrank.worker.devices.failures import Captures, problem
-from warmrank.worker.keys.request import environment
 from warmrank.worker.results import CaptureProposal, PlannedCapture
 from warmrank.worker.settings import settings
 
@@ -168,7 +167,6 @@ def stream_problem(units: Sequence[RankUnit], proposals: Sequence[CaptureProposa
     """Warning about the streams of an NPU before the first capture; empty if they suffice."""
     return problem(
         graphs_of(units, proposals),
-        soc=environment()["accelerator"],
         expansion=settings().ascend.get("HCCL_OP_EXPANSION_MODE", ""),
     )
 

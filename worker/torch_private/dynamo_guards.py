@@ -214,8 +214,7 @@ class TracedGuard(Value):
 
     kind: str  # Dynamo's name of the guard (``TENSOR_MATCH`` ...)
     source: str  # Python expression over ``L`` and ``G`` for the guarded object; empty for global state
-    has_value: bool  # whether the expression has a value (an absent attribute has none)
-    value: Any  # the guarded object
+    value: Any  # the guarded object; None where there is none, as of an absent attribute
     conditions: tuple[str, ...]  # readable conditions that Dynamo derived
     details: Mapping[str, Any]  # keyword arguments of the guard (``attr``, ``key``)
     same_as: str = ""  # for ``DUPLICATE_INPUT``, the other expression
@@ -248,7 +247,6 @@ def _guard(entry: Any, shapes: Mapping[str, Any]) -> TracedGuard:
     return TracedGuard(
         kind=kind,
         source=source,
-        has_value=entry.has_value,
         value=entry.value if entry.has_value else None,
         conditions=tuple(original.code_list or ()),
         details=details,

@@ -25,6 +25,7 @@ from types import FrameType, FunctionType, MethodDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
+import torch.distributed as dist
 from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.functions import SkipFunctionVariable
 from torch._dynamo.variables.torch import constant_fold_functions
@@ -107,8 +108,6 @@ class CallHooks:
 
     @steps_in(_GROUP, "rank", "size", is_optional=True)
     def _read_group(self, original: Any, group: Any) -> int:
-        import torch.distributed as dist
-
         function = dist.get_rank if original.__name__ == "rank" else dist.get_world_size
         result: int = original(group)
         if self._evaluating:

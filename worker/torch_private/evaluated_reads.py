@@ -23,6 +23,7 @@ from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, Modu
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch._dynamo.exc import ObservedAttributeError, handle_observed_exception
 from torch._dynamo.source import AttrSource
 from torch._dynamo.variables import dicts
@@ -386,8 +387,6 @@ def _classes(asked: Any) -> Iterator[type]:
 
 def _real_group(variable: Any) -> Any:
     """The process group that a variable stands for; None for another object."""
-    import torch.distributed as dist
-
     value = getattr(variable, "value", None)
     value = getattr(value, "real_obj", value)  # of a group that Dynamo takes for an opaque object
     return value if dist.is_available() and isinstance(value, dist.ProcessGroup) else None

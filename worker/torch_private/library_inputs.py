@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.torch_private.operators import constant_of
@@ -119,8 +120,6 @@ def _carrier(library: GraphModule, node: Node, fakes: list[Any]) -> Node:
 
 def _fake_mode(library: GraphModule, fakes: list[Any], env: Any = None) -> Any:
     """The mode of a graph's fake tensors; a new one where it has none."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     values = (*fakes, *(node.meta.get("val") for node in library.graph.nodes))
     found = (value.fake_mode for value in values if hasattr(value, "fake_mode"))
     return next(found, None) or FakeTensorMode(shape_env=env)

@@ -17,6 +17,7 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.fx.traceback as fx_traceback
 from torch._higher_order_ops.scan import generic_scan
 from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch._ops import HigherOrderOperator
@@ -291,8 +292,6 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
     Raises:
         NotPortable: something in it has no operators, or is a tensor made of others.
     """
-    import torch.fx.traceback as fx_traceback
-
     _refuse_wrappers(graph_module)
     refuse_replaced(graph_module)
     # meta["grapharg"] has the source as well, but Dynamo drops it when a capture ends.
@@ -353,8 +352,6 @@ def retrace(lowered: LoweredGraph, fakes: list[Any]) -> LoweredGraph:
 
     Needs the tracing context that the graph was made in. Raises whatever the graph raises on its inputs.
     """
-    import torch.fx.traceback as fx_traceback
-
     num_inputs = sum(node.op == "placeholder" for node in lowered.graph.graph.nodes)
     if num_inputs != len(fakes):
         raise ValueError(f"it has {num_inputs} inputs now, and had {len(fakes)}")

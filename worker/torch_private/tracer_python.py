@@ -36,6 +36,13 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
 
 from warmrank.worker.keys.code import globals_module, is_pinned_module
+from warmrank.worker.repeatable import (
+    call_method,
+    call_registered,
+    get_cached,
+    get_dispatching,
+    get_partial,
+)
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, replaced, steps_in
 from warmrank.worker.torch_private.traced_python import (
     call_method,

@@ -19,11 +19,13 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch._dynamo.config as dynamo_config
+import torch.fx.experimental._config as shapes_config
 from torch._dynamo import convert_frame
 from torch._dynamo.eval_frame import set_enable_dynamic
 from torch._dynamo.exc import TorchDynamoException
@@ -63,7 +65,7 @@ FACTS = {
     ),
     "torch._dynamo.convert_frame:CaptureOutput": "graph_capture_output backend_input",
     "torch._dynamo.convert_frame:GraphCaptureOutput": "output_graph traced_code get_runtime_env",
-    "torch._dynamo.convert_frame:GraphRuntimeEnv": "bytecode import_sources external_refs closure",
+    "torch._dynamo.convert_frame:GraphRuntimeEnv": "bytecode import_sources external_refs",
     "torch._dynamo.side_effects:SideEffects": "_get_modified_vars store_attr_mutations",
     "torch._dynamo.variables.builder:VariableBuilder": "source",
     "torch.fx.experimental._config": "use_duck_shape",
@@ -161,7 +163,6 @@ class Trace(Value):
     import_aliases: dict[str, str]
     made_globals: dict[str, Any]  # global name of Dynamo's making that holds an address -> the object
     external_names: frozenset[str]  # every global name that ``frame`` refers to
-    closure: tuple[Any, ...] | None  # cells for the frame's free variables, or None
     guards: tuple[TracedGuard, ...]  # all guards
     tree: GuardTree  # the tree that Dynamo makes of them
     # Python objects that were there before the call and that the frame writes to
@@ -226,8 +227,6 @@ def _trace(  # noqa: PLR0913 - those of `trace`, and integers
     Raises:
         _Counts: ``free`` is empty, and the method writes integers that it reads.
     """
-    from time import perf_counter
-
     evaluated = Evaluations()
     with (
         _LOCK,
@@ -269,9 +268,8 @@ def _trace(  # noqa: PLR0913 - those of `trace`, and integers
                 context=context,
             )
             lowered = replace(lowered, captured=call)
-            with (
-                ViewsByThemselves().made()
-            ):  # who makes fake tensors of the inputs anew must not see bases either
+            # Who makes fake tensors of the inputs anew must not see bases either.
+            with ViewsByThemselves().made():
                 built = build(lowered)
         guards, tree = _guards(output, method, name)
         made = _made_globals(method)
@@ -286,7 +284,6 @@ def _trace(  # noqa: PLR0913 - those of `trace`, and integers
             },
             made_globals=made,
             external_names=frozenset(environment.external_refs),
-            closure=environment.closure,
             guards=guards,
             tree=tree,
             writes=tuple(notes.writes),
@@ -330,8 +327,6 @@ def _made_globals(method: Callable[..., Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def _tracing_settings(dynamic: bool) -> Iterator[None]:
     """Dynamo's switches for one trace; the caller's own are restored whatever the function does to them."""
-    import torch.fx.experimental._config as shapes_config
-
     was_enabled, default = torch.is_grad_enabled(), torch.get_default_dtype()
     was_cast, is_strict = torch.is_autocast_enabled("cpu"), torch.are_deterministic_algorithms_enabled()
     warns = torch.is_deterministic_algorithms_warn_only_enabled()
