@@ -44,13 +44,6 @@ from warmrank.worker.repeatable import (
     get_partial,
 )
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, replaced, steps_in
-from warmrank.worker.torch_private.traced_python import (
-    call_method,
-    call_registered,
-    get_cached,
-    get_dispatching,
-    get_partial,
-)
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
