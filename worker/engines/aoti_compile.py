@@ -35,7 +35,7 @@ from torch.fx import Graph, GraphModule, Node
 from warmrank.worker.engines.graph import SECTIONS, GraphEngine
 from warmrank.worker.engines.port import Sections
 from warmrank.worker.errors import NotPortable, NotYet
-from warmrank.worker.keys.machine import instruction_set
+from warmrank.worker.keys.request import instruction_set
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.inductor import compile_library
@@ -327,7 +327,7 @@ def compile_parts(lowered: LoweredGraph, facts: GraphFacts, identity: str) -> Co
                 inputs.fakes,
                 directory=directory,
                 cache=cache,
-                march=instruction_set().march,
+                march=instruction_set()[0],
                 compiler=settings().compiler,
             )
     call["added"] = [text for text in conditions(env) if text not in before]
