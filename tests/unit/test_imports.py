@@ -77,8 +77,6 @@ WORKER = Path(__file__).parents[2] / "worker"
 BY_TEXT = re.compile(
     r"""(?:[gs]et|has|del)attr\([^()]*["']_(?!fields|dynamo_static)[a-z]|import_module\(["']torch[\w.]*\._"""
 )
-    r"""(?:[gs]et|has|del)attr\([^()]*["']_(?!fields|dynamo_static)[a-z]|import_module\(["']torch[\w.]*\._"""
-)
 
 
 def test_private_parts_of_torch_are_reached_by_text_in_one_room_only() -> None:

@@ -220,9 +220,7 @@ SAME_CLASS = [
     CLASS.replace("return 1", "return 2"),  # an untraced body
     CLASS.replace("    a = 1\n", "    '''About C.'''\n    a = 1\n"),
     "# about C\n" + CLASS,
-    *(
-        [CLASS.replace("a = 1", "a: int = 1")] if sys.version_info < (3, 14) else []
-    ),  # a name more
+    *([CLASS.replace("a = 1", "a: int = 1")] if sys.version_info < (3, 14) else []),  # a name more
 ]
 OTHER_CLASS = [
     CLASS.replace("(dict)", "(list)"),
