@@ -232,14 +232,11 @@ class TorchairEngine:
         backend_for(device_kind)
         torch_facts.require("torchair")
 
-    def compile(
-        self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None
-    ) -> Built:
+    def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Built:
         """See `worker.engines.Engine.compile`.
 
         Raises `NotPortable`: TorchAir does not cache the function, or its cache would give other results.
         """
-        del keep_compiled
         call = lowered.captured
         assert site is not None and call is not None  # noqa: S101, PT018 - TorchAir takes methods
         if facts.random:
@@ -274,7 +271,7 @@ class TorchairEngine:
 
     def outline(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Sections:
         """See `worker.engines.Engine.outline`; GE makes kernels of TorchAir's code later."""
-        return self.compile(lowered, facts, keep_compiled=False, site=site).sections
+        return self.compile(lowered, facts, site=site).sections
 
     def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
         """See `worker.engines.Engine.load`; raises `ArtifactCorrupt`: TorchAir does not load it."""
