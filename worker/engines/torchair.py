@@ -159,7 +159,10 @@ def _bound(written: Written, own: Own) -> str:
 def _taken_by(vendor: Vendor, lazy: Any, site: Site, path: Path) -> Any:
     """TorchAir's model, loaded from its file; raises `ArtifactCorrupt` if it refuses it."""
     tried: list[Any] = []
-    with complaints(vendor.name) as said, instead_of_torch_compile(lambda *args, **_: tried.append(args)):
+    with (
+        complaints(vendor.name) as said,
+        instead_of_torch_compile(vendor, lambda *args, **_: tried.append(args)),
+    ):
         found = lazy.compile(site.method.__func__.__globals__)
     if tried or not path.is_file():
         # Without the path, which no other rank has: equal reasons are told once.
@@ -370,7 +373,7 @@ def _saver(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, Callable[.
         given.update(options, function=function)
         return None
 
-    with instead_of_torch_compile(take):
+    with instead_of_torch_compile(vendor, take):
         saver = lazy.compile(site.method.__func__.__globals__)
     if "backend" not in given:
         msg = (
