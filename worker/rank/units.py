@@ -430,7 +430,7 @@ def print_of(artifact: Artifact) -> TracePrint:
     symbols = ""
     if _AOTI in artifact.sections:  # Inductor adds conditions on sizes, and an outline has none of them
         guards = replace(guards, shapes=())
-        symbols = _text(_without_hints(json.loads(artifact.sections[_AOTI])["described"]))
+        symbols = _text(json.loads(artifact.sections[_AOTI])["traced"])
     data = guards_json(guards)
     kept = ((name, artifact.sections.get(name, b"")) for name in _AS_DIGEST)
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in kept}
@@ -467,12 +467,6 @@ def first_difference(one: TracePrint, other: TracePrint) -> str:
                 where = f" ({place})" if part == "graph" and place else ""
                 return f"{part} {number}: {_cut(mine)} / {_cut(theirs)}{where}"
     return ""
-
-
-def _without_hints(described: dict[str, Any]) -> dict[str, Any]:
-    """The description of a graph's inputs without the sizes of the very call that was traced."""
-    symbols = {name: bounds for name, (_, *bounds) in described["symbols"].items()}
-    return {**described, "symbols": symbols}
 
 
 def _text(value: Any) -> str:
