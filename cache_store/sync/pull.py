@@ -35,9 +35,9 @@ from warmrank.cache_store.cache_dir.private_files import (
 from warmrank.cache_store.cache_dir.single_flight import LOCK_TIMEOUT_S, single_flight
 from warmrank.cache_store.digests import CHUNK_BYTES, Digest
 from warmrank.cache_store.errors import Conflict, NotInStore, UnusableCache
-from warmrank.cache_store.fetch.blobs import Blobs, blob_faults
+from warmrank.cache_store.fetch.blobs import Blobs, missing_blobs
 from warmrank.cache_store.gc.trash import mark_used
-from warmrank.cache_store.parallel import NUM_THREADS, each, nothing
+from warmrank.cache_store.parallel import NUM_THREADS, each
 from warmrank.cache_store.records.directory_listing import (
     ListedFile,
     StoredListing,
@@ -226,7 +226,7 @@ class _Copying:
 
     def _stage(self, blobs: Blobs, file: ListedFile, staging: Path) -> None:
         path, moved = staging / file.path, self.plan.moved
-        blobs.copy(file.digest, path, nothing)
+        blobs.copy(file.digest, path)
         with os_errors_are_unusable("file", path):
             if file.path in moved.paths:
                 path.write_bytes(moved.apply(path.read_bytes()))
@@ -399,7 +399,7 @@ def _is_there(name: str, digest: Digest, root: Path, index: DigestIndex) -> tupl
 
 
 def _check_complete(backend: BlobBackend, files: list[ListedFile]) -> None:
-    faults = blob_faults(backend, (file.digest for file in files))
+    faults = missing_blobs(backend, (file.digest for file in files))
     for error in faults.values():
         if not isinstance(error, NotInStore):
             raise error

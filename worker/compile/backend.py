@@ -77,7 +77,7 @@ def compile_graph(
     facts = analyse(lowered, "self")
     names = {role_of(name): name for name in known_groups()}
     engine.check(kind)
-    built = engine.compile(lowered, facts, keep_compiled=False)
+    built = engine.compile(lowered, facts)
     with data_dump.into(compiler_config, "graph"):
         graph = engine.load(built.sections, {}, names)
     capture = CaptureOptions.of(compiler_config)

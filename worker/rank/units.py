@@ -404,10 +404,7 @@ def print_of(artifact: Artifact) -> TracePrint:
     symbols = ""
     if _AOTI in artifact.sections:  # Inductor adds conditions on sizes, and an outline has none of them
         guards = replace(guards, shapes=())
-        described = json.loads(artifact.sections[_AOTI])["described"]
-        # Without the sizes of the very call that was traced.
-        described["symbols"] = {name: bounds for name, (_, *bounds) in described["symbols"].items()}
-        symbols = _text(described)
+        symbols = _text(json.loads(artifact.sections[_AOTI])["traced"])
     data = (part for _, part in sorted(guards_json(guards).items()))
     return TracePrint(
         parts={
