@@ -114,7 +114,7 @@ def verify(
     """Read store and cache again, byte for byte, and say what is wrong."""
     from warmrank.orchestrator.inspect import store_contents as look
     from warmrank.orchestrator.inspect.store_contents import verify as run
-    from warmrank.orchestrator.ui.inspect_tables import render_verified
+    from warmrank.orchestrator.ui.table import render_verified
     from warmrank.orchestrator.ui.progress import fetch_progress
 
     loaded = load_optional(config, overrides)
