@@ -124,8 +124,7 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Say what a launch here would find, and name what differs from what is stored."""
-    from warmrank.orchestrator.ui.table import render_explanation
-    from warmrank.orchestrator.ui.table import render_outcomes
+    from warmrank.orchestrator.ui.table import render_explanation, render_outcomes
 
     if vllm is not None:
         from warmrank.orchestrator.vllm_plugin.entries import read_outcomes
@@ -170,16 +169,14 @@ def doctor(
 
         print_json(here())
         return
-    from warmrank.orchestrator.inspect.doctor import diagnose_here, diagnose_nodes
+    from warmrank.orchestrator.inspect.doctor import diagnose
     from warmrank.orchestrator.ui.table import render_diagnosis
 
     loaded = None if config is None else load_config(config, overrides)
-    if all_nodes and loaded is not None:
+    if all_nodes:
         refuse_shadows()
-        with others_on_stderr():
-            found = diagnose_nodes(loaded, device)
-    else:
-        found = diagnose_here(loaded, device)
+    with others_on_stderr():
+        found = diagnose(loaded, device, all_nodes=all_nodes)
     answer(found, render_diagnosis, as_json=as_json)
     if found.worst == "error":
         raise typer.Exit(ExitCode.FAILED)

@@ -113,7 +113,7 @@ def refuse_what_fails(
     ``place`` is the config's file. Raises `ConfigError`, or `UnusableCache` if the ranks of an own Ray could
     not use the cache directory.
     """
-    from warmrank.orchestrator.config.problems import place_of
+    from warmrank.orchestrator.config.reading import place_of
     from warmrank.orchestrator.gang.ray_session import way_in_now
     from warmrank.orchestrator.gang.upload import own_places, refuse_in_job
 

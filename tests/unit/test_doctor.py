@@ -20,7 +20,7 @@ from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
 from warmrank.orchestrator.inspect import doctor, machine
 from warmrank.orchestrator.inspect.doctor import check_resources
-from warmrank.orchestrator.inspect.findings import Finding, Level
+from warmrank.orchestrator.inspect.machine import Finding, Level
 from warmrank.worker.ascend import Installation, _ask, package_problems, visible_devices
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.settings import AscendPlaces
