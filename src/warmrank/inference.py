@@ -89,7 +89,7 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
     extensions, reserved = _split(kwargs)
     chosen = _config(config, backend)
     if reserved.get("options"):
-        from warmrank.worker.configs.of_torchair import with_options
+        from warmrank.worker.configs.torchair_sections import with_options
 
         chosen = with_options(chosen, reserved["options"])
     if _checked(ge_cache, "ge_cache", bool) and chosen.mode != "max-autotune":
@@ -172,7 +172,7 @@ def _of_module(function: FunctionType) -> FunctionType:
 def _translated(config: Any, parameter: str) -> CompilerConfig:
     if isinstance(config, CompilerConfig):
         return config
-    from warmrank.worker.configs.of_torchair import of_torchair
+    from warmrank.worker.configs.torchair_sections import of_torchair
 
     return of_torchair(config, parameter)
 
