@@ -30,7 +30,7 @@ from warmrank.worker.torch_private.places import hand_out
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
-    from warmrank.worker.devices.port import CapturedGraph, DeviceBackend, PoolHandle
+    from warmrank.worker.devices import CapturedGraph, DeviceBackend, PoolHandle
     from warmrank.worker.runtime.runner import GraphRunner, InputLayout, Settled
 
 _log = logging.getLogger("torchair")

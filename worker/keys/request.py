@@ -105,16 +105,15 @@ def code_in_options(options: CacheOptions) -> tuple[str, ...]:
 
 
 def _of_kernels(engine: Engine, options: CacheOptions) -> dict[str, str]:
-    """Components of compiled kernels: the instructions and threads that they use, and if they are kept.
+    """Components of compiled kernels: the instructions and threads that they use.
 
     The compiler is not here: what it makes runs on all machines of this key, with a compiler or without.
     """
-    mode, ge_cache = options.config.mode, {"ge_cache": str(options.ge_cache)}
+    mode = options.config.mode
     if engine.name == "aoti":
         import torch
 
-        threads = torch.get_num_threads()
-        return {"instruction set": instruction_set()[1], "threads": str(threads), **ge_cache}
+        return {"instruction set": instruction_set()[1], "threads": str(torch.get_num_threads())}
     if engine.name != "torchair":
         return {}
     # Registrations that belong to the process: fusion patterns, converters for GE.
@@ -130,7 +129,7 @@ def _of_kernels(engine: Engine, options: CacheOptions) -> dict[str, str]:
     counted = {
         name: f"{len(texts)}, {_digest(' '.join(texts))}" for name, texts in registered.items() if texts
     }
-    return {**(ge_cache if has_ge else {}), **counted}
+    return {**({"ge_cache": str(options.ge_cache)} if has_ge else {}), **counted}
 
 
 def _config(config: CompilerConfig) -> str:
