@@ -38,6 +38,7 @@ from warmrank.orchestrator.ui.advice import next_steps
 from warmrank.orchestrator.ui.outputs import STDOUT, Outputs, RayMetrics, exposition, trace_json
 from warmrank.orchestrator.ui.page import render_html
 from warmrank.orchestrator.ui.report_table import render
+from warmrank.worker.results import Outcome
 
 
 @pytest.mark.parametrize("made", [made_report(2), made_report(16), made_report(16, failed=True)])
@@ -48,13 +49,14 @@ def test_report_matches_its_schema_and_comes_back(made: Report) -> None:
 
 def test_totals_count_outcomes_and_each_file_once_and_sum_seconds() -> None:
     made = made_report(2)
+    outcomes: tuple[Outcome, ...] = ("adopted", "loaded")
     beside = (("c", 100), ("d", 10))
     ranks = tuple(
         replace(
             rank,
             functions=tuple(
                 replace(each, digest=each.function, outcome=outcome, beside=beside)
-                for each, outcome in zip(rank.functions, ("adopted", "loaded"), strict=True)
+                for each, outcome in zip(rank.functions, outcomes, strict=True)
             ),
         )
         for rank in made.ranks
