@@ -19,15 +19,15 @@ from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, WorkerFa
 from warmrank.orchestrator.config.models import Config, packed_ranks
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.eligible import HeadWatch, NodesUp, eligible, nodes_of_ray, silent_among
 from warmrank.orchestrator.gang.launcher import NOBODY_WAITS, Process, Shared, logs_of, seat_ranks
+from warmrank.orchestrator.gang.liveness import HeadWatch, NodesUp, silent_among
 from warmrank.orchestrator.gang.node_group import TICK_S, answer_of, await_some, left_s
 from warmrank.orchestrator.gang.node_watch import Charge
+from warmrank.orchestrator.gang.placement import GivenGroup, Reservation, eligible, nodes_of_ray
 from warmrank.orchestrator.gang.rank_files import launch_directory
 from warmrank.orchestrator.gang.rank_host import MakeWorker, RankActor
 from warmrank.orchestrator.gang.ray_session import Beginning, TookTooLong
 from warmrank.orchestrator.gang.ray_watch import RayWatch, all_lost, failures_on
-from warmrank.orchestrator.gang.reservation import GivenGroup, Reservation, refuse_missing_devices
 from warmrank.orchestrator.nodes import Gang, Seat
 from warmrank.orchestrator.reaper import MARK
 from warmrank.orchestrator.signals import say_stopping
@@ -63,7 +63,7 @@ class RayLauncher:
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
         """Reserve resources, start a process for each rank, and seat the ranks node by node."""
         deadline = time.monotonic() + timeout_s
-        session = self._enter(num_ranks, deadline)
+        session = self._enter(deadline)
         self._starts += 1
         return self._watched(lambda: self._start(session, num_ranks, deadline))
 
@@ -193,7 +193,7 @@ class RayLauncher:
             beginning.end()
         return found[0]
 
-    def _enter(self, num_ranks: int, deadline: float) -> ray_session.Session:
+    def _enter(self, deadline: float) -> ray_session.Session:
         """Get onto Ray, unless this launcher is on one that still serves."""
         if self._is_own and (self._has_lost_node or not self._serves()):
             self._leave()  # an own Ray has no other node, and never gets one
@@ -201,8 +201,6 @@ class RayLauncher:
             raise CannotStart("this process could not get off a Ray that had ended", blames_cluster=True)
         if self._session is None:
             self._has_lost_node = False
-            if ray_session.way_in_now(self._config.ray) == "local":
-                refuse_missing_devices(self._need, num_ranks, self._config.ray)
             self._session = ray_session.enter(self._config.ray, timeout_s=left_s(deadline))
             self._head = HeadWatch(ray_session.head_address(), self._config.watch)
         return self._session

@@ -28,8 +28,8 @@ from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import OrchestratorError, first_line
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.eligible import nodes_of_ray
 from warmrank.orchestrator.gang.node_group import NodeGroup
+from warmrank.orchestrator.gang.placement import nodes_of_ray
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.seed.seeding import NodeSeed, Outcomes, Seeding, SeedPlan, Told, failed, seed_here
 from warmrank.orchestrator.signals import undisturbed
