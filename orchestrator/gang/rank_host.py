@@ -213,22 +213,6 @@ class RankHost:
         """The node's artifacts; None without node caches, and on all but its first rank."""
         return self._keeper.report() if self._keeper is not None else None
 
-    def silent_places(self) -> tuple[str, ...]:
-        """The places of the store that gave this rank no answer."""
-        if not self._init.has_store or "_opened" not in self.__dict__:
-            return ()  # it has asked none
-        from warmrank.orchestrator.stores import silent_places
-
-        assert self._config.store is not None  # noqa: S101 - just looked at
-        return silent_places(self._config.store)
-
-    def leave_alone(self, places: tuple[str, ...]) -> None:
-        """Ask these places of the store no more: other ranks have waited for them already."""
-        from warmrank.orchestrator.stores import leave_alone
-
-        if self._config.store is not None:
-            leave_alone(self._config.store, places)
-
     def publish(
         self, launch_key: str, partitions: Mapping[int, Partition], may_queue: bool, is_behind: bool
     ) -> dict[int, Published]:

@@ -237,7 +237,6 @@ class _Round:
             failures = [answer for answer in answers.values() if isinstance(answer, WorkerFailure)]
             if failures:
                 self._cut_off(functions, failures, tuple(rank for rank in busy if rank not in answers))
-            stages.agree_on_silence("compile", functions)
             for rank, answer in answers.items():
                 for result in answer if not isinstance(answer, WorkerFailure) else ():
                     if isinstance(result, FunctionResult):
@@ -381,7 +380,6 @@ class _Round:
                 for rank in ranks
             }
             answers = self._stages.ask("load", RankHost.settle, arguments)
-            self._stages.agree_on_silence("load", offers.keys() | considered.keys())
             settled = {
                 rank: tuple(item for item in found if item.function not in considered.get(rank, {}))
                 for rank, found in answers.items()

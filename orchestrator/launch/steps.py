@@ -135,8 +135,7 @@ def fetch(stages: Stages) -> tuple[tuple[NodeFetch, ...], tuple[PlannedCapture, 
     ranks = {seat.rank: tuple(range(seat.rank, seat.rank + seat.local_world_size)) for seat in seats}
     with stages.stage("fetch", tuple(ranks)):
         asked = {rank: (key, members) for rank, members in ranks.items()}
-        answers = stages.ask_store("fetch", RankHost.fetch, asked)
-        stages.agree_on_silence("fetch", ranks)
+        answers = stages.ask("fetch", RankHost.fetch, asked, may_lack_store=True)
     fetches = []
     captures: dict[PlannedCapture, None] = {}
     for seat in seats:
