@@ -29,7 +29,7 @@ from warmrank.orchestrator import import_root
 from warmrank.orchestrator.inspect.findings import Finding, error, judged, note, ok, warning
 from warmrank.orchestrator.text import size_text
 from warmrank.worker.ascend import Installation, fit, installation, visible_devices
-from warmrank.worker.engines.toolchain import check_cpp_compiler, check_cuda
+from warmrank.worker.engines.aoti import check_cpp_compiler, check_cuda
 from warmrank.worker.errors import DeviceUnavailable, ToolchainError
 
 PATIENCE_S = 5.0

@@ -205,7 +205,7 @@ def _compile(  # noqa: PLR0913 - those of `compile_call`, and how gears are comp
         )
         if for_audit:
             return lowered, facts, Built(sections=engine.outline(lowered, facts, site=site))
-        return lowered, facts, engine.compile(lowered, facts, keep_compiled=options.ge_cache, site=site)
+        return lowered, facts, engine.compile(lowered, facts, site=site)
 
     policy = options.config.inference_config.dynamic_gears_merge_policy
     with (

@@ -159,7 +159,10 @@ def _bound(written: Written, own: Own) -> str:
 def _taken_by(vendor: Vendor, lazy: Any, site: Site, path: Path) -> Any:
     """TorchAir's model, loaded from its file; raises `ArtifactCorrupt` if it refuses it."""
     tried: list[Any] = []
-    with complaints(vendor.name) as said, instead_of_torch_compile(lambda *args, **_: tried.append(args)):
+    with (
+        complaints(vendor.name) as said,
+        instead_of_torch_compile(vendor, lambda *args, **_: tried.append(args)),
+    ):
         found = lazy.compile(site.method.__func__.__globals__)
     if tried or not path.is_file():
         # Without the path, which no other rank has: equal reasons are told once.
@@ -232,14 +235,11 @@ class TorchairEngine:
         backend_for(device_kind)
         torch_facts.require("torchair")
 
-    def compile(
-        self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None
-    ) -> Built:
+    def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Built:
         """See `worker.engines.Engine.compile`.
 
         Raises `NotPortable`: TorchAir does not cache the function, or its cache would give other results.
         """
-        del keep_compiled
         call = lowered.captured
         assert site is not None and call is not None  # noqa: S101, PT018 - TorchAir takes methods
         if facts.random:
@@ -274,7 +274,7 @@ class TorchairEngine:
 
     def outline(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Sections:
         """See `worker.engines.Engine.outline`; GE makes kernels of TorchAir's code later."""
-        return self.compile(lowered, facts, keep_compiled=False, site=site).sections
+        return self.compile(lowered, facts, site=site).sections
 
     def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
         """See `worker.engines.Engine.load`; raises `ArtifactCorrupt`: TorchAir does not load it."""
@@ -373,7 +373,7 @@ def _saver(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, Callable[.
         given.update(options, function=function)
         return None
 
-    with instead_of_torch_compile(take):
+    with instead_of_torch_compile(vendor, take):
         saver = lazy.compile(site.method.__func__.__globals__)
     if "backend" not in given:
         msg = (

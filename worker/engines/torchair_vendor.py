@@ -134,24 +134,34 @@ def _own_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def instead_of_torch_compile(take: Callable[..., Any]) -> Iterator[None]:
-    """``torch.compile`` is ``take`` for a moment, for whoever calls it in this thread.
+def instead_of_torch_compile(vendor: Vendor, take: Callable[..., Any]) -> Iterator[None]:
+    """Let TorchAir's cache compiler call ``take`` for ``torch.compile``, in this thread.
 
     TorchAir hands it the method and its own backend; with them this package traces once, for both.
+    torch itself stays as it is: other threads look for patches of it meanwhile.
     """
+    thread = threading.get_ident()
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return (take if threading.get_ident() == thread else torch.compile)(*args, **kwargs)
+
+    names = vars(vendor.cache)
     with _PATCHING:
-        before = torch.compile
-        takers = {threading.get_ident(): take}
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            return takers.get(threading.get_ident(), before)(*args, **kwargs)
-
-        torch.compile = called
+        names["torch"] = _TorchWithCompile(called)
         try:
             yield
         finally:
-            torch.compile = before
-            takers.clear()  # whoever kept `called` reaches the real one through it
+            names["torch"] = torch
+
+
+class _TorchWithCompile:
+    """torch, with another ``compile``."""
+
+    def __init__(self, compiling: Callable[..., Any]) -> None:
+        self.compile = compiling
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
 
 
 @contextlib.contextmanager
