@@ -90,7 +90,7 @@ def eligible(
         silent_ones = ", ".join(str(node) for node in nodes if node in named)
         what = f"do not answer: {silent_ones}" if named else gone
         msg = f"the nodes that ray.nodes (--node) names {what}; bring one back, or name others"
-        raise CannotStart(msg, blames_cluster=True)
+        raise CannotStart(msg, is_lost=True)
     labels = dict(config.labels)
     if config.nodes:
         labels[_NODE_ID] = f"in({', '.join(node.node_id for node in nodes if node in named - away)})"
@@ -247,9 +247,9 @@ class Reservation:
             raise CannotStart(
                 "Ray on this machine did not reserve the ranks' resources in time, although they are there; "
                 "raise timeouts.start_s if the machine is busy",
-                may_pass=True,
+                budget="start",
             )
-        raise CannotStart(text, blames_cluster=bool(self._eligible.silent))
+        raise CannotStart(text, is_lost=bool(self._eligible.silent))
 
     def node_ids(self) -> list[str]:
         """Ray's ids of the nodes that the bundles are on."""

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from warmrank.orchestrator import import_root
+from warmrank.orchestrator.causes import Budget
 from warmrank.orchestrator.config.models import HASH_SEED, RayConfig
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.reaper import Process, children, kill, runs
@@ -305,7 +306,7 @@ def enter(config: RayConfig, *, timeout_s: float) -> Session:
         except CannotStart as error:
             # A busy machine is too slow for Ray's own limits of 30 s, which another attempt may keep.
             took_s = time.monotonic() - began
-            if not error.may_pass or not _SLOW_S <= took_s <= deadline - time.monotonic():
+            if error.budget is None or not _SLOW_S <= took_s <= deadline - time.monotonic():
                 raise
             logger.warning("%s; it is tried again", str(error).partition(". ")[0])
 
@@ -327,8 +328,9 @@ def _entered(way: WayIn, config: RayConfig, *, timeout_s: float) -> Session:
         raise CannotStart(text) from error
     except Exception as error:  # Ray raises `Exception` itself, too
         leave(session)
-        text, may_pass = _refusal(way, config, error), way == "local"
-        raise CannotStart(text, may_pass=may_pass, blames_cluster=is_unreachable(error)) from error
+        budget: Budget | None = "start" if way == "local" else None
+        is_lost = is_unreachable(error)
+        raise CannotStart(_refusal(way, config, error), budget=budget, is_lost=is_lost) from error
     except BaseException as error:
         say_stopping(error)
         abandon(session)

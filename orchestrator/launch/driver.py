@@ -127,7 +127,7 @@ class Launch:
                 self._avoid += error.compiling if isinstance(error, LaunchFailed) else ()
                 reason = reason_for_another(error, self._config.retries, spent)
                 if isinstance(error, CannotStart):
-                    error.blames_cluster |= spent["node"] > 0
+                    error.is_lost |= spent["node"] > 0
                 self._stages.attempt_failed(error, is_last=not reason)
                 if not reason:
                     raise

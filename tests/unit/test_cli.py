@@ -218,7 +218,7 @@ def launch_failed(*kinds: str) -> LaunchFailed:
 
 def caused_by(cause: Exception) -> CannotStart:
     message = "no Ray cluster can be joined at '10.0.0.1:6379'"
-    return CannotStart(message, blames_cluster=ray_session.is_unreachable(cause))
+    return CannotStart(message, is_lost=ray_session.is_unreachable(cause))
 
 
 @pytest.fixture(autouse=True)

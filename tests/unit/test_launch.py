@@ -154,7 +154,7 @@ class Losing(InProcessLauncher):
         if self.stage == "start" and self.times > 0:
             self.times -= 1
             msg = "1 of 2 rank processes did not start in time"
-            raise CannotStart(msg, may_pass=self.kind == DIED)
+            raise CannotStart(msg, budget="start" if self.kind == DIED else None)
         return super().start(num_ranks, timeout_s=timeout_s)
 
     def call(

@@ -161,10 +161,10 @@ def failed(*kinds: str) -> LaunchFailed:
         (failed(TIMEOUT), "hang"),
         (failed("DistBackendError"), "hang"),
         (failed("PortInUse", TIMEOUT, "DistNetworkError"), "start"),
-        (CannotStart("silent", may_pass=True, has_lost_node=True), "node"),
+        (CannotStart("silent", budget="node"), "node"),
         (failed("RuntimeError", DIED), "rank"),  # the others fail in the wake of the dead one
         (failed(TIMEOUT, "DistBackendError", NODE_LOST), "node"),
-        (CannotStart("late", may_pass=True), "start"),
+        (CannotStart("late", budget="start"), "start"),
         (failed("WorkloadError"), None),
         (failed("RuntimeError"), None),
         (failed(CLUSTER_LOST, DIED), None),
@@ -183,6 +183,6 @@ def test_each_budget_is_spent_by_its_own_failures_only() -> None:
     assert [bool(reason) for reason in reasons] == [True, True, False, True, False, False]
 
 
-@pytest.mark.parametrize("error", [failed(DIED), failed(CLUSTER_LOST), CannotStart("late", may_pass=True)])
+@pytest.mark.parametrize("error", [failed(DIED), failed(CLUSTER_LOST), CannotStart("late", budget="start")])
 def test_launch_that_another_one_may_mend_is_lost(error: LaunchFailed | CannotStart) -> None:
     assert error.is_lost
