@@ -253,10 +253,10 @@ def verify(stages: Stages) -> tuple[dict[int, Verification], Results]:
         The comparison of each rank, and what it needed beyond the workload's calls.
     """
     with stages.stage("verify"):
-        checks = stages.ask_all("verify", RankHost.verify)
-        extra = stages.ask("verify", RankWorker.extra, dict.fromkeys(stages.ranks, ()), is_work=False)
+        answers = stages.ask_all("verify", RankHost.verify)
+        extra = {rank: results for rank, (_, results) in answers.items()}
         stages.tell("verify", extra)
-        return checks, extra
+        return {rank: check for rank, (check, _) in answers.items()}, extra
 
 
 def run_script(stages: Stages) -> Results:
