@@ -6,7 +6,7 @@ One object serves all attempts of a launch: the state is the launch's, the gang 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
@@ -162,13 +162,10 @@ class Stages:
             raise CompileForbidden(found) from error
         raise error
 
-    def tell(self, stage: str, results: Mapping[int, tuple[FunctionResult, ...]]) -> None:
-        """Tell the listener the outcome of functions."""
-        for rank, functions in results.items():
-            for function in functions:
-                self._tell(
-                    events.FunctionFinished(at_s=self.wall_s(), stage=stage, rank=rank, result=function)
-                )
+    def tell(self, stage: str, results: Iterable[tuple[int, FunctionResult]]) -> None:
+        """Tell the listener the outcome of functions, by rank."""
+        for rank, result in results:
+            self._tell(events.FunctionFinished(at_s=self.wall_s(), stage=stage, rank=rank, result=result))
 
     def planned(self, classes: tuple[RankClass, ...]) -> None:
         """Tell the listener what a round of the plan has ranks do."""

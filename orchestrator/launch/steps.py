@@ -10,7 +10,7 @@ all ranks that have the artifact, or by none.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -255,7 +255,7 @@ def verify(stages: Stages) -> tuple[dict[int, Verification], Results]:
     with stages.stage("verify"):
         answers = stages.ask_all("verify", RankHost.verify)
         extra = {rank: results for rank, (_, results) in answers.items()}
-        stages.tell("verify", extra)
+        stages.tell("verify", _pairs(extra))
         return {rank: check for rank, (check, _) in answers.items()}, extra
 
 
@@ -263,7 +263,7 @@ def run_script(stages: Stages) -> Results:
     """Run the script on every rank, from its beginning to its end."""
     with stages.stage("script"):
         results = stages.ask_all("script", RankHost.run_script)
-        stages.tell("script", results)
+        stages.tell("script", _pairs(results))
     return results
 
 
@@ -347,7 +347,7 @@ def _note(stages: Stages, ledger: Ledger, stage: str, answers: Results) -> None:
             ledger[rank, result.function] = replace(
                 known, seconds=result.seconds, num_captures=num_captures, pool_bytes=result.pool_bytes
             )
-    stages.tell(stage, answers)
+    stages.tell(stage, _pairs(answers))
 
 
 def _unsettled(rank: int, probe: FunctionProbe) -> WorkerFailure:
@@ -355,3 +355,7 @@ def _unsettled(rank: int, probe: FunctionProbe) -> WorkerFailure:
     message = f"{function} needs another artifact after {MAX_ROUNDS} rounds of all calls: {probe.reason}"
     kind = FailureKind.DOES_NOT_SETTLE
     return WorkerFailure(rank=rank, stage="first_call", kind=kind, function=function, message=message)
+
+
+def _pairs(results: Results) -> Iterator[tuple[int, FunctionResult]]:
+    return ((rank, result) for rank, own in results.items() for result in own)
