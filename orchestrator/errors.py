@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from warmrank.orchestrator.causes import Budget, FailureKind, WorkerFailure, causes_of, policy_of
 from warmrank.orchestrator.text import brief_names, brief_ranks, count_text, grouped
@@ -166,8 +166,7 @@ class DemoFailed(OrchestratorError):
         self.exit_code = exit_code
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForbiddenCompile:
+class ForbiddenCompile(NamedTuple):
     """One function that would have to be compiled, for one reason, on some ranks."""
 
     function: str
@@ -175,22 +174,14 @@ class ForbiddenCompile:
     ranks: tuple[int, ...]
 
 
-def forbidden_compiles(found: Iterable[tuple[str, str, int]]) -> tuple[ForbiddenCompile, ...]:
-    """Functions that would have to be compiled, with the reason, on a rank each; equal ones together."""
-    ranks = grouped(((function, reason), rank) for function, reason, rank in found)
-    return tuple(
-        ForbiddenCompile(function=name, reason=why, ranks=tuple(own)) for (name, why), own in ranks.items()
-    )
-
-
 class CompileForbidden(OrchestratorError):
-    """The launch may not compile (``--no-compile``), and something missed."""
+    """The launch may not compile (``--no-compile``), and missed functions, each with reason and rank."""
 
-    def __init__(self, misses: Iterable[ForbiddenCompile]) -> None:
-        self.misses = tuple(misses)
+    def __init__(self, missed: Iterable[tuple[str, str, int]]) -> None:
+        ranks = grouped(((function, reason), rank) for function, reason, rank in missed)
+        self.misses = tuple(ForbiddenCompile(*key, tuple(own)) for key, own in ranks.items())
         lines = [f"  {miss.function} on {ranks_text(miss.ranks)}: {miss.reason}" for miss in self.misses]
-        missed = count_text(len(self.misses), "function")
-        head = f"compiling is forbidden (no_compile), and {missed} missed:"
+        head = f"compiling is forbidden (no_compile), and {count_text(len(lines), 'function')} missed:"
         remedy = policy_of(FailureKind.COMPILE_FORBIDDEN).remedy
         super().__init__("\n".join([head, *lines, f"  remedy: {remedy}"]))
 

@@ -90,10 +90,10 @@ def settle_all(
     ledger: Ledger = {}
     while state.demands:
         actions = plan_round(state)
-        if no_compile and (misses := forbidden(state, actions)):
-            slots = {(rank, miss.function) for miss in misses for rank in miss.ranks}
+        if no_compile and (missed := forbidden(state, actions)):
+            slots = {demand.slot for demand in missed}
             if not slots <= {*may_wait}:
-                raise CompileForbidden(misses)
+                raise CompileForbidden((demand.function, demand.reason, demand.rank) for demand in missed)
             state = replace(state, demands=tuple(each for each in state.demands if each.slot not in slots))
             continue
         if planned := rank_classes(state, actions):

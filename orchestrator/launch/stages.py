@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 from warmrank.orchestrator.causes import TIMEOUT, FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import Config, ScriptWorkload
-from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed, forbidden_compiles, in_words
+from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed, in_words
 from warmrank.orchestrator.gang.launcher import Dumping, Launcher, ProcessStatus, Waiting
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch import events
@@ -158,8 +158,7 @@ class Stages:
         )
         misses = [one for one in error.failures if one.kind == FailureKind.COMPILE_FORBIDDEN]
         if misses:
-            found = forbidden_compiles((one.function, one.message, one.rank) for one in misses)
-            raise CompileForbidden(found) from error
+            raise CompileForbidden((one.function, one.message, one.rank) for one in misses) from error
         raise error
 
     def tell(self, stage: str, results: Iterable[tuple[int, FunctionResult]]) -> None:

@@ -25,7 +25,6 @@ from warmrank.orchestrator.config.models import Retries
 from warmrank.orchestrator.errors import (
     CannotStart,
     CompileForbidden,
-    ForbiddenCompile,
     LaunchFailed,
     OrchestratorError,
 )
@@ -169,7 +168,7 @@ def failed(*kinds: str) -> LaunchFailed:
         (failed("RuntimeError"), None),
         (failed(CLUSTER_LOST, DIED), None),
         (CannotStart("too few CPUs"), None),
-        (CompileForbidden([ForbiddenCompile(function="f", reason="r", ranks=(0,))]), None),
+        (CompileForbidden([("f", "r", 0)]), None),
     ],
 )
 def test_failure_counts_against_its_budget(error: OrchestratorError, budget: str | None) -> None:
