@@ -52,25 +52,6 @@ def _plain(value: Any) -> Any:
     return (f"{kind.__module__}:{kind.__qualname__}", _plain(vars(value)))
 
 
-def call_registered(registry: Any, kinds: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call what is registered for the first of some classes, the bases of a class in their order."""
-    for kind in kinds:
-        if kind in registry:
-            return registry[kind](*args, **kwargs)
-    raise TypeError
-
-
-def call_method(function: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a method by the class of its argument; the tracer follows another call in its place."""
-    return function.dispatch(type(args[0]))(instance, *args, **kwargs)
-
-
-def get_dispatching(self: Any, instance: Any, owner: Any = None) -> Any:
-    """``functools.singledispatchmethod.__get__``, for functions."""
-    del owner
-    return partial(call_method, self.dispatcher, instance)
-
-
 def get_cached(self: Any, instance: Any, owner: Any = None) -> Any:
     """``functools.cached_property.__get__`` without its lock."""
     del owner

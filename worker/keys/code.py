@@ -345,6 +345,11 @@ def globals_module(function: types.FunctionType) -> str | None:
     return name if isinstance(name, str) else None
 
 
+def is_users_function(value: Any) -> bool:
+    """True for a function in Python that no version in the environment fingerprint fixes."""
+    return isinstance(value, types.FunctionType) and not is_pinned_module(globals_module(value))
+
+
 def type_name(cls: type) -> str:
     """Name of a type for guards: ``module:qualname``, and a class digest where no version pins the class."""
     known = _type_names.get(cls)
