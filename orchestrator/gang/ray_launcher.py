@@ -301,22 +301,14 @@ class RayLauncher:
         return Gang(seats=seats, master_addr=address, master_port=port, logs=logs)
 
     def _take_charge(self, gang: Gang, marks: Sequence[str], deadline: float) -> None:
-        """Let each node's watch know its ranks, and each rank its log file; arguments are by rank."""
+        """Let each node's watch know its ranks; marks are by rank."""
         assert self._watch is not None  # noqa: S101 - `start` made it
-        logs = {seat.rank: Path(gang.log_of(seat.rank)) for seat in gang.seats}
-        charges = {
-            seat.rank: Charge(pid=seat.pid, mark=marks[seat.rank], log=logs[seat.rank]) for seat in gang.seats
-        }
         self._node_of = {seat.rank: seat.node_rank for seat in gang.seats}
-        charging = self._watch.guard(gang, charges)
-        reaching = [
-            self._watch.nodes[node].reach.remote(
-                {seat.rank: self._actors[seat.rank] for seat in seats},
-                {seat.rank: (seat.rank, self._config.cache_dir, logs[seat.rank]) for seat in seats},
-            )
-            for node, seats in gang.by_node().items()
-        ]
-        self._collect([*charging, *reaching], deadline)
+        charges = {
+            seat.rank: Charge(pid=seat.pid, mark=marks[seat.rank], log=Path(gang.log_of(seat.rank)))
+            for seat in gang.seats
+        }
+        self._collect(self._watch.guard(gang, charges, self._actors, self._config.cache_dir), deadline)
 
     def _collect(self, refs: Sequence[Any], deadline: float) -> list[Any]:
         """Results of actors that must all answer for the gang to exist; `CannotStart` if one does not."""

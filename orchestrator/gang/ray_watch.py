@@ -20,16 +20,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED, FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import WatchConfig
 from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.gang.node_group import NodeGroup
-from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch, Request, Said, batches_of
+from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch, Said
 from warmrank.orchestrator.gang.rank_files import crash_in
 from warmrank.orchestrator.nodes import Gang
 from warmrank.orchestrator.text import grouped
@@ -229,27 +230,33 @@ class RayWatch:
         self._own_silence_s = self._silence_over_s = 0.0
         self.nodes: dict[int, Any] = {}  # the watch of every node, by node rank, but for those that ended
 
-    def guard(self, gang: Gang, charges: Mapping[int, Charge]) -> list[Any]:
-        """Take charge of all ranks; the references are to be awaited before ranks do anything."""
+    def guard(
+        self,
+        gang: Gang,
+        charges: Mapping[int, Charge],
+        actors: Sequence[Any] = (),
+        cache_dir: Path = Path(),
+    ) -> list[Any]:
+        """Take charge of all ranks, and of their ``actors``; the references are to be awaited first."""
         self._gang, by_node = gang, gang.by_node()
+        # Less often where there are many, but often enough to miss nothing.
+        most_s = min(self._settings.node_silent_s, self._settings.lease_s) / 3
+        self._every_s = max(self._every_s, min(len(by_node) / _LOOKS_A_SECOND, most_s))
+        self._next_s = dict.fromkeys(by_node, 0.0)
+        self._looked_s = time.monotonic()
+        ranks = {node: tuple(seat.rank for seat in seats) for node, seats in by_node.items()}
+        named = {node: (seats[0].host, ranks[node]) for node, seats in by_node.items()}
+        self._watching = Watching(named, self._settings, self._looked_s)
+        limits, refs = (self._settings.lease_s, self._every_s), []
         for node, seats in by_node.items():
             node_id = seats[0].node_id
             if node_id not in self._group.actors:  # a node was lost meanwhile, and Ray placed its ranks anew
                 self._group.start(node_id)
             self.nodes[node] = self._group.actors[node_id]
-        self._next_s = dict.fromkeys(by_node, 0.0)
-        # Less often where there are many, but often enough to miss nothing.
-        most_s = min(self._settings.node_silent_s, self._settings.lease_s) / 3
-        self._every_s = max(self._every_s, min(len(by_node) / _LOOKS_A_SECOND, most_s))
-        self._looked_s = time.monotonic()
-        ranks = {node: tuple(seat.rank for seat in seats) for node, seats in by_node.items()}
-        named = {node: (seats[0].host, ranks[node]) for node, seats in by_node.items()}
-        self._watching = Watching(named, self._settings, self._looked_s)
-        limits = self._settings.lease_s, self._every_s
-        return [
-            self.nodes[node].guard.remote({rank: charges[rank] for rank in own}, *limits)
-            for node, own in ranks.items()
-        ]
+            own = {rank: charges[rank] for rank in ranks[node]}
+            of_ranks = {rank: actors[rank] for rank in ranks[node] if actors}
+            refs.append(self.nodes[node].guard.remote(own, *limits, of_ranks, cache_dir))
+        return refs
 
     def call(self, stage: str, method: str, arguments: Mapping[int, Mapping[int, tuple[Any, ...]]]) -> None:
         """Call a method of ranks' `RankHost`, by node and rank; what an earlier call left open is dropped."""
@@ -257,8 +264,8 @@ class RayWatch:
         self._num_calls += 1
         for node, own in arguments.items():
             if node in self.nodes:
-                request = Request(self._num_calls, stage, method, batches_of(own))
-                self._ask(node, self.nodes[node].call.remote(request), self._num_calls)
+                ref = self.nodes[node].call.remote(self._num_calls, stage, method, own)
+                self._ask(node, ref, self._num_calls)
 
     def _ask(self, node: int, ref: Any, call: int | None = None) -> None:
         now_s = time.monotonic()
@@ -339,8 +346,7 @@ class RayWatch:
                 self._watching.note(node, "let go")
 
     def _take_answers(self, node: int, said: Said, answers: dict[int, Any]) -> dict[int, ProcessStatus]:
-        for answer, ranks in said.answers:
-            answers |= dict.fromkeys(ranks, answer)
+        answers |= said.answers
         if not said.is_all and node in self.nodes:
             self._ask(node, self.nodes[node].more.remote(self._num_calls), self._num_calls)
         return said.statuses

@@ -158,7 +158,7 @@ def test_node_that_is_at_a_call_is_looked_at_only_when_a_rank_has_failed(time: T
 
 
 def test_answer_to_a_call_stands_for_a_look(time: Time) -> None:
-    time.answer = Said(answers=(("built", (0,)),), is_all=True, statuses={})
+    time.answer = Said(answers={0: "built"}, is_all=True, statuses={})
     time.watch.call("build", "build", {0: {0: ()}})
     time.now_s += 4
     assert time.watch.take(time.watch.refs()) == ({0: "built"}, {})
