@@ -49,12 +49,20 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_partitions_of_all_ranks_are_laid_out_private(tmp_path: Path):
+def command(project: Path, *options: str) -> Result:
+    return CliRunner().invoke(app, ["preseed", str(project / "tiny.yaml"), *options])
+
+
+def test_without_a_cluster_this_machine_is_seeded_with_private_files(tmp_path: Path):
     config = loaded_config(tmp_path)
     store_launch(config, tmp_path / "work")
-    found = seed_here(config)
+    done = command(tmp_path, "--json", "--verify", "--node", this_node().host)
+    assert done.exit_code == 0
+    (seed,) = json.loads(done.stdout)
+    assert (seed["node"]["host"], seed["found"], seed["attempts"]) == (this_node().host, True, 1)
+    assert (seed["bytes_from_store"] > 0, seed["bytes_from_nodes"]) == (True, 0)
     files = cached_files(config.cache_dir)
-    assert (found.found, found.num_partitions, found.num_files, len(files)) == (True, 2, 4, 4)
+    assert (seed["num_partitions"], seed["num_files"], len(files)) == (2, 4, 4)
     for path in files:
         check_private(path)
 
@@ -70,9 +78,10 @@ def test_launch_of_another_environment_is_a_miss_that_names_it(tmp_path: Path):
 
 @pytest.mark.parametrize(("mode", "code"), [("rw", 3), ("required", 4)])
 def test_store_that_nobody_made_yet_is_a_miss_unless_it_is_required(tmp_path: Path, mode: str, code: int):
-    path = write_config(tmp_path, store={"path": str(tmp_path / "none"), "mode": mode})
-    result = CliRunner().invoke(app, ["preseed", str(path), "--here"])
-    assert (result.exit_code, "there is no store" in result.output) == (code, True)
+    write_config(tmp_path, store={"path": str(tmp_path / "store"), "mode": mode})
+    done = command(tmp_path)
+    assert (done.exit_code, "there is no store" in done.output) == (code, True)
+    assert not (tmp_path / "store").exists()
 
 
 def test_record_that_is_refused_is_told_once(tmp_path: Path):
@@ -80,8 +89,8 @@ def test_record_that_is_refused_is_told_once(tmp_path: Path):
     trust = {"policy": "require", "trusted_keys": {"ci": str(public)}}
     path = write_config(tmp_path, store={"path": str(tmp_path / "store"), "trust": trust})
     store_launch(load(path), tmp_path / "work")
-    result = CliRunner().invoke(app, ["preseed", str(path), "--here"])
-    assert (result.exit_code, result.output.count("it carries no signature")) == (4, 1)
+    done = command(tmp_path, "--here")
+    assert (done.exit_code, done.output.count("it carries no signature")) == (4, 1)
 
 
 def test_damaged_blob_is_a_fault_and_not_laid_out(tmp_path: Path):
@@ -104,28 +113,6 @@ def test_verify_reads_again_what_did_not_seem_to_change(tmp_path: Path):
     found = seed_here(config, options=FetchOptions(reread=True))
     variants = sorted(path.read_text() for path in damaged.parent.glob("compiled_module*"))
     assert (found.bytes_copied, variants) == (5, ["right", "wrong"])
-
-
-def command(project: Path, *options: str) -> Result:
-    return CliRunner().invoke(app, ["preseed", str(project / "tiny.yaml"), *options])
-
-
-def test_without_a_cluster_this_machine_is_seeded(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    done = command(tmp_path, "--json", "--verify", "--node", this_node().host)
-    assert done.exit_code == 0
-    (seed,) = json.loads(done.stdout)
-    assert (seed["node"]["host"], seed["found"], seed["attempts"]) == (this_node().host, True, 1)
-    assert (seed["bytes_from_store"] > 0, seed["bytes_from_nodes"]) == (True, 0)
-
-
-def test_store_that_is_not_there_yet_is_a_miss_and_is_not_made(tmp_path: Path):
-    loaded_config(tmp_path)
-    done = command(tmp_path, "--json")
-    (seed,) = json.loads(done.stdout)
-    assert (done.exit_code, seed["found"], seed["faults"]) == (3, False, [])
-    assert "no store" in seed["reason"]
-    assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.parametrize(
