@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from pydantic_core import to_jsonable_python
 from rich.text import Text
 
 from warmrank.orchestrator.cli.console import (
@@ -117,7 +115,7 @@ def _here(config: Config, *, verify: bool) -> tuple[NodeSeed, ...]:
 
 
 def _print_line(seed: NodeSeed) -> None:
-    typer.echo(defused_json(json.dumps(to_jsonable_python(seed), ensure_ascii=False)))
+    typer.echo(defused_json(seed, indent=None))
 
 
 def _exit_code(seeds: Sequence[NodeSeed], *, wanted: int) -> ExitCode:
