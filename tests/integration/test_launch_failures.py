@@ -81,20 +81,6 @@ def reasons(report: Report) -> list[str]:
     return [attempt.reason.partition(" (")[0].rpartition(": ")[2] for attempt in report.course.attempts[1:]]
 
 
-def test_ranks_killed_and_stopped_cost_an_attempt_each_and_take_their_helpers_along(
-    cluster: str, tmp_path: Path
-) -> None:
-    faults = (fault("compile", "kill"), fault("capture", "stop", 0), fault("commit", "kill"))
-    trial = Trial(tmp_path, *faults, retries=MANY_RETRIES)
-    report = trial.run()
-    check_warm(report, "compile", "capture", "commit")
-    assert reasons(report) == [DIED, STOPPED, DIED]
-    assert report.totals.num_compiled == 0  # the second attempt compiled, the others loaded
-    assert len(trial.stored("launch")) == 1
-    assert len(list(trial.marks.glob("helpers*"))) == 4 * 2
-    trial.check_nothing_left()
-
-
 def test_rank_that_is_stopped_again_and_again_ends_the_launch_and_leaves_the_store_as_it_was(
     cluster: str, tmp_path: Path
 ) -> None:
