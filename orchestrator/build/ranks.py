@@ -33,9 +33,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
-from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.models import HASH_SEED, Config, EntrypointWorkload
-from warmrank.orchestrator.errors import CannotStart
+from warmrank.orchestrator.errors import CannotStart, WorkerFailure
 from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit, answer, failure_of
 from warmrank.orchestrator.gang.ray_session import import_paths
 from warmrank.orchestrator.nodes import Gang, Seat

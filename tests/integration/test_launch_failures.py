@@ -18,10 +18,9 @@ from tests.support.fault_workload import fault, helpers_of
 from tests.support.launching import data_of
 from tests.support.processes import LaunchProcess, await_true, still_there
 from tests.support.stored import open_store
-from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED, TIMEOUT, WorkerFailure
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.reading import parse
-from warmrank.orchestrator.errors import LaunchFailed
+from warmrank.orchestrator.errors import DIED, NODE_LOST, STOPPED, TIMEOUT, LaunchFailed, WorkerFailure
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.inspect.store_contents import verify
 from warmrank.orchestrator.launch.driver import Launch

@@ -28,7 +28,6 @@ from tests.support.stored import FUNCTIONS, make_partition, save_key_pair
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import add_partition
 from warmrank.cache_store.signing.keyring import generate_key_pair
-from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of, others_on_stderr, output
 from warmrank.orchestrator.cli.launch import prepare_demo, run_demo, run_process
 from warmrank.orchestrator.cli.main import app
@@ -41,6 +40,7 @@ from warmrank.orchestrator.errors import (
     ConfigError,
     DemoFailed,
     LaunchFailed,
+    WorkerFailure,
 )
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.launch import driver
