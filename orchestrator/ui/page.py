@@ -23,8 +23,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from warmrank.cache_store.text import changed_components
-from warmrank.orchestrator.causes import policy_of
-from warmrank.orchestrator.errors import ranks_text
+from warmrank.orchestrator.errors import policy_of, ranks_text
 from warmrank.orchestrator.launch.events import STAGES, Course, RankClass
 from warmrank.orchestrator.launch.report import (
     Failure,
