@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from warmrank.cache_store.publish_pending import QueueReport
     from warmrank.cache_store.sync.pull import PullReport
     from warmrank.cache_store.sync.push import PushReport
-    from warmrank.orchestrator.build.plan import BuildReport
-    from warmrank.orchestrator.build.retrace import CacheAudit
+    from warmrank.orchestrator.build.plan import BuildReport, CacheAudit
     from warmrank.orchestrator.config.lint import LintFinding
     from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
     from warmrank.orchestrator.nodes import Node
