@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.support.tracing import cached, compiles_ahead, in_mode, outcome
-from warmrank.inference import set_dim_gears
+from warmrank.inference import get_backend, set_dim_gears
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import GearError
 from warmrank.worker.gears.model import MAX_COMBINATIONS, checked_gears, covering, merged
@@ -457,3 +457,51 @@ def test_mark_unbacked_is_refused_by_name(tmp_path: Path, strict: bool) -> None:
     said = r"dimension 0 of x is marked by torch._dynamo.decorators.mark_unbacked"
     with pytest.raises(GearError, match=said):
         cached(Marked().forward, tmp_path)(x)
+
+
+@pytest.fixture
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class _Counting:
+    """The backend, and how often ``torch.compile`` asked it."""
+
+    def __init__(self, policy: str) -> None:
+        config = CompilerConfig()
+        config.inference_config.dynamic_gears_merge_policy = policy
+        self._backend = get_backend(compiler_config=config)
+        self.compiles = 0
+
+    def __call__(self, graph: Any, inputs: list[Any]) -> Any:
+        self.compiles += 1
+        return self._backend(graph, inputs)
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("policy", ["zip", "product"])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.usefixtures("_fresh_dynamo")
+def test_gears_through_torch_compile(policy: str, dynamic: bool | None) -> None:
+    counting = _Counting(policy)
+    add: Any = torch.compile(Model().add, fullgraph=True, backend=counting, dynamic=dynamic)
+    for count in (2, 4):
+        x, y = rows(count), rows(count)
+        if count == 2:
+            geared(x, 2, 4), geared(y, 2, 4)
+        assert torch.equal(add(x, y), x + y)
+    with pytest.raises(GearError, match="x dimension 0 is 3"):
+        add(rows(3), rows(3))
+    assert counting.compiles == 1
+
+
+@pytest.mark.usefixtures("_fresh_dynamo")
+def test_a_gear_of_one_through_torch_compile_is_right() -> None:
+    counting = _Counting("zip")
+    add: Any = torch.compile(Model().add, fullgraph=True, backend=counting)
+    for count in (1, 4, 1):
+        x, y = geared(rows(count), 1, 4), geared(rows(count), 1, 4)
+        assert torch.equal(add(x, y), x + y)
+    assert counting.compiles == 2

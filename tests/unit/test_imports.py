@@ -62,13 +62,20 @@ def test_warm_first_call_imports_what_a_hit_needs(tmp_path: Path) -> None:
     assert len(found) <= MAX_MODULES_OF_A_HIT, sorted(found)
 
 
-def test_load_of_what_python_forwards_imports_no_tracer(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [
+        ("Forwards().forward", "torch.ones(2, 4)"),
+        ("Plain().affine", "torch.ones(2, 4); warmrank.inference.set_dim_gears(x, {0: [2, 4]})"),
+    ],
+    ids=["forwarded by Python", "with gears"],
+)
+def test_load_imports_no_tracer(tmp_path: Path, model: str, x: str) -> None:
     code = (
-        "import torch\n"
-        "from tests.support.small_models import Forwards\n"
-        "from warmrank.inference import cache_compile\n"
-        f"cached = cache_compile(Forwards().forward, cache_dir={str(tmp_path)!r})\n"
-        "with torch.no_grad(): cached(torch.ones(2, 4))\n"
+        f"import torch, warmrank\nx = {x}\n"
+        "from tests.support.small_models import Forwards, Plain\n"
+        f"cached = warmrank.inference.cache_compile({model}, cache_dir={str(tmp_path)!r})\n"
+        "with torch.no_grad(): cached(x)\n"
         "print(cached.last_result.outcome)\n"
     )
     imported_by(code)
