@@ -20,6 +20,7 @@ from warmrank.worker.rank import start
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import LeftOut, Retraced
 from warmrank.worker.runtime.asked import asks_for_rank
+from warmrank.worker.runtime.files import is_withheld
 from warmrank.worker.settings import Target, building_for
 
 if TYPE_CHECKING:
@@ -84,11 +85,11 @@ class OfflineRank(RankWorker):
 
     def rank_bound(self) -> tuple[str, ...]:
         """Units whose artifacts hold on this rank alone: the code asks for its rank, or an audit says so."""
+        stored = {name: unit.bound().stored for name, unit in self._units.items() if unit.variant is not None}
         return tuple(
             name
-            for name, unit in self._units.items()
-            if unit.variant is not None
-            and (asks_for_rank(unit.variant.stored.artifact.guards.asked) or unit.is_withheld)
+            for name, own in stored.items()
+            if asks_for_rank(own.artifact.guards.asked) or is_withheld(own.path.parent, own.sha256)
         )
 
     def _manifest(self) -> Fields:
