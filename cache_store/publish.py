@@ -27,7 +27,7 @@ from warmrank.cache_store.errors import (
     is_damage,
 )
 from warmrank.cache_store.gc.inventory import references
-from warmrank.cache_store.gc.trash import mark_used, restore_from, trashed, whole_blobs
+from warmrank.cache_store.gc.trash import mark_used, restore_from, trashed
 from warmrank.cache_store.layout import blob_name, manifest_name, record_name
 from warmrank.cache_store.parallel import each
 from warmrank.cache_store.records.documents import (
@@ -216,10 +216,16 @@ def _absent_blobs(
     """Names of the blobs that a place lacks; one of the wrong size goes into quarantine."""
     if not wanted:
         return frozenset()
-    whole, faults = whole_blobs(backend, wanted)
-    for name, fault in faults.items():
+    whole: set[str] = set()
+    for name, info in backend.stat(wanted).items():
+        size_bytes = wanted[name].size_bytes
+        if info.is_regular and info.content_bytes in (None, size_bytes):
+            whole.add(name)
+            continue
         # Not only logged where that fails: nothing could be put in its place, and nothing said so.
-        quarantine(backend, name, str(fault))
+        actual = f"{info.content_bytes} bytes" if info.is_regular else "no regular file"
+        expected = f"{size_bytes} bytes"
+        quarantine(backend, name, str(Corrupt(what="blob", where=name, expected=expected, actual=actual)))
     absent = frozenset(wanted.keys() - whole)
     if not (restore and absent):
         return absent
@@ -286,7 +292,7 @@ def _standing_record(documents: Documents, record: LaunchRecord) -> str | None:
         name = record_name("launch", record.launch_key, digest_bytes(same.to_bytes()).sha256)
         if summary.name == name:
             return name
-        if take_launches(documents, [summary.name]):
+        if take_launches(documents, [summary]):
             return None  # another one, and usable
     return None
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from pydantic_core import to_jsonable_python
 
 from warmrank.orchestrator.cli.console import (
     ExitCode,
@@ -139,7 +137,7 @@ def _watch(
 
 
 def _print_line(seed: NodeSeed) -> None:
-    typer.echo(defused_json(json.dumps(to_jsonable_python(seed), ensure_ascii=False)))
+    typer.echo(defused_json(seed, indent=None))
 
 
 def _print_table(seeds: Sequence[NodeSeed]) -> None:

@@ -1,4 +1,6 @@
-"""Programs and changes from fixed seeds, cold and then changed in fresh processes; eager is the judge.
+"""Programs and changes, of a table and from fixed seeds, cold and then changed in fresh processes.
+
+Eager is the judge.
 
 `make fuzz` runs as many as one likes; ``python -m tests.fuzz --replay SEED:PAIR`` shows one of them again.
 """
@@ -8,12 +10,15 @@ from __future__ import annotations
 import ast
 import itertools
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.fuzz.generate import Pair, Trial, trial
+from tests.fuzz.parts.evaluated import EVALUATED
 from tests.fuzz.program import Change, Part, Program
 from tests.fuzz.ranks import ranked_reading
 from tests.fuzz.run import Report, Runner, Servers, fuzz, summary
@@ -58,6 +63,32 @@ def test_artifacts_whose_guards_are_skipped_are_noticed(servers: Servers) -> Non
 @pytest.mark.timeout(400)
 def test_a_minute_of_pairs_equals_eager(servers: Servers) -> None:
     assert not failures(fuzzed(servers, SLOW_FIRST, seconds=60))
+
+
+TABLE = {part.name: part.numbered(0) for part in EVALUATED}
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("name", TABLE)
+def test_program_of_the_table_is_followed_noticed_or_refused_by_name(
+    servers: Servers, tmp_path: Path, name: str
+) -> None:
+    part = TABLE[name]
+    moments = [(change, later) for change in part.changes for later in (False, True)]
+    pairs = [Pair(index=0, change=c, later=later) for c, later in moments if not later or c.mutate]
+    program = Program(parts=(part,))
+    outcomes = Runner(servers, tmp_path).run(Trial(seed=1, program=program, pairs=tuple(pairs)))
+    said = "\n".join(outcome.line() for outcome in outcomes)
+    assert not any(outcome.bad or outcome.outcome == "broken" for outcome in outcomes), said
+    if torch.__version__ < "2.13" and [outcome.outcome for outcome in outcomes] == ["refused"]:
+        return  # some graphs break there
+    if part.refused:
+        assert [outcome.outcome for outcome in outcomes] == ["refused"], said
+        assert re.search(part.refused, outcomes[0].detail), outcomes[0].detail
+    else:
+        assert len(outcomes) == len(pairs), said  # the first process compiled
+        assert re.search(part.said, "\n".join(outcome.detail for outcome in outcomes)), said
+        assert part.said or not pairs or any(outcome.effective for outcome in outcomes)
 
 
 def made_of(*parts: Part, gloo: bool = False, **change: object) -> Trial:

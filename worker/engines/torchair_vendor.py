@@ -91,8 +91,16 @@ def vendor_package(name: str) -> Any:
 
 @contextlib.contextmanager
 def _importing(name: str) -> Iterator[None]:
+    """Keep signal handlers, and of logger ``torchair``, which is this package's as well, level and handlers.
+
+    After TorchAir's handlers a process would take no notice of SIGTERM and Ctrl-C; what is to be done at its
+    end TorchAir has registered with ``atexit`` as well.
+    """
+    is_main = threading.current_thread() is threading.main_thread()  # others cannot set signal handlers
+    signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    level, handlers, made = _log.level, list(_log.handlers), logging.getLoggerClass()
     try:
-        with _own_logging(), _own_signals(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of torch, for what TorchAir uses
             yield
     except ImportError as error:
@@ -101,36 +109,14 @@ def _importing(name: str) -> Iterator[None]:
             "Install torch_npu where CANN is and source CANN's set_env.sh, or use engine graph."
         )
         raise DeviceUnavailable(msg, kind="npu", missing=name) from error
-
-
-@contextlib.contextmanager
-def _own_logging() -> Iterator[None]:
-    """Logger ``torchair`` is this package's as well: its level and handlers stay, and so do later loggers."""
-    level, handlers, made = _log.level, list(_log.handlers), logging.getLoggerClass()
-    try:
-        yield
     finally:
+        for number, handler in signals.items() if is_main else ():
+            signal.signal(number, handler)
         logging.setLoggerClass(made)
         _log.setLevel(level)
         _log.handlers[:] = handlers
         if not hasattr(_log, "event"):
             _log.event = functools.partial(_log.log, _EVENT_LEVEL)  # type: ignore[attr-defined]
-
-
-@contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
-    """Signals keep their handlers: after TorchAir's, a process would take no notice of SIGTERM and Ctrl-C.
-
-    What TorchAir wants done at the end of a process it has registered with ``atexit`` as well.
-    """
-    is_main = threading.current_thread() is threading.main_thread()  # others cannot set any
-    kept = (signal.SIGTERM, signal.SIGINT) if is_main else ()
-    before = {number: signal.getsignal(number) for number in kept}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

@@ -379,10 +379,9 @@ def print_of(artifact: Artifact) -> TracePrint:
     neither kernels nor lines of source, which follow from these or change no result. Where an engine compiles
     kernels, conditions on sizes are those of the trace, without what its compiler added.
     """
-    from warmrank.worker.compile import origins
-    from warmrank.worker.compile.readable import conditions, disassembled, origin_of
+    from warmrank.worker.compile.readable import conditions, disassembled, origins_in
 
-    known = origins.read(artifact.sections)
+    known = origins_in(artifact.sections)
     source = next((artifact.sections[name] for name in _AS_TEXT if name in artifact.sections), b"")
     graph = tuple(source.decode().split("\n"))
     guards = PortableGuards.from_json(json.loads(_text(guards_json(artifact.guards))))  # as a file has them
@@ -405,7 +404,7 @@ def print_of(artifact: Artifact) -> TracePrint:
                 _text(item) for part in data for item in (part.items() if isinstance(part, dict) else part)
             ),
         },
-        places={line: place for line in graph if (place := origin_of(line, known))},
+        places={line: place for line in graph if (place := known.line(line))},
     )
 
 
