@@ -65,7 +65,7 @@ class _Host(OfflineHost):
         self._launcher = launcher
 
     def open(self, init: RankInit, *_more: object) -> Opened:
-        self._launcher.opened.append(init.rank)
+        self._launcher.opened.append(init.spec.rank)
         self._take(init)
         self._worker = FakeOfflineRank(self._launcher.world, init.spec, None)  # type: ignore[assignment]
         return Opened(environment=self._worker.start(), problem="")
