@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from warmrank.cache_store.text import changed_components
-from warmrank.orchestrator.causes import policy_of
+from warmrank.orchestrator.errors import policy_of
 from warmrank.orchestrator.launch.report import Failure, Report, config_words
 from warmrank.orchestrator.signals import EXIT_INTERRUPTED, EXIT_TERMINATED
 from warmrank.orchestrator.text import brief_names, brief_ranks, count_text, first_lines, grouped
