@@ -35,8 +35,8 @@ from warmrank.cache_store.backends.backend import (
     name_fault,
     not_empty,
 )
+from warmrank.cache_store.backends.deadline import ANSWER_S
 from warmrank.cache_store.backends.object_client import ObjectClient, connect
-from warmrank.cache_store.backends.places import ANSWER_S
 from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.digests import CHUNK_BYTES, Digest
 from warmrank.cache_store.errors import Corrupt, NoStoreYet, NotInStore, StoreUnavailable, UnusableCache

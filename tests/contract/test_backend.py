@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from tests.support.backends import MemoryBackend, new_file, read
 from tests.support.s3_server import PATIENT_S, S3Server, new_prefix
 from warmrank.cache_store.backends.backend import BlobBackend, NewFile
+from warmrank.cache_store.backends.deadline import Tier, TierMode
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.object_store import ObjectBackend
-from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
+from warmrank.cache_store.backends.places import TieredBackend
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable, UnusableCache
 from warmrank.cache_store.layout import FORMAT_FILE, blob_name

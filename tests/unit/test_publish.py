@@ -26,8 +26,9 @@ from tests.support.stored import (
     stored,
 )
 from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.backends.deadline import Tier
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.places import Tier, TieredBackend
+from warmrank.cache_store.backends.places import TieredBackend
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable, Untrusted

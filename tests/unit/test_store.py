@@ -24,10 +24,9 @@ from tests.support.stored import (
     publish_launch,
     stored,
 )
-from warmrank.cache_store import connect
 from warmrank.cache_store.backends.backend import BlobBackend
-from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
-from warmrank.cache_store.connect import TierSpec
+from warmrank.cache_store.backends.deadline import Tier, TierMode
+from warmrank.cache_store.backends.places import TieredBackend
 from warmrank.cache_store.errors import (
     Conflict,
     Corrupt,
@@ -43,7 +42,8 @@ from warmrank.cache_store.records.documents import read_stored_form
 from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.signing.keyring import Revocation, Signer, generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import Trust
-from warmrank.cache_store.store import Store
+from warmrank.cache_store.store import Store, TierSpec
+from warmrank.cache_store.store import open_store as open_tiers
 
 
 @pytest.fixture
@@ -110,14 +110,13 @@ def test_fetch_while_the_near_place_goes_away_is_a_problem_only(places, tmp_path
     assert ["connection refused" in line for line in store.problems] == [True]
 
 
-def test_fetch_while_a_required_near_place_goes_away_is_an_error_of_the_next_verb(places, tmp_path):
+def test_fetch_while_a_required_near_place_goes_away_is_an_error(places, tmp_path):
     record = publish_launch(Store(places[1], trust=OFF, location="far"), tmp_path / "source")
     places[0].failure = unavailable("connection refused", transport=True)
     places[0].fails_on = frozenset({"put_new"})
     store = tiered(places, near="required")
-    store.fetch_partitions(record.partitions, tmp_path / "cache")
     with pytest.raises(StoreUnavailable, match="required store near"):
-        store.launches()
+        store.fetch_partitions(record.partitions, tmp_path / "cache")
 
 
 def test_store_without_its_far_place_goes_on_and_says_that_it_is_behind(places, tmp_path):
@@ -219,7 +218,7 @@ def test_remedy_of_damage_is_one_for_the_place_that_has_it(audited, root, mode):
     overwrite(manifest, b"damaged")
     blob_path(root, DECODE).unlink()
     blob_path(root, DECODE).symlink_to(root / "nowhere")
-    place = connect.open_store([TierSpec(location=str(root), mode=mode)], trust=OFF, create=False)
+    place = open_tiers([TierSpec(location=str(root), mode=mode)], trust=OFF, create=False)
     said = [
         fault.rpartition("; ")[2]
         for fault in place.verify().faults

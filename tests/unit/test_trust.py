@@ -31,8 +31,6 @@ from warmrank.cache_store.cache_dir.marks import (
     marks_of,
     permit_copies,
 )
-from warmrank.cache_store.connect import TierSpec
-from warmrank.cache_store.connect import open_store as open_tiers
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted, UnusableCache
 from warmrank.cache_store.layout import BLOBS
@@ -58,6 +56,8 @@ from warmrank.cache_store.signing.trust import (
     parse_envelope,
     signed_message,
 )
+from warmrank.cache_store.store import TierSpec
+from warmrank.cache_store.store import open_store as open_tiers
 
 KEY, OTHER_KEY = "1" * 64, "2" * 64
 PAYLOAD = b'{"a":1}'
