@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile, new_document
-from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.cache_dir.private_files import digest_private, os_errors_are_unusable
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import (
@@ -28,9 +27,9 @@ from warmrank.cache_store.errors import (
     is_damage,
 )
 from warmrank.cache_store.gc.inventory import references
-from warmrank.cache_store.gc.trash import mark_used, restore_from, trashed, whole_blobs
+from warmrank.cache_store.gc.trash import mark_used, restore_from, trashed
 from warmrank.cache_store.layout import blob_name, manifest_name, record_name
-from warmrank.cache_store.parallel import each, threads_for
+from warmrank.cache_store.parallel import each
 from warmrank.cache_store.records.documents import (
     READERS,
     Documents,
@@ -46,7 +45,6 @@ from warmrank.cache_store.signing.trust import signer_id
 from warmrank.cache_store.steps import Step, reached
 
 logger = logging.getLogger(__name__)
-_INDEX = "offline_build"
 _SHOWN = 3
 
 
@@ -67,11 +65,8 @@ def put_blob(backend: BlobBackend, path: Path) -> tuple[Digest, bool]:
     with os_errors_are_unusable("file", path):
         digest = digest_private(path)
     name = blob_name(digest.sha256)
-    absent_blobs(backend, {name: digest})  # a blob of the wrong size goes out of the way
-    created = backend.put_new([NewFile(name=name, source=path, expected=digest)])
-    if not created:
-        check_standing(backend, {name: digest})
-    return digest, bool(created)
+    file = NewFile(name=name, source=path, expected=digest)
+    return digest, name in put_blobs(backend, {name: file}, make_durable=True)
 
 
 def publish_partitions(
@@ -87,10 +82,9 @@ def publish_partitions(
     private file for each sha256. Reports come in the manifests' order; new blobs are counted in the first.
 
     Raises:
-        Corrupt: a file is not what the manifest says; nothing was published.
+        Corrupt: a file of a new blob is not what the manifest says; nothing was published.
         Untrusted: there is no key to sign with, or somebody not trusted here was faster.
     """
-    index = DigestIndex(root, _INDEX if files is not None else manifests[0].partition)
     reached(Step.PUBLISH_STARTED)
     backend = documents.backend
     keyed = {partition_key(launch_key, manifest): manifest for manifest in manifests}
@@ -102,18 +96,14 @@ def publish_partitions(
         for key, manifest in keyed.items()
         if key not in stood
     }
-    conflicts = {key: conflicts_of(standing.get(key), manifest) for key, manifest in keyed.items()}
-    blobs = LocalBlobs(
-        digests={
-            str(files[entry.sha256] if files is not None else entry.local_path(root)): entry.digest
-            for key, manifest in keyed.items()
-            for entry in manifest.artifacts
-            if entry.function not in conflicts[key]
-        },
-        index=index,
-    )
-    new = blobs.put(backend, make_durable=bool(sealed))
-    index.save()
+    conflicts = {key: _conflicts(standing.get(key), manifest) for key, manifest in keyed.items()}
+    blobs: dict[str, NewFile] = {}
+    for key, manifest in keyed.items():
+        for entry in manifest.artifacts:
+            if entry.function not in conflicts[key] and (name := blob_name(entry.sha256)) not in blobs:
+                source = entry.local_path(root) if files is None else files[entry.sha256]
+                blobs[name] = NewFile(name=name, source=source, expected=entry.digest)
+    new = put_blobs(backend, blobs, make_durable=bool(sealed))
     reached(Step.PUBLISH_BLOBS)
     for key, error in refused.items():
         quarantine(backend, manifest_name(key), str(error))
@@ -126,33 +116,34 @@ def publish_partitions(
             standing[key] = StandingManifest(manifest=keyed[key], sha256=sha256, signer_id=signer)
         else:
             standing[key] = documents.take_manifest(key)  # that of a publisher who was faster
-            conflicts[key] = conflicts_of(standing[key], keyed[key])
+            conflicts[key] = _conflicts(standing[key], keyed[key])
     # Blobs that were put after their manifest stood need no second look.
-    needed = [
-        entry.digest
-        for key, found in standing.items()
-        for entry in found.manifest.artifacts
-        if key not in stood or entry.function in conflicts[key]
-    ]
-    for name in sorted(blobs.put_again(backend, needed)) if needed else ():
-        logger.warning("%s, which another publisher put, is gone; who has it must publish again", name)
+    _put_again(
+        backend,
+        blobs,
+        {
+            blob_name(entry.sha256): entry.digest
+            for key, found in standing.items()
+            for entry in found.manifest.artifacts
+            if key not in stood or entry.function in conflicts[key]
+        },
+    )
     reached(Step.PUBLISH_DONE)
     for key, functions in conflicts.items():
         for function in functions:
-            partition = keyed[key].partition
             said = "%s of %s compiled to other bytes than those published first: nondeterministic"
-            logger.warning(said, function, partition)
+            logger.warning(said, function, keyed[key].partition)
+    said = "Published %d partitions, %d new, %d new blobs: %s"
     names = ", ".join(manifest.partition for manifest in manifests[:_SHOWN])
-    logger.info(
-        "Published %d partitions, %d new, %d new blobs: %s", len(keyed), len(created), len(new), names
-    )
+    logger.info(said, len(keyed), len(created), len(new), names)
+    bytes_new = sum(blobs[name].expected.size_bytes for name in new)
     return tuple(
         PublishReport(
             key=key,
             ref=standing[key].ref(key),
             created=manifest_name(key) in created,
-            num_blobs_new=len(new) if position == 0 else 0,
-            bytes_new=sum(digest.size_bytes for digest in new) if position == 0 else 0,
+            num_blobs_new=0 if position else len(new),
+            bytes_new=0 if position else bytes_new,
             conflicts=conflicts[key],
         )
         for position, key in enumerate(keyed)
@@ -160,15 +151,14 @@ def publish_partitions(
 
 
 def _standing_manifests(
-    documents: Documents, keys: Mapping[str, object]
+    documents: Documents, keys: Iterable[str]
 ) -> tuple[dict[str, StandingManifest], dict[str, Untrusted]]:
     """The manifests that stand, and why others that do are not believed here."""
     found: dict[str, StandingManifest] = {}
     refused: dict[str, Untrusted] = {}
-    present = documents.backend.stat(manifest_name(key) for key in keys)
-    for key in keys:
-        if manifest_name(key) not in present:
-            continue
+    names = {manifest_name(key): key for key in keys}
+    present = documents.backend.stat(names)
+    for key in (key for name, key in names.items() if name in present):
         try:
             found[key] = documents.take_manifest(key)
         except StoreError as error:
@@ -179,14 +169,68 @@ def _standing_manifests(
     return found, refused
 
 
-def conflicts_of(standing: StandingManifest | None, manifest: PartitionManifest) -> tuple[str, ...]:
+def _conflicts(standing: StandingManifest | None, manifest: PartitionManifest) -> tuple[str, ...]:
     """Functions for which the manifest that stands has other bytes than this one."""
     if standing is None:
         return ()
     known = {(entry.function, entry.path, entry.sha256) for entry in standing.manifest.artifacts}
-    entries = manifest.artifacts
-    differing = (entry for entry in entries if (entry.function, entry.path, entry.sha256) not in known)
-    return tuple(sorted({entry.function for entry in differing}))
+    entries = ((entry.function, entry.path, entry.sha256) for entry in manifest.artifacts)
+    return tuple(sorted({entry[0] for entry in entries if entry not in known}))
+
+
+def put_blobs(
+    backend: BlobBackend, files: Mapping[str, NewFile], *, restore: bool = False, make_durable: bool = False
+) -> frozenset[str]:
+    """Add the blobs that a place lacks, given by name; return the names of the new ones.
+
+    One of the wrong size makes way, so a publish repairs it. With ``restore`` what lies in the trash is
+    brought back instead; ``make_durable`` is for the names of blobs that another publisher added, who may not
+    have done it yet: needless where a manifest that names them stands.
+
+    Raises:
+        Corrupt, UnusableCache: a file that was read is not what was expected; nothing was added.
+        StoreUnavailable: among others, a blob that was put is not there.
+    """
+    absent = _absent_blobs(backend, {name: file.expected for name, file in files.items()}, restore=restore)
+    wanted = [file for name, file in files.items() if make_durable or name in absent]
+    created = frozenset(backend.put_new(wanted)) if wanted else frozenset[str]()
+    put = {name: files[name].expected for name in absent - created}
+    if missing := sorted(_absent_blobs(backend, put)):
+        reason = "it was put, and is not there; something else stood in its place, or took it away"
+        raise StoreUnavailable(what="blob", where=missing[0], reason=reason, remedy="publish again")
+    return created
+
+
+def _put_again(backend: BlobBackend, files: Mapping[str, NewFile], needed: Mapping[str, Digest]) -> None:
+    """Bring back the blobs that an evict took meanwhile, from the trash or from the files here."""
+    absent = _absent_blobs(backend, needed, restore=True)
+    put_blobs(backend, {name: files[name] for name in absent & files.keys()})
+    gone = absent - files.keys()
+    for name in sorted(gone - backend.stat(gone).keys()) if gone else ():
+        logger.warning("%s, which another publisher put, is gone; who has it must publish again", name)
+
+
+def _absent_blobs(
+    backend: BlobBackend, wanted: Mapping[str, Digest], *, restore: bool = False
+) -> frozenset[str]:
+    """Names of the blobs that a place lacks; one of the wrong size goes into quarantine."""
+    if not wanted:
+        return frozenset()
+    whole: set[str] = set()
+    for name, info in backend.stat(wanted).items():
+        size_bytes = wanted[name].size_bytes
+        if info.is_regular and info.content_bytes in (None, size_bytes):
+            whole.add(name)
+            continue
+        # Not only logged where that fails: nothing could be put in its place, and nothing said so.
+        actual = f"{info.content_bytes} bytes" if info.is_regular else "no regular file"
+        expected = f"{size_bytes} bytes"
+        quarantine(backend, name, str(Corrupt(what="blob", where=name, expected=expected, actual=actual)))
+    absent = frozenset(wanted.keys() - whole)
+    if not (restore and absent):
+        return absent
+    contents = trashed(backend)
+    return absent - restore_from(backend, absent & contents.keys(), contents)
 
 
 def commit_launch(documents: Documents, record: LaunchRecord) -> str:
@@ -236,6 +280,7 @@ def _write_record(documents: Documents, name: str, sealed: bytes) -> None:
 
 
 def _standing_record(documents: Documents, record: LaunchRecord) -> str | None:
+    """Name of the newest usable record of this world and these environments, if it says the same."""
     # Only the newest counts: an older equal record must be made the newest again.
     wanted = (record.world_size, record.environments)
     documents = replace(documents, problems=[])
@@ -260,23 +305,28 @@ def _look_again(documents: Documents, record: LaunchRecord) -> None:
 
 
 def _check_manifests(documents: Documents, record: LaunchRecord) -> None:
-    found = _stored_sha256(documents.backend, [ref.manifest_key for ref in record.partitions])
+    """Make sure that the manifests stand that a record pins; those in the trash are brought back."""
+    backend, where = documents.backend, f"launch {record.launch_key[:12]}"
+    found = _stored_sha256(backend, [ref.manifest_key for ref in record.partitions])
     missing = [ref for ref in record.partitions if found[ref.manifest_key] is None]
     if missing:
-        contents = trashed(documents.backend)
+        contents = trashed(backend)
         keys = [ref.manifest_key for ref in missing]
-        restored = [key for key in keys if _restore_whole(documents.backend, key, contents)]
-        found |= _stored_sha256(documents.backend, restored)
-    where = f"launch {record.launch_key[:12]}"
+        found |= _stored_sha256(backend, [key for key in keys if _restore_whole(backend, key, contents)])
     if missing := [ref for ref in missing if found[ref.manifest_key] is None]:
         what = ", ".join(f"{ref.manifest_key[:12]} of {ref.partition}" for ref in missing)
         remedy = "publish these partitions, then commit again"
         raise NotInStore(what=f"manifests {what}", where=where, remedy=remedy)
-    if differing := [ref for ref in record.partitions if found[ref.manifest_key] != ref.manifest_sha256]:
-        what, expected = ", ".join(ref.partition for ref in differing), "the stored form that the record pins"
-        remedy = "publish these partitions again, and commit what that reports"
-        what = f"manifests of {what}"
-        raise Conflict(what=what, where=where, expected=expected, actual="another", remedy=remedy)
+    if differing := [
+        ref.partition for ref in record.partitions if found[ref.manifest_key] != ref.manifest_sha256
+    ]:
+        raise Conflict(
+            what=f"manifests of {', '.join(differing)}",
+            where=where,
+            expected="the stored form that the record pins",
+            actual="another",
+            remedy="publish these partitions again, and commit what that reports",
+        )
 
 
 def _stored_sha256(backend: BlobBackend, keys: Sequence[str]) -> dict[str, str | None]:
@@ -304,114 +354,3 @@ def _restore_whole(backend: BlobBackend, key: str, contents: Mapping[str, tuple[
         if restore_from(backend, needed, contents) == needed:
             return bool(restore_from(backend, frozenset([name]), contents))
     return False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalBlobs:
-    """Private files below one cache directory, and what their bytes must be.
-
-    Every file is checked, also those whose blob the store has; one file of each blob that it lacks is hashed
-    while it is copied, the others by threads, or known from an index.
-    """
-
-    digests: Mapping[str, Digest]  # by file, as text: there are thousands, and most are only looked at
-    index: DigestIndex
-
-    def put(self, backend: BlobBackend, *, make_durable: bool) -> tuple[Digest, ...]:
-        """Check all files, add those that the store lacks, each once, and return the digests of the new ones.
-
-        A blob of the wrong size is moved into quarantine and put again, so a publish repairs it. The names of
-        blobs that another publisher added, who may not have done it yet, are made durable too if
-        ``make_durable``; needless where a manifest that names them stands.
-        """
-        sources = self._sources()
-        absent = absent_blobs(backend, {name: self.digests[path] for name, path in sources.items()})
-        copied = {path for name, path in sources.items() if name in absent}
-        # Not found by threads, which would take longer.
-        self._check_all([path for path in self.digests if path not in copied and self._is_unknown(path)])
-        wanted = [name for name in sources if make_durable or name in absent]
-        read_ns = self.index.now_ns()
-        created = set(self._put(backend, wanted, sources))
-        for name in absent & created:
-            path = sources[name]
-            self.index.remember(Path(path), self.digests[path], read_ns=read_ns)
-        # Where another publisher was faster the files may not have been read.
-        self._check_all([sources[name] for name in sorted(absent - created)])
-        check_standing(backend, {name: self.digests[sources[name]] for name in absent - created})
-        return tuple(self.digests[path] for name, path in sources.items() if name in created)
-
-    def put_again(self, backend: BlobBackend, digests: Iterable[Digest]) -> frozenset[str]:
-        """Bring back those blobs that an evict took since `put`, from the trash or from the files here.
-
-        Return names of those that are gone and not among the files here; raises as `put`.
-        """
-        absent = absent_blobs(backend, {blob_name(item.sha256): item for item in digests}, restore=True)
-        sources = self._sources()
-        created = self._put(backend, sorted(absent & sources.keys()), sources)
-        standing = (absent & sources.keys()) - set(created)
-        check_standing(backend, {name: self.digests[sources[name]] for name in standing})
-        gone = absent - sources.keys()
-        return gone - backend.stat(gone).keys() if gone else gone  # another evict may have restored them
-
-    def _sources(self) -> dict[str, str]:
-        """One file for each blob, by the blob's name."""
-        sources: dict[str, str] = {}
-        for path, digest in self.digests.items():
-            sources.setdefault(blob_name(digest.sha256), path)
-        return sources
-
-    def _put(self, backend: BlobBackend, names: Sequence[str], sources: Mapping[str, str]) -> tuple[str, ...]:
-        if not names:
-            return ()
-        pairs = ((name, sources[name]) for name in names)
-        return backend.put_new(
-            [NewFile(name=name, source=Path(path), expected=self.digests[path]) for name, path in pairs]
-        )
-
-    def _is_unknown(self, path: str) -> bool:
-        try:
-            return self.index.known(path) != self.digests[path]
-        except OSError:
-            return True  # the check says what is wrong
-
-    def _check_all(self, paths: Sequence[str]) -> None:
-        num_threads = threads_for(len(paths), sum(self.digests[path].size_bytes for path in paths))
-        each(self._check, paths, num_threads=num_threads)
-
-    def _check(self, text: str) -> None:
-        path, expected = Path(text), self.digests[text]
-        with os_errors_are_unusable("file", path):
-            actual = self.index.digest(path)
-            if actual != expected:
-                actual = digest_private(path)  # an index alone condemns no file
-        if actual != expected:
-            raise Corrupt.since_made(path, expected, actual, again="compile")
-
-
-def absent_blobs(
-    backend: BlobBackend, wanted: Mapping[str, Digest], *, restore: bool = False
-) -> frozenset[str]:
-    """Names of the blobs that a place lacks; one of the wrong size goes into quarantine.
-
-    With ``restore`` what lies in the trash is brought back first, which costs a listing of it.
-    """
-    gone = frozenset(wanted.keys() - _whole(backend, wanted))
-    if not (restore and gone):
-        return gone
-    contents = trashed(backend)
-    return gone - restore_from(backend, gone & contents.keys(), contents)
-
-
-def check_standing(backend: BlobBackend, wanted: Mapping[str, Digest]) -> None:
-    """Make sure, or raise `StoreUnavailable`, of blobs that were put, but that the store said it had."""
-    if wanted and (missing := sorted(wanted.keys() - _whole(backend, wanted))):
-        reason = "it was put, and is not there; something else stood in its place, or took it away"
-        raise StoreUnavailable(what="blob", where=missing[0], reason=reason, remedy="publish again")
-
-
-def _whole(backend: BlobBackend, wanted: Mapping[str, Digest]) -> set[str]:
-    whole, faults = whole_blobs(backend, wanted)
-    for name, fault in faults.items():
-        # Not only logged where that fails: nothing could be put in its place, and nothing said so.
-        quarantine(backend, name, str(fault))
-    return whole

@@ -8,8 +8,7 @@ key when it signs, so open it where it is used, and send its location elsewhere.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -44,7 +43,7 @@ from warmrank.cache_store.gc.evict import EvictOutcome, EvictPolicy, evict_place
 from warmrank.cache_store.gc.pins import Pin
 from warmrank.cache_store.gc.verify import VerifyReport, verify_places
 from warmrank.cache_store.layout import USED, blob_name, manifest_name, record_name
-from warmrank.cache_store.parallel import OnProgress
+from warmrank.cache_store.parallel import OnProgress, Progress
 from warmrank.cache_store.publish import PublishReport
 from warmrank.cache_store.records import documents as records
 from warmrank.cache_store.records.directory_listing import newest_listings
@@ -295,9 +294,18 @@ class Store:
         One process of this node at a time, unless another one gets no further for ``lock_timeout_s``. The
         near place gets the blobs, the manifests, and those of ``records`` that name any.
         """
-        with _flight(cache_root, options, lock_timeout_s) as beating:
-            outcome = fetch.fetch_partitions(self._documents(), refs, cache_root, options=beating)
-        beating.held(outcome.copies)
+        options = options or FetchOptions()
+        with single_flight(cache_root, timeout_s=lock_timeout_s) as beat:
+
+            def tell(progress: Progress) -> None:
+                beat()
+                if options.on_progress is not None:
+                    options.on_progress(progress)
+
+            outcome = fetch.fetch_partitions(
+                self._documents(), refs, cache_root, options=replace(options, on_progress=tell)
+            )
+        options.held(outcome.copies)
         wanted = dict.fromkeys(refs)
         for fault in outcome.faults:
             wanted.pop(fault.ref, None)
@@ -317,9 +325,10 @@ class Store:
 
         One process of this node at a time, as `fetch_partitions`; nearer places get their blobs.
         """
-        with _flight(cache_root, options, LOCK_TIMEOUT_S) as beating:
-            found = fetch_node_files(self._documents(), launches, caches, cache_root, beating)
-        beating.held(found.copies)
+        options = options or FetchOptions()
+        with single_flight(cache_root, timeout_s=LOCK_TIMEOUT_S):
+            found = fetch_node_files(self._documents(), launches, caches, cache_root, options)
+        options.held(found.copies)
         self._spread(found.copies, [])
         return found
 
@@ -400,13 +409,6 @@ class Store:
             if is_final(error):
                 raise
             self.problems.append(str(error))
-
-
-@contextlib.contextmanager
-def _flight(cache_root: Path, options: FetchOptions | None, timeout_s: float) -> Iterator[FetchOptions]:
-    """Hold the lock of a cache directory; the options tell whoever waits for it that it gets on."""
-    with single_flight(cache_root, timeout_s=timeout_s) as flight:
-        yield replace(options or FetchOptions(), beat=flight.beat)
 
 
 def _fill(view: TieredBackend, copies: Sequence[NewFile], documents: Sequence[str]) -> None:

@@ -5,20 +5,18 @@ children of an actor that ends; who waits for its end waits for the end of its s
 a pid and its start time, so a pid that was given away again is never killed, and nothing of another user is.
 Time in which the reaper itself was held up is none of the lease.
 
-``reaper.py ranks`` is handed commands, one JSON object a line, on stdin: ``{"guard": {pid: mark, ...},
-"started": {pid: ticks since boot, ...}, "lease_s": seconds, "remove": [path, ...], "spare": [pid, ...]}``
-names the ranks of an attempt (one whose start is not said is whatever has the pid now; ``"asked_s"`` beside
-it replaces `_ASKED_S`, and ``"last": pid`` names who tells it all that), ``{"renew": true}`` says that its
-driver lives, and ``{"end": true}`` that all is over. It ends all ranks, what descends from them, and itself
+``reaper.py ranks JSON`` guards the ranks of an attempt: ``{"marks": {pid: mark, ...}, "started": {pid: ticks
+since boot, ...}, "lease": [seconds, last pid or null], "remove": [path, ...], "spare": [pid, ...], "asked_s":
+seconds}``; one whose start is not said is whatever has the pid now. On stdin `RENEW` says that the driver
+lives, `END` that all is over. It ends all ranks, what descends from them, and itself
 
 - when stdin ends: whoever started it is gone, and so is Ray on this node, or the driver;
 - when the lease has run out: the driver cannot reach this node, and will start another attempt elsewhere;
-- when all is over.
+- when all is over; ranks that Ray was asked to end have ``asked_s`` first.
 
 In the first two cases it also removes the directories that it was named, and first ends who has a file in
 them open or names them on its command line, but for who is spared: with the directory of a Ray, that is the
-Ray. When the lease has run out, whoever told it of the ranks ends last: it is of an attempt that is lost,
-too.
+Ray. When the lease has run out, ``last`` (who renews it) ends last: it is of an attempt that is lost, too.
 
 A rank that is gone takes its own descendants with it, at once. They are found by the chain of parents, looked
 at every `LOOK_S` while the rank lives, and, once it is gone, by the rank's mark in the environment that they
@@ -35,6 +33,8 @@ kernel gives orphans to the reaper (a "child subreaper", prctl(2)), which outlas
 killed, the kernel sends the command a SIGTERM.
 """
 
+# ruff: noqa: PTH110, PTH115, PTH123, PTH208 - run with as few imports as there can be
+
 from __future__ import annotations
 
 import contextlib
@@ -48,18 +48,13 @@ import time
 from collections.abc import Callable, Iterable
 
 LOOK_S = 1.0  # interval between looks for descendants of ranks, and at the ranks
-
 MARK = "WARMRANK_RANK_MARK"
 """Variable that every rank sets to a text of its own, so that what it starts inherits it."""
+RENEW, END = b"r", b"e"
 
 _HELD_UP_S = 5.0  # A look that comes so late was held up: by a stop, a frozen container, a machine that moved
-
-_ASKED_S = 2.0
-"""Time for ranks that Ray was asked to end: to a kill it would say that a worker died by accident."""
-
 _END_S = 10.0
 """Time-out for ending processes, and then for removing; one that the kernel holds cannot be ended."""
-
 _COMMAND_LOOK_S = 0.05
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
@@ -68,52 +63,39 @@ NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 
 Process = tuple[int, int]  # A pid, and the ticks since boot at which it was started
-
 Children = Callable[[int], list[Process]]  # gives the children of a pid
-
-
-def stat_of(pid: int) -> tuple[int, int, str] | None:
-    """Parent, start time and state of a process; None for one that is not there."""
-    fields = fields_of(pid)
-    return (int(fields[1]), int(fields[19]), fields[0].decode()) if fields else None
-
-
-def start_of(pid: int) -> int:
-    """Start time of a process; for one that is not there, one that none has."""
-    stat = stat_of(pid)
-    return -1 if stat is None else stat[1]
 
 
 def fields_of(pid: int) -> list[bytes]:
     """Fields of ``/proc/PID/stat`` after the command's name, from the state on; empty for no such process."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - run with as few imports as there can be
-            return file.read().rpartition(b")")[2].split()
-    except OSError:
-        return []
+    return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
 
-def table() -> dict[int, tuple[int, int]]:
-    """Parent and start time of every process of this machine that runs."""
-    found = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208 - as above
-        stat = stat_of(int(name)) if name.isdecimal() else None
-        if stat is not None and stat[2] != "Z":
-            found[int(name)] = stat[:2]
-    return found
+def stat_of(pid: int) -> tuple[int, int]:
+    """Parent and start time of a process; -1 for one that is not there, or has ended."""
+    fields = fields_of(pid)
+    return (int(fields[1]), int(fields[19])) if fields and fields[0] != b"Z" else (-1, -1)
+
+
+def start_of(pid: int) -> int:
+    """Start time of a process; for one that is not there, one that none has."""
+    return stat_of(pid)[1]
 
 
 def runs(process: Process) -> bool:
     """True if a process is there, and no other has its pid."""
-    stat = stat_of(process[0])
-    return stat is not None and stat[1] == process[1] and stat[2] != "Z"
+    return start_of(process[0]) == process[1] != -1
+
+
+def table() -> dict[int, tuple[int, int]]:
+    """Parent and start time of every process of this machine that runs."""
+    pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())
+    return {pid: stat for pid in pids if (stat := stat_of(pid)) != (-1, -1)}
 
 
 def children() -> Children:
     """Function that finds children: by the kernel's list, or, without one, by a look at all processes."""
-    if os.path.exists(f"/proc/self/task/{os.getpid()}/children"):  # noqa: PTH110 - as above
-        return listed
-    return scanned(table())
+    return listed if os.path.exists(f"/proc/self/task/{os.getpid()}/children") else scanned(table())
 
 
 def scanned(processes: dict[int, tuple[int, int]]) -> Children:
@@ -126,20 +108,9 @@ def scanned(processes: dict[int, tuple[int, int]]) -> Children:
 
 def listed(pid: int) -> list[Process]:
     """Children of a process that run, as the kernel lists them for each of its threads."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
-    except OSError:
-        return []  # ended since
-    found = []
-    for thread in threads:
-        try:
-            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:  # noqa: PTH123
-                pids = [int(word) for word in file.read().split()]
-        except OSError:
-            continue
-        stats = [(child, stat_of(child)) for child in pids]
-        found += [(child, stat[1]) for child, stat in stats if stat and stat[0] == pid and stat[2] != "Z"]
-    return found
+    lists = (_read(f"/proc/{pid}/task/{thread}/children") for thread in _names(f"/proc/{pid}/task"))
+    stats = [(int(child), stat_of(int(child))) for each in lists for child in each.split()]
+    return [(child, started) for child, (parent, started) in stats if parent == pid]
 
 
 def below(children_of: Children, roots: set[int]) -> set[Process]:
@@ -153,18 +124,14 @@ def below(children_of: Children, roots: set[int]) -> set[Process]:
     return {process for process in found if process[0] not in roots}
 
 
-def marked(processes: dict[int, tuple[int, int]], marks: set[str]) -> set[Process]:
+def marked(processes: dict[int, tuple[int, int]], marks: Iterable[str]) -> set[Process]:
     """Processes started with one of the marks in their environment."""
     wanted = {f"{MARK}={mark}".encode() for mark in marks}
-    found: set[Process] = set()
-    for pid, (_, started) in processes.items():
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
-                if not wanted.isdisjoint(file.read().split(b"\0")):
-                    found.add((pid, started))
-        except OSError:
-            continue  # ended since, or not this user's
-    return found
+    return {
+        (pid, started)
+        for pid, (_, started) in processes.items()
+        if not wanted.isdisjoint(_read(f"/proc/{pid}/environ").split(b"\0"))
+    }
 
 
 def users(processes: dict[int, tuple[int, int]], directories: list[str]) -> set[Process]:
@@ -173,69 +140,89 @@ def users(processes: dict[int, tuple[int, int]], directories: list[str]) -> set[
 
 
 def _uses(pid: int, directories: list[str]) -> bool:
+    command = os.fsdecode(_read(f"/proc/{pid}/cmdline"))
+    files = [_target(f"/proc/{pid}/fd/{name}") for name in _names(f"/proc/{pid}/fd")]
+    return any(
+        directory in command or any(file.startswith(f"{directory}/") for file in files)
+        for directory in directories
+    )
+
+
+def _read(path: str) -> bytes:
+    """A file of /proc; empty where the process has ended since, or is not this user's."""
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
-            command = os.fsdecode(file.read())
-        if any(directory in command for directory in directories):
-            return True
-        files = [_target(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]  # noqa: PTH208
+        with open(path, "rb") as file:
+            return file.read()
     except OSError:
-        return False  # ended since, or not this user's
-    return any(file.startswith(f"{directory}/") for file in files for directory in directories)
+        return b""
+
+
+def _names(path: str) -> list[str]:
+    try:
+        return os.listdir(path)
+    except OSError:
+        return []
 
 
 def _target(link: str) -> str:
     try:
-        return os.readlink(link)  # noqa: PTH115
+        return os.readlink(link)
     except OSError:
-        return ""  # closed since
+        return ""
 
 
 def kill(processes: Iterable[Process], number: int = signal.SIGKILL) -> None:
     """Send processes a signal, unless their pid is another's by now."""
-    for pid, started in processes:
-        stat = stat_of(pid)
-        if stat is not None and stat[1] == started and pid != os.getpid():
-            try:
-                os.kill(pid, number)
-            except OSError:
-                continue  # ended since, or not this user's
+    for process in processes:
+        if runs(process) and process[0] != os.getpid():
+            with contextlib.suppress(OSError):  # ended since, or not this user's
+                os.kill(process[0], number)
 
 
 class RankReaper:
-    """The ranks to end, and when."""
+    """The ranks to end, and when; takes what stands in the module's JSON."""
 
-    def __init__(self) -> None:
-        self.lease_s = float("inf")
-        self.lease_ends_s = float("inf")
-        self.last: set[Process] = set()
-        self.remove: list[str] = []
-        self._asked_s = _ASKED_S
-        self._spared = {os.getpid()}
-        self.is_over = False
-        self._ranks: dict[int, int] = {}
-        self._marks: dict[int, str] = {}
+    def __init__(
+        self,
+        *,
+        marks: dict[str, str],
+        started: dict[str, int],
+        lease: tuple[float, int | None],
+        remove: list[str],
+        spare: list[int],
+        asked_s: float,
+    ) -> None:
+        self._marks = {int(pid): mark for pid, mark in marks.items()}
+        # One that is gone by now has no start time that fits: the first look ends what it left.
+        self._ranks = {pid: start_of(pid) for pid in self._marks}
+        self._ranks |= {int(pid): ticks for pid, ticks in started.items()}
+        self._lease_s, last = lease
+        self._last = {(pid, start_of(pid)) for pid in [last] if pid is not None}
         self._below: dict[int, set[Process]] = {}
+        self._remove = remove
+        self._spared = {os.getpid(), *spare}
+        self._asked_s = asked_s
 
-    def take(self, line: str) -> None:
-        """Carry out a command."""
-        command = json.loads(line)
-        self.is_over = self.is_over or bool(command.get("end"))
-        if "guard" in command:
-            self.lease_s, self.remove = command["lease_s"], command["remove"]
-            self._spared.update(command["spare"])
-            self._asked_s = command.get("asked_s", _ASKED_S)
-            self._marks = {int(pid): mark for pid, mark in command["guard"].items()}
-            # One that is gone by now has no start time that fits: the first look ends what it left.
-            self._ranks = {pid: start_of(pid) for pid in self._marks}
-            self._ranks |= {int(pid): ticks for pid, ticks in command.get("started", {}).items()}
-            self.last = {(pid, start_of(pid)) for pid in [command.get("last")] if pid is not None}
-        self.lease_ends_s = time.monotonic() + self.lease_s
-
-    def waited(self, seconds: float) -> None:
-        """So long ago was the last look: time in which this process stood still is none of the lease."""
-        if seconds > _HELD_UP_S:
-            self.lease_ends_s += seconds - LOOK_S
+    def run(self) -> None:
+        """Look at the ranks until there is nothing left to guard, then end them."""
+        looked_s = time.monotonic()
+        lease_ends_s = looked_s + self._lease_s
+        while looked_s < lease_ends_s:
+            if select.select([0], [], [], LOOK_S)[0]:
+                said = os.read(0, 4096)
+                if END in said:
+                    self._remove = []
+                    self._await_end()
+                if END in said or not said:
+                    break
+                lease_ends_s = time.monotonic() + self._lease_s
+            self.look()
+            before_s, looked_s = looked_s, time.monotonic()
+            if looked_s - before_s > _HELD_UP_S:
+                lease_ends_s += looked_s - before_s - LOOK_S
+        self._end()
+        if looked_s >= lease_ends_s:
+            kill(self._last)
 
     def look(self) -> None:
         """Remember who descends from whom; end what belongs to ranks that are gone."""
@@ -246,23 +233,22 @@ class RankReaper:
         for pid, started in self._ranks.items():
             seen = {process for process in self._below.get(pid, ()) if runs(process)}
             roots = {root for root, _ in seen}
-            if runs((pid, started)):
-                roots.add(pid)
-            else:
-                gone.add(pid)
+            (roots if runs((pid, started)) else gone).add(pid)
             self._below[pid] = seen | below(children_of, roots)
         if gone:
-            left = marked(table(), {self._marks[pid] for pid in gone})
+            left = marked(table(), [self._marks[pid] for pid in gone])
             kill(left.union(*(self._below.pop(pid) for pid in gone)))
             self._ranks = {pid: started for pid, started in self._ranks.items() if pid not in gone}
 
-    def end(self) -> None:
-        """End all ranks and all below them; and what nobody else is left to end."""
-        polite_s = time.monotonic() + (self._asked_s if self.is_over else 0)
-        # Whoever is told that all is over has asked Ray to end the ranks.
-        while time.monotonic() < polite_s and any(map(runs, self._ranks.items())):
+    def _await_end(self) -> None:
+        """Leave ranks that Ray was asked to end their time: of a kill it would say that a worker died."""
+        deadline_s = time.monotonic() + self._asked_s
+        while time.monotonic() < deadline_s and any(map(runs, self._ranks.items())):
             self.look()
             time.sleep(0.02)
+
+    def _end(self) -> None:
+        """End all ranks and all below them; and what nobody else is left to end."""
         # Both at least once, in a time of their own: on a busy machine one look at all processes takes long.
         deadline_s = time.monotonic() + _END_S
         while left := self._left():
@@ -271,23 +257,22 @@ class RankReaper:
                 break
             time.sleep(0.02)
         deadline_s = time.monotonic() + _END_S
-        while self.remove and not self.is_over:
-            # More than once: what is about to end may write there still.
-            for path in self.remove:
+        while self._remove:
+            for path in self._remove:
                 shutil.rmtree(path, ignore_errors=True)
-            if time.monotonic() > deadline_s or not any(os.path.lexists(path) for path in self.remove):
+            if time.monotonic() > deadline_s or not any(map(os.path.lexists, self._remove)):
                 break
-            time.sleep(0.2)
+            time.sleep(0.2)  # what is about to end may write there still
 
     def _left(self) -> set[Process]:
         processes = table()
         seen = set(self._ranks.items()).union(*self._below.values())
         found = {(pid, started) for pid, started in seen if processes.get(pid, (0, 0))[1] == started}
         found |= below(scanned(processes), {pid for pid, _ in found})
-        found |= marked(processes, set(self._marks.values()))
-        if self.remove and not self.is_over:
-            found |= users(processes, self.remove)
-        return {found_one for found_one in found if found_one[0] not in self._spared}
+        found |= marked(processes, self._marks.values())
+        if self._remove:
+            found |= users(processes, self._remove)
+        return {process for process in found if process[0] not in self._spared}
 
 
 class CommandReaper:
@@ -363,28 +348,6 @@ class CommandReaper:
         return below(children(), {os.getpid()})
 
 
-def reap_ranks() -> None:
-    """Read commands until there is nothing left to guard, then end the ranks."""
-    reaper, text = RankReaper(), ""
-    os.set_blocking(0, False)
-    looked_s = time.monotonic()
-    while not reaper.is_over and time.monotonic() < reaper.lease_ends_s:
-        if select.select([0], [], [], LOOK_S)[0]:
-            chunk = os.read(0, 65536).decode()
-            if not chunk:
-                break
-            *lines, text = (text + chunk).split("\n")
-            for line in lines:
-                reaper.take(line)
-        reaper.look()
-        before_s, looked_s = looked_s, time.monotonic()
-        reaper.waited(looked_s - before_s)
-    has_run_out = not reaper.is_over and time.monotonic() >= reaper.lease_ends_s
-    reaper.end()
-    if has_run_out:
-        kill(reaper.last)
-
-
 def reap_command(fd: str, lease_s: str, grace_s: str, *words: str) -> None:
     """Run a command to its end, and say its status."""
     import subprocess
@@ -428,7 +391,7 @@ def main(mode: str, *arguments: str) -> None:
     for number in _IGNORED:  # for a command they come through the channel, in order
         signal.signal(number, signal.SIG_IGN)
     if mode == "ranks":
-        reap_ranks()
+        RankReaper(**json.loads(arguments[0])).run()
     else:
         reap_command(*arguments)
 

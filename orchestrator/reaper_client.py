@@ -126,7 +126,7 @@ class ReapedRanks:
         lease: after how many seconds of silence it ends them, and, last, which process, if any.
         remove: directories that go, with who uses them, when nobody else is left to remove them.
         spare: processes that use these and must not be ended.
-        asked_s: how long it leaves processes that were asked to end; None for as long as Ray needs.
+        asked_s: how long it leaves processes that were asked to end, by default as long as Ray needs.
     """
 
     def __init__(
@@ -137,49 +137,44 @@ class ReapedRanks:
         lease: tuple[float, int | None] = (_FOR_EVER_S, None),
         remove: Iterable[str] = (),
         spare: Iterable[int] = (),
-        asked_s: float | None = None,
+        asked_s: float = 2.0,
     ) -> None:
+        told = {
+            "marks": dict(marks),
+            "started": dict(started or {}),
+            "lease": lease,
+            "remove": list(remove),
+            "spare": list(spare),
+            "asked_s": asked_s,
+        }
         # It has no file of this process open: that may lie in a directory which another reaper removes with
         # who uses it.
-        self._process = subprocess.Popen(  # noqa: S603 - as above
-            [*_REAPER, "ranks"],
+        process = subprocess.Popen(  # noqa: S603 - as above
+            [*_REAPER, "ranks", json.dumps(told)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
             start_new_session=True,
         )
-        self._process.wait()  # not for its end: it has left
-        self._tell(
-            {
-                "guard": dict(marks),
-                "started": dict(started or {}),
-                "lease_s": lease[0],
-                "remove": list(remove),
-                "spare": list(spare),
-                "last": lease[1],
-                **({} if asked_s is None else {"asked_s": asked_s}),
-            }
-        )
+        assert process.stdin is not None  # noqa: S101 - they are pipes
+        assert process.stdout is not None  # noqa: S101
+        self._stdin, self._stdout = process.stdin, process.stdout
+        process.wait()  # not for its end: it has left
 
     def renew(self) -> None:
-        """Begin the lease anew."""
-        self._tell({"renew": True})
+        """Begin the lease anew; raises `BrokenPipeError` if it was killed itself."""
+        self._stdin.write(reaper.RENEW)
 
     def end(self) -> None:
         """End what it guards, and itself; the directories stay. Returns when nothing is left."""
         with suppress(BrokenPipeError):  # killed itself, so it guards nothing any more
-            self._tell({"end": True})
+            self._stdin.write(reaper.END)
         self.abandon()
 
     def abandon(self) -> None:
         """Have it do what it does when this process is gone; returns when nothing is left."""
-        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
-        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
-        self._process.stdin.close()
-        self._process.stdout.read()
-        self._process.stdout.close()
-
-    def _tell(self, command: Mapping[str, object]) -> None:
-        assert self._process.stdin is not None  # noqa: S101 - it is a pipe
-        self._process.stdin.write(json.dumps(command).encode() + b"\n")
+        self._stdin.close()
+        if not self._stdout.closed:
+            self._stdout.read()
+            self._stdout.close()

@@ -12,37 +12,33 @@ CANN 8.5 and later, below ``cann-<version>``::
     <arch>-linux/ascend_toolkit_install.info, ascend_ops_install.info   version=9.0.0, innerversion=...
     share/info/<package>/version.info                                   Version=9.0.0
 
-Which files are read, and by whom else: ``torch_npu/utils/collect_env.py`` (``ascend_*_install.info``); CANN's
-own runtime (``share/info/<package>/version.info``, and ``/etc/ascend_install.info`` for the driver).
 Packages can be upgraded one by one, so all that are found count, not only the toolkit's.
 
 The model of an NPU is that of ``torch.npu.get_device_name()``: ``Ascend910B2`` (Atlas A2), ``Ascend910_9391``
-(A3). ``npu-smi info -t board`` gives it in parts, which differ by generation::
+(A3). ``npu-smi info -t board`` gives it in parts, which differ by generation (source: "How to get the SoC
+model", in the documents of MindStudio's msOpProf)::
 
     Atlas A2    Chip Type : Ascend        Chip Name : 910B4       -> Ascend910B4
     Atlas A3    Chip Name : Ascend910     NPU Name  : 9392        -> Ascend910_9392
 
-Source of the rule: "How to get the SoC model", in the documents of MindStudio's msOpProf. In the table of
-``npu-smi info`` a chip takes two lines; the second line's second number, on A3, counts the node's chips::
+In the table of ``npu-smi info`` a chip takes two lines; the second one's second number, on A3, counts chips::
 
     | 0     910B4               | OK            | 88.2        30                0    / 0             |
     | 0                         | 0000:C1:00.0  | 0           0    / 0          26838/ 32768         |
 
 ``ASCEND_RT_VISIBLE_DEVICES`` has numbers and commas, in rising order: CANN reads up to the first other sign
 or the first number that is not there, in silence, and torch_npu finds no device at all where the order falls.
-Here all of that is an error. A process counts its visible devices from 0, whatever their numbers.
-(``ASCEND_VISIBLE_DEVICES`` is another variable, of the container runtime, and knows ranges.) Source: CANN's
-reference of environment variables,
+Here all of that is an error. A process counts its visible devices from 0, whatever their numbers. Source:
 https://www.hiascend.com/document/detail/zh/canncommercial/900/maintenref/envvar/envref_07_0028.html
 
-Which releases of torch, torch_npu and CANN belong together is data, as Ascend documents it: COMPATIBILITY.md
-of https://gitcode.com/Ascend/pytorch (torch_npu, torch and CANN), and ``Requires-Dist`` of torch_npu's
-packages (torch). As of 2026-11. What is in no table is not judged: a torch_npu without a row, such as 2.13,
-is compared with its torch only. CANN and the driver list each other's builds.
+Which releases of torch, torch_npu and CANN belong together is data, as Ascend documents it (2026-11):
+COMPATIBILITY.md of https://gitcode.com/Ascend/pytorch, and ``Requires-Dist`` of torch_npu's packages. What is
+in no table is not judged. CANN and the driver list each other's builds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Mapping
@@ -106,20 +102,25 @@ def driver_of(places: AscendPlaces) -> str:
 
 def package_problems(places: AscendPlaces) -> tuple[str, ...]:
     """Mismatches by the packages' own lists, each with its remedy; on the rest they are silent."""
-    cann = cann_of(places)
-    driver = _driver_info(places)
+    cann, driver = cann_of(places), _driver_info(places)
     problems = []
     if not cann.release and len(places.cann) == 1:
         problems.append(
             f"{places.cann[0]}, which ASCEND_HOME_PATH or ASCEND_TOOLKIT_HOME names, holds no CANN: source "
             "set_env.sh of the CANN that is installed"
         )
-    if cann.build and not _related(cann, driver):
-        problems.append(
-            f"CANN {cann.release} ({cann.build}) and driver {_own_version(driver)} "
-            f"({driver.get('Innerversion')}) do not list each other as compatible: install a driver that "
-            "CANN's release notes name"
-        )
+    own = re.match(_LINEAGE, driver.get("Innerversion", ""))
+    line = re.match(_LINEAGE, cann.build)
+    listed = driver.get("compatible_version", "")
+    if listed and own is not None and line is not None and own.group() != line.group():
+        infos = Path(cann.home).glob("*-linux/ascend_*_install.info")
+        others = [_fields(file).get("compatible_version", "") for file in infos]
+        if f"[{line.group()}]" not in listed and not any(f"[{own.group()}]" in text for text in others):
+            problems.append(
+                f"CANN {cann.release} ({cann.build}) and driver {_own_version(driver)} "
+                f"({driver.get('Innerversion')}) do not list each other as compatible: install a driver that "
+                "CANN's release notes name"
+            )
     return tuple(problems)
 
 
@@ -169,24 +170,6 @@ def _own_version(fields: Mapping[str, str]) -> str:
     return fields.get("package_version") or fields.get("Version", "")
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version))
-
-
-def _related(cann: Cann, driver: Mapping[str, str]) -> bool:
-    """True if CANN or the driver names the other one's line of builds; True where they name none."""
-    listed = driver.get("compatible_version", "")
-    own = re.match(_LINEAGE, driver.get("Innerversion", ""))
-    line = re.match(_LINEAGE, cann.build)
-    if not listed or own is None or line is None or own.group() == line.group():
-        return True
-    toolkit = [
-        _fields(file).get("compatible_version", "")
-        for file in sorted(Path(cann.home).glob("*-linux/ascend_*_install.info"))
-    ]
-    return f"[{line.group()}]" in listed or any(f"[{own.group()}]" in text for text in toolkit)
-
-
 def _fields(file: Path) -> dict[str, str]:
     """``name=value`` or ``name : value`` lines of a file; none where it cannot be read."""
     try:
@@ -203,42 +186,23 @@ _CANN_OF = dict.fromkeys(("2.11.0", "2.11.0.post2", "2.12.0", "2.12.0.post2"), "
 def fit(torch: str, torch_npu: str, cann: str) -> tuple[str, ...]:
     """Versions that do not belong together, each with its remedy; empty if none is known to be wrong.
 
-    Versions such as ``2.12.0+cpu``, ``2.12.0.post2`` and ``9.1.0``. Empty ones are not judged: whether
+    Versions such as ``2.12.0+cpu``, ``2.12.0.post2`` and ``9.1.RC1``. Empty ones are not judged: whether
     something is missing is another question.
     """
-    return tuple(filter(None, (_of_torch(torch, torch_npu), _of_cann(torch_npu, cann))))
-
-
-def _of_torch(torch: str, torch_npu: str) -> str:
-    wanted, found = _release_of(torch_npu), _release_of(torch)
-    if not wanted or not found or wanted == found:
-        return ""
-    return (
-        f"torch_npu {torch_npu} is made for torch {'.'.join(map(str, wanted))}, and torch {torch} is "
-        f"installed: install torch_npu=={'.'.join(map(str, found))}.*, or that torch"
-    )
-
-
-def _of_cann(torch_npu: str, cann: str) -> str:
-    wanted, found = _CANN_OF.get(torch_npu.partition("+")[0], ""), _series(cann)
-    if not wanted or not found or wanted == found:
-        return ""
-    return (
-        f"torch_npu {torch_npu} is made for CANN {wanted}, and CANN {cann} is installed: "
-        f"install CANN {wanted}"
-    )
-
-
-def _release_of(version: str) -> tuple[int, ...]:
-    """``(2, 12, 0)`` of ``2.12.0.post2+git123``."""
-    match = re.match(r"\d+(?:\.\d+){1,2}", version)
-    return _numbers(match.group()) if match else ()
-
-
-def _series(version: str) -> str:
-    """``9.1`` of ``9.1.0``, of ``9.1.RC1`` and of ``9.1.T3.B010``."""
-    match = re.match(r"\d+\.\d+", version)
-    return match.group() if match else ""
+    problems = []
+    made_for, found = (re.match(r"\d+(\.\d+){1,2}", version) for version in (torch_npu, torch))
+    if made_for and found and made_for.group() != found.group():
+        problems.append(
+            f"torch_npu {torch_npu} is made for torch {made_for.group()}, and torch {torch} is installed: "
+            f"install torch_npu=={found.group()}.*, or that torch"
+        )
+    wanted, series = _CANN_OF.get(torch_npu.partition("+")[0], ""), re.match(r"\d+\.\d+", cann)
+    if wanted and series and wanted != series.group():
+        problems.append(
+            f"torch_npu {torch_npu} is made for CANN {wanted}, and CANN {cann} is installed: "
+            f"install CANN {wanted}"
+        )
+    return tuple(problems)
 
 
 _TIMEOUT_S = 20.0  # on a busy node with 16 chips it takes a few seconds
@@ -344,17 +308,10 @@ def _families(places: AscendPlaces) -> set[str]:
     """Families of the NPUs on the PCI bus."""
     found = set()
     for device in places.pci.glob("*/device"):
-        family = _FAMILIES.get(_word(device))
-        if family and _word(device.with_name("vendor")) == _HUAWEI:
-            found.add(family)
-    return found
-
-
-def _word(file: Path) -> str:
-    try:
-        return file.read_text().strip()
-    except OSError:
-        return ""
+        with contextlib.suppress(OSError):
+            if device.with_name("vendor").read_text().strip() == _HUAWEI:
+                found.add(_FAMILIES.get(device.read_text().strip(), ""))
+    return found - {""}
 
 
 VARIABLE = "ASCEND_RT_VISIBLE_DEVICES"

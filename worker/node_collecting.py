@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from warmrank.cache_store.cache_dir.node_files import (
@@ -29,10 +28,9 @@ from warmrank.cache_store.cache_dir.node_files import (
     split_node_path,
 )
 from warmrank.cache_store.cache_dir.private_files import check_owned, os_errors_are_unusable
-from warmrank.cache_store.canonical import canonical_json, key_of
+from warmrank.cache_store.canonical import key_of
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.fetch.node_artifacts import MAX_BYTES, MAX_FILES
-from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
 from warmrank.cache_store.paths import MAX_PARTS, collisions
 from warmrank.cache_store.records.manifest import (
     MAX_ENTRIES,
@@ -46,7 +44,6 @@ from warmrank.worker.node_caches import ARTIFACT_CHARS, archive_name
 from warmrank.worker.values import Value
 
 _log = logging.getLogger(__name__)
-_ENTRY_BYTES = 512  # of a document, for what an entry says besides its path
 _ARCHIVE_PARTS = 3  # <artifact>/<storage formats>/<archive>
 Listing = Mapping[tuple[str, str], Identity]
 """Contents of node caches: name and path of each file -> what changes when it is written."""
@@ -59,7 +56,6 @@ class Room(Value):
     artifacts: frozenset[str] = frozenset()
     num_files: int = MAX_FILES
     size_bytes: int = MAX_BYTES
-    document_bytes: int = 8 << 20
 
 
 class Collected(Value):
@@ -73,13 +69,12 @@ class Collected(Value):
 
 
 def room_in(manifest: PartitionManifest) -> Room:
-    """The room that a rank's artifacts leave."""
+    """The room that a rank's artifacts leave; as many paths as may come fit into its document."""
     used_bytes = sum(entry.size_bytes for entry in manifest.artifacts)
     return Room(
         artifacts=frozenset(entry.sha256[:ARTIFACT_CHARS] for entry in manifest.artifacts),
         num_files=min(MAX_FILES, MAX_ENTRIES - len(manifest.artifacts)),
         size_bytes=min(MAX_BYTES, MAX_PARTITION_BYTES - used_bytes),
-        document_bytes=MAX_DOCUMENT_BYTES - len(manifest.to_bytes()) - _ENTRY_BYTES,
     )
 
 
@@ -98,7 +93,7 @@ def collect(
     the launch got from the store), or of the same artifact of an engine, takes its place. ``room`` is what
     the manifest leaves to the node; ``refusal`` says why a directory's files are not to be taken by now.
     """
-    taking = _Taking(cache_root=cache_root, room=room)
+    taking = _Taking(cache_root, room)
     declared = {cache.name: cache for cache in caches}
     known = {
         file.path: file
@@ -108,7 +103,7 @@ def collect(
     }
     found = {cache: _found(cache, room.artifacts, before or {}, taking.leave_out) for cache in caches}
     names = [f"{NODE}/{cache.name}/{relative}" for cache in caches for relative in found[cache]]
-    taking.bad.update(collisions(dict.fromkeys([*names, *known])))
+    taking.bad = dict(collisions(dict.fromkeys([*names, *known])))
     for cache in caches:
         for relative, status in found[cache].items():
             taking.take_new(cache, relative, status, known)
@@ -116,9 +111,13 @@ def collect(
             taking.files = {path: file for path, file in taking.files.items() if file.cache != cache.name}
             taking.leave_out(f"node cache {cache.name}: {reason}")
     new = [file for file in taking.files.values() if known.get(file.path) != file]
-    made = {(file.cache, declared[file.cache].unit_of(file.relative)) for file in taking.files.values()}
+
+    def unit(file: NodeFile) -> tuple[str, str]:
+        return file.cache, declared[file.cache].unit_of(file.relative)
+
+    made = set(map(unit, taking.files.values()))
     for file in known.values():
-        if (file.cache, declared[file.cache].unit_of(file.relative)) not in made:
+        if unit(file) not in made:
             taking.carry(file)
     for reason in taking.left_out[:8]:
         _log.info("Not a node artifact: %s", reason)
@@ -146,16 +145,15 @@ def entries(files: Iterable[NodeFile]) -> tuple[ArtifactEntry, ...]:
     )
 
 
-@dataclass(slots=True, kw_only=True)
 class _Taking:
     """Files taken so far, by path, and the reasons for leaving others."""
 
-    cache_root: Path
-    room: Room
-    files: dict[str, NodeFile] = field(default_factory=dict)
-    left_out: list[str] = field(default_factory=list)
-    bad: dict[str, str] = field(default_factory=dict)  # paths that cannot stand beside others
-    used: tuple[int, ...] = (0, 0, 0)  # files, bytes, bytes of the document
+    def __init__(self, cache_root: Path, room: Room) -> None:
+        self._cache_root, self._room = cache_root, room
+        self.files: dict[str, NodeFile] = {}
+        self.left_out: list[str] = []
+        self.bad: Mapping[str, str] = {}  # paths that cannot stand beside others
+        self._num_files = self._size_bytes = 0
 
     def leave_out(self, reason: str) -> None:
         """Note why a file is not taken; its name may be no text."""
@@ -171,7 +169,7 @@ class _Taking:
         expected = known[path].digest if path in known else None
         source = Path(cache.directory) / relative
         try:
-            digest = keep(self.cache_root, source, seen=identity_of(status), expected=expected)
+            digest = keep(self._cache_root, source, seen=identity_of(status), expected=expected)
         except UnusableCache as error:
             self.leave_out(str(error))
             return
@@ -182,7 +180,7 @@ class _Taking:
 
     def carry(self, file: NodeFile) -> None:
         """Take what the launch got from the store."""
-        path = kept_path(self.cache_root, file.digest.sha256)
+        path = kept_path(self._cache_root, file.digest.sha256)
         if not path.exists():
             self.leave_out(f"{file.path}: its kept copy is gone; the next fetch brings it again")
         elif self._admit(file.path, file.digest.size_bytes):
@@ -191,20 +189,18 @@ class _Taking:
 
     def _admit(self, path: str, size_bytes: int) -> bool:
         """Take room for a file, if it may be taken; else note why not."""
-        limits = (self.room.num_files, self.room.size_bytes, self.room.document_bytes)
-        more = (1, size_bytes, len(canonical_json(path)) + _ENTRY_BYTES) if path.isprintable() else (0, 0, 0)
-        used = tuple(map(sum, zip(self.used, more, strict=True)))
+        room = self._room
         if split_node_path(path) is None:
             reason = f"{path!r}: no name that another node could have"
         elif size_bytes > MAX_FILE_BYTES:
             reason = f"{path}: {size_bytes} bytes, more than {MAX_FILE_BYTES}"
         elif path in self.bad:
             reason = f"{path}: {self.bad[path]}"
-        elif any(one > limit for one, limit in zip(used, limits, strict=True)):
-            said = "{} files, {} bytes, {} bytes of names".format(*limits)
-            reason = f"{path}: more than there is room for in the manifest ({said})"
+        elif self._num_files >= room.num_files or self._size_bytes + size_bytes > room.size_bytes:
+            there = f"{room.num_files} files, {room.size_bytes} bytes"
+            reason = f"{path}: more than there is room for in the manifest ({there})"
         else:
-            self.used = used
+            self._num_files, self._size_bytes = self._num_files + 1, self._size_bytes + size_bytes
             return True
         self.leave_out(reason)
         return False
@@ -218,7 +214,7 @@ def _found(
         return {}
     found = {
         path: status
-        for path, status in walk(cache, leave_out)
+        for path, status in _walk(cache, leave_out)
         if before.get((cache.name, path)) != identity_of(status)
     }
     if not cache.in_sets:
@@ -237,11 +233,11 @@ def listing(caches: Iterable[NodeCache]) -> Listing:
         (cache.name, path): identity_of(status)
         for cache in caches
         if cache.collect == "new"
-        for path, status in walk(cache, lambda _: None)
+        for path, status in _walk(cache, lambda _: None)
     }
 
 
-def walk(
+def _walk(
     cache: NodeCache, leave_out: Callable[[str], None], prefix: str = ""
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Files of a node cache by their paths below it, in order; why others are not among them."""
@@ -265,7 +261,7 @@ def walk(
                     continue
                 if is_directory:
                     if path.count("/") + 1 < MAX_PARTS:
-                        yield from walk(cache, leave_out, f"{path}/")
+                        yield from _walk(cache, leave_out, f"{path}/")
                 elif cache.takes(path):
                     status = entry.stat(follow_symlinks=False)
                     check_owned(directory / entry.name, status)

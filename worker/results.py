@@ -41,26 +41,17 @@ def function_of_unit(name: str) -> str:
 
 
 class FunctionProbe(Value):
-    """One rank's look-up of one cached function, before anything was compiled.
-
-    Attributes:
-        request_key: hex key of what was asked; equal on ranks that ask for the same.
-        state: ``hit`` (own partition), ``adoptable`` (another partition's artifact fits), ``miss``.
-        reason: one line; for a miss, what was looked at and why it did not fit.
-        runtime_state: what is declared for the function, name -> text (`worker.runtime.runtime_state`).
-        cost: what compiling it takes, compared with other functions; 1 where nothing is to be compiled.
-        trace: digest of the trace that the artifact found was made of, where its audits were not through, or
-            found a fault (`worker.runtime.files`); else empty.
-    """
+    """One rank's look-up of one cached function, before anything was compiled."""
 
     function: str
-    request_key: str
+    request_key: str  # hex key of what was asked; equal on ranks that ask for the same
     components: dict[str, str]
-    state: ProbeState
-    reason: str
+    state: ProbeState  # ``hit`` (own partition), ``adoptable`` (another partition's artifact fits), ``miss``
+    reason: str  # one line; for a miss, what was looked at and why it did not fit
     digest: str = ""
-    runtime_state: dict[str, str] = field(default_factory=dict)
-    cost: int = 1
+    runtime_state: dict[str, str] = field(default_factory=dict)  # declared for the function, name -> text
+    cost: int = 1  # of compiling it, compared with other functions; 1 where nothing is to be compiled
+    # of the trace that the artifact found was made of, where its audits were not through, or found a fault
     trace: str = ""
 
 
@@ -76,34 +67,23 @@ class StageSeconds(Value):
 
 
 class FunctionResult(Value):
-    """Outcome of one function on one rank.
-
-    Attributes:
-        ok: false when the stage failed on this rank for this function; ``reason`` then says why.
-        failure: kind of the failure; None where the stage went well.
-        error: name of the type of the exception that it failed with; ``reason`` then begins with it.
-        beside: SHA-256 and size of each file beside it, such as compiled kernels.
-        num_captures: graphs captured for this cached function so far, in all its calls.
-        pool_bytes: bytes of the pools that these graphs use, which other functions may share.
-        runtime_state: declared values that the artifact was made with, name -> text.
-        trace: digest of the trace that the artifact was made of (`worker.rank.units`); of a compile only.
-    """
+    """Outcome of one function on one rank."""
 
     function: str
-    ok: bool
+    ok: bool  # false when the stage failed on this rank for this function; ``reason`` then says why
     outcome: Outcome
     reason: str
     failure: Failure | None = None
-    error: str = ""
+    error: str = ""  # type of the exception that it failed with; ``reason`` then begins with it
     digest: str = ""
     size_bytes: int = 0
-    beside: tuple[tuple[str, int], ...] = ()
+    beside: tuple[tuple[str, int], ...] = ()  # SHA-256 and size of each file beside it, such as kernels
     path: str = ""
     seconds: StageSeconds = field(default_factory=StageSeconds)
-    num_captures: int = 0
-    pool_bytes: int = 0
-    runtime_state: dict[str, str] = field(default_factory=dict)
-    trace: str = ""
+    num_captures: int = 0  # graphs captured for this cached function so far, in all its calls
+    pool_bytes: int = 0  # of the pools that these graphs use, which other functions may share
+    runtime_state: dict[str, str] = field(default_factory=dict)  # declared values that it was made with
+    trace: str = ""  # digest of the trace that the artifact was made of; of a compile only
 
     @property
     def guard_failed(self) -> bool:
@@ -112,30 +92,21 @@ class FunctionResult(Value):
 
 
 class TraceResult(Value):
-    """One rank's trace of a function, to be compared with other ranks'.
-
-    Attributes:
-        trace: digest of the trace; empty where it failed.
-    """
+    """One rank's trace of a function, to be compared with other ranks'."""
 
     function: str
-    trace: str
+    trace: str  # its digest; empty where it failed
     reason: str = ""
     seconds: float = 0.0
     cpu_s: float = 0.0
 
 
 class Retraced(Value):
-    """A new trace of a function, to be compared with the artifact that a rank would load.
-
-    Attributes:
-        outcome: ``equal``; ``differs``; ``missing``: there is no artifact; ``failed``: it cannot be traced.
-        reason: the first difference (the artifact's / this trace's), or why there is nothing to compare.
-    """
+    """A new trace of a function, to be compared with the artifact that a rank would load."""
 
     function: str
-    outcome: RetraceOutcome
-    reason: str = ""
+    outcome: RetraceOutcome  # ``missing``: there is no artifact; ``failed``: it cannot be traced
+    reason: str = ""  # the first difference (the artifact's / this trace's), or why nothing was compared
     digest: str = ""
     request_key: str = ""
     seconds: float = 0.0
@@ -150,20 +121,13 @@ class LeftOut(Value):
 
 
 class CaptureProposal(Value):
-    """One graph, or the graphs of one call, that a rank would capture.
-
-    Attributes:
-        signature: what the capture plan says of it; empty for a call that captures nothing.
-        shapes: the same without the artifact, equal on ranks that have other artifacts but equal shapes.
-        num_elements: its size; the largest is captured first.
-        planned: it comes from the plan of an earlier launch; otherwise it is a call of the workload.
-    """
+    """One graph, or the graphs of one call, that a rank would capture."""
 
     function: str
-    signature: str
-    shapes: str
-    num_elements: int
-    planned: bool
+    signature: str  # what the capture plan says of it; empty for a call that captures nothing
+    shapes: str  # the same without the artifact, equal on ranks that have other artifacts but equal shapes
+    num_elements: int  # its size; the largest is captured first
+    planned: bool  # it comes from the plan of an earlier launch; otherwise it is a call of the workload
 
 
 class PlannedCapture(Value):
@@ -174,16 +138,10 @@ class PlannedCapture(Value):
 
 
 class Partition(Value):
-    """A rank's partition at the end of a launch, on its way to the rank that publishes it.
+    """A rank's partition at the end of a launch, on its way to the rank that publishes it."""
 
-    Attributes:
-        manifest: as `worker.rank.manifests.packed` gives it.
-        num_shared: blobs that the rank added to the store when it had compiled them.
-        bytes_shared: their size.
-    """
-
-    manifest: bytes
-    num_shared: int = 0
+    manifest: bytes  # as `worker.rank.manifests.packed` gives it
+    num_shared: int = 0  # blobs that the rank added to the store when it had compiled them
     bytes_shared: int = 0
 
 
@@ -203,22 +161,14 @@ class Verification(Value):
 
 
 class Published(Value):
-    """Outcome of publishing one rank's partition at the end of a launch.
+    """Outcome of publishing one rank's partition at the end of a launch."""
 
-    Attributes:
-        ref: what a launch record says of it; None for one that is not in the store.
-        conflicts: functions that compiled to other bytes than the store holds.
-        num_blobs_new: blobs that the store did not have before this rank compiled or published them.
-        queued: why it waits on this node's disk to be published; empty when it does not.
-        problems: places of the store that this rank went on without, one line each.
-    """
-
-    ref: PartitionRef | None
+    ref: PartitionRef | None  # what a launch record says of it; None for one that is not in the store
     environment: dict[str, str]
     partition: str
     key: str
-    conflicts: tuple[str, ...] = ()
-    num_blobs_new: int = 0
+    conflicts: tuple[str, ...] = ()  # functions that compiled to other bytes than the store holds
+    num_blobs_new: int = 0  # that the store did not have before this rank compiled or published them
     bytes_new: int = 0
-    queued: str = ""
-    problems: tuple[str, ...] = ()
+    queued: str = ""  # why it waits on this node's disk to be published; empty when it does not
+    problems: tuple[str, ...] = ()  # places of the store that this rank went on without, one line each

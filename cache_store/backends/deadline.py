@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from itertools import islice
 from typing import BinaryIO, Generic, Literal, TypeVar, cast
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
-from warmrank.cache_store.errors import StoreError, StoreUnavailable
+from warmrank.cache_store.errors import StoreError, StoreUnavailable, os_errors_are_unavailable
 from warmrank.cache_store.layout import FORMAT_FILE
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ TierMode = Literal["ro", "rw", "required"]
 ANSWER_S = 3.5  # and a second until a sign of life is asked for: 5 s in all, with the ticks
 PING_INTERVAL_S = 1.0
 TICK_S = 0.1
+_HEAD_BYTES = 64 << 10
 _PAGE = 1000  # of a listing, taken at once
 _ABSENT = f"{FORMAT_FILE}.ping"  # never there
 _idle: list[queue.SimpleQueue[Call[object]]] = []  # of threads that wait for a call
@@ -214,7 +216,7 @@ class Tier:
 
     def open(self, name: str) -> BinaryIO:
         """See `BlobBackend.open`; each read is a call of the place too."""
-        return cast("BinaryIO", _TierFile(self, self.call(lambda: self.backend.open(name))))
+        return cast("BinaryIO", self.call(lambda: _TierFile(self, name)))
 
     def stat(self, names: Iterable[str]) -> dict[str, FileInfo]:
         """See `BlobBackend.stat`."""
@@ -284,11 +286,27 @@ class Tier:
 
 
 class _TierFile(io.BufferedIOBase):
-    def __init__(self, tier: Tier, file: BinaryIO) -> None:
-        self._tier, self._file = tier, file
+    """A file whose reads are calls of its place; what most files have is read as it is opened."""
+
+    def __init__(self, tier: Tier, name: str) -> None:
+        self._tier = tier
+        self._file = tier.backend.open(name)
+        self._head = b""
+        try:
+            with os_errors_are_unavailable("file", name):
+                while len(self._head) < _HEAD_BYTES and (chunk := self._file.read(_HEAD_BYTES)):
+                    self._head += chunk
+        except BaseException:
+            self._file.close()
+            raise
+        self._is_all = len(self._head) < _HEAD_BYTES
 
     def read(self, size: int | None = -1, /) -> bytes:
-        return self._tier.call(lambda: self._file.read(-1 if size is None else size))
+        size = sys.maxsize if size is None or size < 0 else size
+        data, self._head = self._head[:size], self._head[size:]
+        if self._is_all or (data and size < sys.maxsize):
+            return data
+        return data + self._tier.call(lambda: self._file.read(-1 if size == sys.maxsize else size))
 
     def fileno(self) -> int:
         return self._file.fileno()

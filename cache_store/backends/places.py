@@ -58,6 +58,7 @@ class TieredBackend:
         """See `BlobBackend.open`; what meets a fault while reading: `read_from_any`."""
         self._read_from.pop(name, None)
         failure: StoreError | None = None
+        failed: dict[tuple[str, str], StoreUnavailable | None] = {}
         for tier in self._readers(name):
             if (tier.name, name) in self._passed_over:
                 failure = self._passed_over[tier.name, name] or failure
@@ -68,8 +69,9 @@ class TieredBackend:
                 failure = failure or error
             except StoreUnavailable as error:
                 self.note(tier, error)
-                failure = error
+                failure = failed[tier.name, name] = error
             else:
+                self._passed_over |= failed
                 self._read_from[name] = tier
                 return file
         raise failure or NotInStore(what=name, where=self._names())

@@ -13,12 +13,10 @@ empty. Threads may share one; of processes that save at once the last one's is k
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import logging
 import os
-import stat
 import threading
 import time
 from collections.abc import Callable
@@ -27,17 +25,16 @@ from typing import Final, NamedTuple
 
 from warmrank.cache_store.cache_dir.private_files import (
     BACK_NS,
-    DEBRIS_AGE_S,
-    create_private,
+    WRITING,
     make_private_directories,
     open_private,
     read_private,
-    temporary_name,
+    sweep_debris,
+    write_whole,
 )
 from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.digests import Digest, digest_bytes, digest_stream, is_sha256
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.paths import part_fault
 
 logger = logging.getLogger(__name__)
 _FORMAT: Final = 1
@@ -76,19 +73,15 @@ class DigestIndex:
 
     def __init__(
         self,
-        cache_root: Path,
+        root: Path,
         name: str,
         *,
         reread: bool = False,
         at: Path | None = None,
         opened: Callable[[Path], io.BufferedReader] = open_private,
     ) -> None:
-        if fault := part_fault(name):
-            raise ValueError(f"name of an index {name!r} {fault}")
-        self.root = cache_root.absolute()
-        self._directory = (at or self.root) / ".index"
-        self._path = self._directory / f"{name}.json"
-        self._prefix = f"{self.root}{os.sep}"
+        self._prefix = f"{root.absolute()}{os.sep}"
+        self._path = (at or root) / ".index" / f"{name}.json"
         self._opened = opened
         self._seen: dict[str, _Seen] = {} if reread else _read(self._path)
         self._used: set[str] = set()
@@ -97,106 +90,74 @@ class DigestIndex:
 
     def digest(self, path: Path) -> Digest:
         """Digest of a private file, which is read only if it may have changed; raises as `digest_private`."""
-        if known := self.known(path):
-            return known
+        identity, key = _identity(os.lstat(path)), self._key(path)
+        seen = self._seen.get(key)
+        if seen is not None and seen[:7] == identity and seen.is_settled():
+            self._used.add(key)
+            return Digest(sha256=seen.sha256, size_bytes=seen.size)
         read_ns = self.now_ns()
         with self._opened(path) as file:
             before = _identity(os.fstat(file.fileno()))
             digest = digest_stream(file)
             after = _identity(os.fstat(file.fileno()))
         if before == after and digest.size_bytes == before[2]:
-            self._add(path, _Seen(*before, read_ns, digest.sha256))
+            self._add(key, _Seen(*before, read_ns, digest.sha256))
         return digest
 
-    def known(self, path: Path | str) -> Digest | None:
-        """Digest of a private file if it can be told without reading it; raises ``OSError`` if it is gone."""
-        status = os.lstat(path)
-        key = self._key(path)
-        seen = self._seen.get(key)
-        if seen is None or seen[:7] != _identity(status) or not seen.is_settled():
-            return None
-        self._used.add(key)
-        return Digest(sha256=seen.sha256, size_bytes=seen.size)
+    def remember_own(self, path: Path, digest: Digest) -> None:
+        """Take the caller's word for a copy that got its name after `date_back`: it counts as settled."""
+        try:
+            identity = _identity(path.lstat())
+        except OSError as error:
+            logger.debug("Not remembered: %s", error)
+            return
+        if identity[2] == digest.size_bytes:
+            self._add(self._key(path), _Seen(*identity, time.time_ns() + 2 * BACK_NS, digest.sha256))
 
     def remembered(self) -> dict[str, Digest]:
         """Each file's digest when it was last read or written, by its path; it may have changed since."""
-        with self._lock:
-            return {key: Digest(sha256=seen.sha256, size_bytes=seen.size) for key, seen in self._seen.items()}
+        return {key: Digest(sha256=seen.sha256, size_bytes=seen.size) for key, seen in self._seen.items()}
 
     def now_ns(self) -> int:
         """Time by the file system's clock, on NFS the server's; 0 where nothing can be remembered."""
         try:
-            try:
-                os.utime(self._directory)
-            except FileNotFoundError:
-                make_private_directories(self._directory)
-                os.utime(self._directory)
-            return self._directory.stat().st_mtime_ns
+            make_private_directories(self._path.parent)
+            os.utime(self._path.parent)
+            return self._path.parent.stat().st_mtime_ns
         except OSError as error:
             logger.debug("Nothing is remembered, so files will be read again: %s", error)
             return 0
-
-    def remember(self, path: Path, digest: Digest, *, read_ns: int | None = None) -> None:
-        """Take the caller's word for a file it read or wrote, if the size fits.
-
-        ``read_ns`` is `now_ns` before it was read; without it, nobody can have changed the file until now.
-        """
-        try:
-            status = path.lstat()
-        except OSError as error:
-            logger.debug("Not remembered: %s", error)
-            return
-        read_ns = self.now_ns() if read_ns is None else read_ns
-        if stat.S_ISREG(status.st_mode) and status.st_size == digest.size_bytes:
-            self._add(path, _Seen(*_identity(status), read_ns, digest.sha256))
-
-    def remember_own(self, path: Path, digest: Digest) -> None:
-        """As `remember`, for a copy that got its name only after `date_back`: it counts as settled."""
-        self.remember(path, digest, read_ns=time.time_ns() + 2 * BACK_NS)
 
     def save(self) -> None:
         """Write what was learned, if anything was; a failure costs time only, and is logged."""
         with self._lock:
             if not self._is_changed:
                 return
-            exists = os.path.lexists
-            seen = {k: item for k, item in self._seen.items() if k in self._used or exists(self.root / k)}
+            seen = {
+                key: item
+                for key, item in self._seen.items()
+                if key in self._used or os.path.lexists(f"{self._prefix}{key}")
+            }
         line = canonical_json({"format": _FORMAT, "files": seen}, keys_are_text=True)
         try:
-            self._replace(canonical_json(digest_bytes(line).sha256) + b"\n" + line + b"\n")
+            sweep_debris(self._path.parent, WRITING)
+            write_whole(self._path, canonical_json(digest_bytes(line).sha256) + b"\n" + line + b"\n")
         except OSError as error:
-            logger.info("No index of digests, the next publish reads all files again: %s", error)
+            logger.info("No index of digests, the next fetch reads all files again: %s", error)
         else:
             self._is_changed = False
 
-    def _add(self, path: Path, seen: _Seen) -> None:
-        if key := self._key(path):
+    def _add(self, key: str, seen: _Seen) -> None:
+        if key:
             with self._lock:
                 self._seen[key] = seen
                 self._used.add(key)
                 self._is_changed = True
 
-    def _key(self, path: Path | str) -> str:
-        """Name of a file below the cache directory; empty for any other, which is not remembered."""
-        text = str(path)
-        if not text.startswith(os.sep):
-            text = str(Path(path).absolute())
+    def _key(self, path: Path) -> str:
+        """Name of a file below the directory; empty for any other, which is not remembered."""
+        text = str(path) if path.is_absolute() else str(path.absolute())
         return text.removeprefix(self._prefix) if text.startswith(self._prefix) else ""
-
-    def _replace(self, data: bytes) -> None:
-        directory = self._directory / "tmp"  # swept at each save, so apart: there may be thousands of indexes
-        make_private_directories(directory)
-        for path in directory.iterdir():  # left by ended processes; none takes a day to write an index
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - path.lstat().st_mtime > DEBRIS_AGE_S:
-                    path.unlink()
-        temporary = directory / temporary_name()
-        try:
-            with create_private(temporary) as file:
-                file.write(data)
-            temporary.replace(self._path)  # not flushed: an index torn by a power cut is empty
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int, int, int, int]:
@@ -213,30 +174,22 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int, int, int, int
 
 def _read(path: Path) -> dict[str, _Seen]:
     try:
-        return _parse(read_private(path) if path.stat().st_size <= _MAX_BYTES else b"")
+        data = read_private(path) if path.stat().st_size <= _MAX_BYTES else b""
+        seal, _, line = data.rstrip(b"\n").partition(b"\n")
+        document = json.loads(line)
+        if (json.loads(seal), document["format"]) == (digest_bytes(line).sha256, _FORMAT):
+            return {key: _entry(item) for key, item in document["files"].items()}
+        logger.info("Index of digests %s is not used: damaged, or of another format", path)
     except FileNotFoundError:
-        return {}
-    except (OSError, UnusableCache, ValueError, RecursionError) as error:
+        pass
+    except (OSError, UnusableCache, ValueError, LookupError, TypeError, RecursionError) as error:
         logger.info("Index of digests %s is not used: %s", path, error)
-        return {}
+    return {}
 
 
-def _parse(data: bytes) -> dict[str, _Seen]:
-    seal, _, line = data.rstrip(b"\n").partition(b"\n")
-    if json.loads(seal) != digest_bytes(line).sha256:
-        raise ValueError("damaged")
-    document = json.loads(line)
-    if not isinstance(document, dict) or document.get("format") != _FORMAT:
-        raise ValueError("another format")
-    if type(files := document.get("files")) is not dict:
-        raise ValueError("no files")
-    return {key: _entry(item) for key, item in files.items()}
-
-
-def _entry(item: object) -> _Seen:
+def _entry(item: list[int | str]) -> _Seen:
     # The seal shows that a release of this program wrote it; this is against an edited file.
-    if isinstance(item, list) and len(item) == len(_Seen._fields):
-        *numbers, sha256 = item
-        if set(map(type, numbers)) == {int} and type(sha256) is str and is_sha256(sha256):
-            return _Seen(*item)
+    *numbers, sha256 = item
+    if len(item) == len(_Seen._fields) and set(map(type, numbers)) == {int} and is_sha256(str(sha256)):
+        return _Seen(*item)  # type: ignore[arg-type]  # as was just looked at
     raise ValueError("an entry is not as expected")

@@ -11,8 +11,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -22,34 +21,17 @@ from warmrank.cache_store.cache_dir.private_files import (
     make_private_directories,
     os_errors_are_unusable,
 )
+from warmrank.cache_store.parallel import nothing
 
 logger = logging.getLogger(__name__)
 LOCK_TIMEOUT_S = 60.0
 COMPILE_TIMEOUT_S = 600.0
 LOCKS = ".locks"
 LOCK_NAME = "fetch.lock"
-BEAT_NAME = "fetch.beat"
+_BEAT_NAME = "fetch.beat"
 _LOOK_EVERY_S = 1.0
-_BEAT_EVERY_S = 1.0
 _compiled_here: set[str] = set()
 """Locks that this process holds: it does not wait for itself."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Flight:
-    """Progress of the holder of `single_flight`."""
-
-    is_held: bool  # nobody else is in this cache directory; False after too long a wait
-    beat_file: Path
-    beat_s: float = float("-inf")  # when it was touched last
-
-    def beat(self) -> None:
-        """Note progress, so that others wait for longer; called for each of very many files."""
-        now_s = time.monotonic()
-        if self.is_held and now_s - self.beat_s >= _BEAT_EVERY_S:
-            self.beat_s = now_s
-            with contextlib.suppress(OSError):  # then they wait for as long as they do without
-                self.beat_file.touch(mode=0o600)
 
 
 def lock_in(cache_root: Path, name: str) -> FileLock:
@@ -61,23 +43,26 @@ def lock_in(cache_root: Path, name: str) -> FileLock:
 
 
 @contextlib.contextmanager
-def single_flight(cache_root: Path, *, timeout_s: float) -> Iterator[Flight]:
-    """Hold the lock of a cache directory, made if absent.
+def single_flight(cache_root: Path, *, timeout_s: float) -> Iterator[Callable[[], None]]:
+    """Hold the lock of a cache directory, made if absent; yields a call that notes progress.
 
-    Goes on beside its holder once that got no further for ``timeout_s``. Held around the whole of a fetch and
-    its retries: the first try, left behind, must not keep the second one waiting.
+    Goes on beside its holder once that noted none for ``timeout_s``. Held around the whole of a fetch and its
+    retries: the first try, left behind, must not keep the second one waiting.
     """
-    lock, beat_file = lock_in(cache_root, LOCK_NAME), cache_root / LOCKS / BEAT_NAME
-    is_held = False
+    lock, beat_file = lock_in(cache_root, LOCK_NAME), cache_root / LOCKS / _BEAT_NAME
+
+    def beat() -> None:
+        with contextlib.suppress(OSError):  # then the others wait for as long as they do without
+            beat_file.touch(mode=0o600)
+
     try:
-        acquire(lock, beat_file, timeout_s)
-        is_held = True
+        _acquire(lock, beat_file, timeout_s)
     except Timeout:
         logger.warning("%s was held for %.0f s; fetching beside its holder", lock.lock_file, timeout_s)
     except (OSError, NotImplementedError) as error:
         logger.warning("Fetching without a lock, which may copy twice: %s", error)
     try:
-        yield Flight(is_held=is_held, beat_file=beat_file)
+        yield beat if lock.is_locked else nothing
     finally:
         lock.release()
 
@@ -110,7 +95,7 @@ def one_compile(cache_root: Path, what: str) -> Iterator[bool]:
             lock.release()
 
 
-def acquire(lock: FileLock, beat_file: Path, timeout_s: float) -> None:
+def _acquire(lock: FileLock, beat_file: Path, timeout_s: float) -> None:
     """Wait for the lock for ``timeout_s``, counted anew each time its holder gets on; raises `Timeout`."""
     last_beat, since_s = _beat_ns(beat_file), time.monotonic()
     while True:

@@ -8,7 +8,6 @@ load verifies every byte, so a copy that a power cut tore is a miss.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import io
 import logging
@@ -41,23 +40,16 @@ from warmrank.cache_store.errors import (
     os_errors_are_unavailable,
     outcome_of,
 )
-from warmrank.cache_store.gc.trash import bring_back, whole_blobs
+from warmrank.cache_store.gc.trash import bring_back
 from warmrank.cache_store.layout import blob_name, manifest_name
 from warmrank.cache_store.parallel import OnProgress, each, nothing
 from warmrank.cache_store.records.documents import READERS, Documents, StandingManifest, quarantine_if_damaged
-from warmrank.cache_store.records.manifest import MAX_FILE_BYTES, PartitionManifest, PartitionRef
+from warmrank.cache_store.records.manifest import MAX_FILE_BYTES, PartitionRef
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-MAX_BLOB_BYTES = MAX_FILE_BYTES
-"""Limit for a blob of unknown size, which a place that compresses does not tell."""
 _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
 _CLONE_BYTES = 64 << 20  # a multiple of every block size, so that all of a file can be shared
-_CANNOT_CLONE = frozenset(
-    {errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.EPERM, errno.ETXTBSY}
-)
-CountBytes = Callable[[int], object]
-"""Told of all bytes copied, and of those taken back with a minus sign."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,30 +61,22 @@ class FetchOptions:
     held: Callable[[Sequence[NewFile]], None] = nothing  # told of a verified private copy of each blob
     reread: bool = False  # read and verify what is there, though nothing says that it changed
     on_progress: OnProgress | None = None
-    beat: Callable[[], None] = nothing  # called now and then, for whoever waits for the cache directory
 
 
-def blob_faults(backend: BlobBackend, digests: Iterable[Digest]) -> dict[Digest, StoreError]:
-    """Errors of the blobs that cannot be had; raises `StoreUnavailable` of a required place."""
+def missing_blobs(backend: BlobBackend, digests: Iterable[Digest]) -> dict[Digest, StoreError]:
+    """Errors of the blobs that are neither there nor in the trash; raises only for a required place.
+
+    Whether the others are whole is seen when they are copied.
+    """
     wanted = {blob_name(digest.sha256): digest for digest in digests}
-    if not wanted:
-        return {}
     try:
-        found, damaged = whole_blobs(backend, wanted)
-        for fault in damaged.values():
-            quarantine_if_damaged(backend, fault.where, fault)
-        if damaged:  # another tier may hold a good one
-            again, still_damaged = whole_blobs(backend, {name: wanted[name] for name in damaged})
-            found |= again
-            damaged = {name: fault for name, fault in (damaged | still_damaged).items() if name not in again}
-        gone = [name for name in wanted if name not in found and name not in damaged]
-        back = bring_back(backend, gone)
+        gone = wanted.keys() - backend.stat(wanted).keys() if wanted else set[str]()
+        missing = gone - bring_back(backend, gone) if gone else gone
     except StoreUnavailable as error:
         if is_final(error):
             raise
         return dict.fromkeys(wanted.values(), error)
-    missing = {name: NotInStore(what=f"{wanted[name]}", where=name) for name in gone if name not in back}
-    return {wanted[name]: error for name, error in {**damaged, **missing}.items()}
+    return {wanted[name]: NotInStore(what=f"{wanted[name]}", where=name) for name in missing}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,27 +86,28 @@ class Blobs:
     backend: BlobBackend
     permit: Permit  # where copies may go
     shared: Callable[[str], BinaryIO] | None = None  # asked before the store
+    count: Callable[[int], object] = nothing  # told of all bytes that are copied
     is_flushed: bool = False  # the copies are to be flushed, so the disk begins with each at once
     unshared: set[int] = field(default_factory=set)  # devices of places from which no reflink can be made
     brought: set[Digest] = field(default_factory=set)  # blobs that ``shared`` gave
 
-    def copy(self, digest: Digest, path: Path, count: CountBytes) -> Digest:
+    def copy(self, digest: Digest, path: Path) -> None:
         """Copy a blob of known size, from where it is shared, or else from the store; see `copy_stored`."""
         if self.shared is not None:
             name = blob_name(digest.sha256)
             try:
                 with self.shared(name) as file:
-                    self._write(file, name, digest.size_bytes, path, count)
+                    self._write(file, name, digest.size_bytes, path)
             except NotInStore:
                 pass
             except (Corrupt, StoreUnavailable) as error:
                 logger.warning("Read from the store instead: %s", error)
             else:
                 self.brought.add(digest)
-                return digest
-        return self.copy_stored(digest.sha256, digest.size_bytes, path, count)
+                return
+        self.copy_stored(digest.sha256, digest.size_bytes, path)
 
-    def copy_stored(self, sha256: str, size_bytes: int | None, path: Path, count: CountBytes) -> Digest:
+    def copy_stored(self, sha256: str, size_bytes: int | None, path: Path) -> Digest:
         """Copy a blob into the new private file ``path``, below where it may go, verified.
 
         Its directory exists; ``size_bytes`` is None where nobody has said it. A damaged blob goes into
@@ -139,7 +124,7 @@ class Blobs:
         while True:
             try:
                 return read_from_any(
-                    self.backend, name, lambda file: self._write(file, name, size_bytes, path, count)
+                    self.backend, name, lambda file: self._write(file, name, size_bytes, path)
                 )
             except NotInStore as error:
                 raise first or error from None
@@ -149,12 +134,11 @@ class Blobs:
                     raise
                 first = error
 
-    def _write(
-        self, file: BinaryIO, name: str, size_bytes: int | None, path: Path, count: CountBytes
-    ) -> Digest:
-        limit_bytes = MAX_BLOB_BYTES if size_bytes is None else size_bytes
-        with _counted(path, count) as add:
-            reader = _StoreReader(file=file, name=name, add=add)
+    def _write(self, file: BinaryIO, name: str, size_bytes: int | None, path: Path) -> Digest:
+        # A place that compresses tells no size.
+        limit_bytes = MAX_FILE_BYTES if size_bytes is None else size_bytes
+        reader = _StoreReader(file=file, name=name, count=self.count)
+        with _gone_on_failure(path):
             try:
                 with os_errors_are_unusable("file", path), create_private(path) as target:
                     if self._share_blocks(file, target):
@@ -190,26 +174,23 @@ class Blobs:
         return True
 
 
-def clone(source: Path, target: Path, count: CountBytes) -> None:
+def clone(source: Path, target: Path, count: Callable[[int], object] = nothing) -> None:
     """Copy a private file into the new private file ``target``, in the kernel where that is possible.
 
     Raises `UnusableCache` where one of the two cannot be read or written; ``target`` is not there then.
     """
     with (
-        _counted(target, count) as add,
+        _gone_on_failure(target),
         os_errors_are_unusable("file", target),
         open_private(source) as reader,
         create_private(target) as writer,
     ):
-        try:
+        with contextlib.suppress(OSError):  # then it is copied below, which meets whatever is wrong
             while num_bytes := os.copy_file_range(reader.fileno(), writer.fileno(), _CLONE_BYTES):
-                add(num_bytes)
-        except OSError as error:
-            if error.errno not in _CANNOT_CLONE:
-                raise
+                count(num_bytes)
         while chunk := reader.read(CHUNK_BYTES):  # the rest, where the kernel could not
             writer.write(chunk)
-            add(len(chunk))
+            count(len(chunk))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -218,29 +199,20 @@ class _StoreReader:
 
     file: BinaryIO
     name: str
-    add: CountBytes
+    count: Callable[[int], object]
 
     def read(self, size: int, /) -> bytes:
         with os_errors_are_unavailable("blob", self.name):
             chunk = self.file.read(size)
-        self.add(len(chunk))
+        self.count(len(chunk))
         return chunk
 
 
 @contextlib.contextmanager
-def _counted(path: Path, count: CountBytes) -> Iterator[CountBytes]:
-    """Count the bytes of a copy; where it fails, take them back and remove its file."""
-    total_bytes = 0
-
-    def add(num_bytes: int) -> None:
-        nonlocal total_bytes
-        total_bytes += num_bytes
-        count(num_bytes)
-
+def _gone_on_failure(path: Path) -> Iterator[None]:
     try:
-        yield add
+        yield
     except BaseException:
-        count(-total_bytes)
         # What cannot be removed lies in staging, goes with it or after it, and must not hide the first fault.
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
@@ -265,7 +237,6 @@ def take_pinned(
     launches before and after it was published again, one that can be taken is enough. ``keep`` says what to
     keep of a manifest; thousands of whole ones would not fit into memory.
     """
-    distinct = list(dict.fromkeys(refs))
     signers: set[str] = set()
 
     def take(ref: PartitionRef) -> T:
@@ -277,28 +248,39 @@ def take_pinned(
         found = each(lambda ref: outcome_of(lambda: take(ref)), some, num_threads=READERS, size_bytes=0)
         return dict(zip(some, found, strict=True))
 
-    answers = take_each(distinct)
+    answers = take_each(list(dict.fromkeys(refs)))
     gone = [ref for ref, answer in answers.items() if isinstance(answer, NotInStore)]
     back = bring_back(documents.backend, (manifest_name(ref.manifest_key) for ref in gone))
-    again = [ref for ref in gone if manifest_name(ref.manifest_key) in back]
-    answers |= take_each(again)
-    errors = {ref: answer for ref, answer in answers.items() if isinstance(answer, StoreError)}
+    answers |= take_each([ref for ref in gone if manifest_name(ref.manifest_key) in back])
     kept = {ref: answer for ref, answer in answers.items() if not isinstance(answer, StoreError)}
     taken = {ref.manifest_key for ref in kept}
     return Pinned(
         kept=kept,
-        errors={ref: error for ref, error in errors.items() if ref.manifest_key not in taken},
+        errors={
+            ref: answer
+            for ref, answer in answers.items()
+            if isinstance(answer, StoreError) and ref.manifest_key not in taken
+        },
         signers=frozenset(signers - {""}),
     )
 
 
 def distinct_partitions(documents: Documents, refs: Sequence[PartitionRef]) -> Pinned[str]:
-    """Of references whose partitions hold the same artifacts, the first; raises as `take_pinned`."""
-    pinned = take_pinned(documents, refs, lambda _, found: artifacts_key(found.manifest))
+    """Of references whose partitions hold the same artifacts, the first; raises as `take_pinned`.
+
+    Artifacts of the node do not count.
+    """
+
+    def key(_: PartitionRef, found: StandingManifest) -> str:
+        entries = (entry for entry in found.manifest.artifacts if entry.scope == "rank")
+        artifacts = sorted([entry.function, entry.sha256] for entry in entries)
+        return digest_bytes(canonical_json(artifacts)).sha256
+
+    pinned = take_pinned(documents, refs, key)
     first: dict[str, PartitionRef] = {}
-    for ref, key in pinned.kept.items():
-        first.setdefault(key, ref)
-    return Pinned(kept={ref: key for key, ref in first.items()}, errors=pinned.errors)
+    for ref, artifacts in pinned.kept.items():
+        first.setdefault(artifacts, ref)
+    return Pinned(kept={ref: artifacts for artifacts, ref in first.items()}, errors=pinned.errors)
 
 
 def standing_refs(documents: Documents, keys: Sequence[str]) -> dict[str, PartitionRef]:
@@ -308,10 +290,3 @@ def standing_refs(documents: Documents, keys: Sequence[str]) -> dict[str, Partit
         with contextlib.suppress(NotInStore):
             refs[key] = documents.take_manifest(key).ref(key)
     return refs
-
-
-def artifacts_key(manifest: PartitionManifest) -> str:
-    """Equal for partitions that hold the same artifacts; those of the node do not count."""
-    entries = (entry for entry in manifest.artifacts if entry.scope == "rank")
-    artifacts = sorted([entry.function, entry.sha256] for entry in entries)
-    return digest_bytes(canonical_json(artifacts)).sha256

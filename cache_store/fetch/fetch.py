@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
@@ -41,25 +42,18 @@ from warmrank.cache_store.cache_dir.private_files import (
 )
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache, outcome_of
-from warmrank.cache_store.fetch.blobs import (
-    Blobs,
-    CountBytes,
-    FetchOptions,
-    blob_faults,
-    clone,
-    take_pinned,
-)
+from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, clone, missing_blobs, take_pinned
 from warmrank.cache_store.gc.trash import bring_back
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.parallel import SHORT_BYTES, Meter, Progress, each, nothing
+from warmrank.cache_store.parallel import SHORT_BYTES, Meter, each, nothing
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.records.manifest import CaptureEntry, PartitionManifest, PartitionRef
 from warmrank.cache_store.steps import Step, reached
 
 logger = logging.getLogger(__name__)
-INDEX_NAME = "artifacts"
-NUM_THREADS = 8
-STAGING = ".tmp-"
+_INDEX = "artifacts"
+_NUM_THREADS = 8
+_STAGING = ".tmp-"
 _NUM_SHARES = 64  # to look for one file takes less time than to hand it to a thread
 
 
@@ -93,21 +87,15 @@ class FetchOutcome:
     copies: tuple[NewFile, ...] = ()  # a verified private copy of each blob that was laid out, read or not
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
+class _Target(NamedTuple):
     """Bytes that a function's directory shall hold."""
 
     function_dir: str  # posix path relative to the cache directory
     digest: Digest
-    name: str = ""  # of a companion; a variant gets the next number there
-
-    def __hash__(self) -> int:
-        # Asked for a dozen times for each of thousands of files, so not of all that the digest says.
-        return hash((self.function_dir, self.digest.sha256))
+    name: str  # of a companion; empty for a variant, which gets the next number there
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Partition:
+class _Partition(NamedTuple):
     """One partition that is asked for: its targets, and the function that each is of."""
 
     ref: PartitionRef
@@ -124,17 +112,6 @@ class _Partition:
             return None
         missing = (f"{target.digest.sha256[:12]} of {self.functions[target]}" for target in errors)
         return NotInStore(what=f"blobs {', '.join(missing)}", where=self.ref.partition)
-
-    def report(self, copied: Collection[_Target]) -> FetchReport:
-        """The report on this partition, of whose targets ``copied`` were not there before."""
-        mine = [target for target in self.functions if target in copied]
-        return FetchReport(
-            partition=self.ref.partition,
-            num_files=len(self.functions),
-            bytes_copied=_size_of(target.digest for target in mine),
-            num_already_there=len(self.functions) - len(mine),
-            captures=self.captures,
-        )
 
 
 def fetch_blob(
@@ -162,7 +139,7 @@ def fetch_blob(
     make_directories_below(cache_root, function_dir)
     staged = temporary_file(function_dir)
     # Of whatever size: one that a place tells may be that of a damaged copy, before a good one in the next.
-    digest = Blobs(backend=backend, permit=permit).copy_stored(sha256, None, staged, nothing)
+    digest = Blobs(backend=backend, permit=permit).copy_stored(sha256, None, staged)
     return place_file(function_dir, staged, digest, beside=beside)
 
 
@@ -172,49 +149,51 @@ def fetch_partitions(
     cache_root: Path,
     *,
     options: FetchOptions | None = None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> FetchOutcome:
     """Lay out all artifacts of the partitions that ``refs`` name below ``cache_root``.
 
     Of one function, an earlier partition's artifacts are tried first.
     """
-    started_s, options = clock(), options or FetchOptions()
+    started_s, options = time.monotonic(), options or FetchOptions()
     admit(cache_root, documents.trust.policy, documents.trust.revoked)
-    sweep_debris(cache_root, STAGING)
+    sweep_debris(cache_root, _STAGING)
     known: dict[_Target, _Target] = {}
     pinned = take_pinned(
         documents,
         refs,
-        lambda ref, found: _Partition(
-            ref=ref, functions=_targets_of(found.manifest, known), captures=found.manifest.captures
-        ),
+        lambda ref, found: _Partition(ref, _targets_of(found.manifest, known), found.manifest.captures),
     )
     partitions = tuple(pinned.kept.values())
-    index = DigestIndex(cache_root, INDEX_NAME, reread=options.reread)
+    index = DigestIndex(cache_root, _INDEX, reread=options.reread)
     targets = dict.fromkeys(target for partition in partitions for target in partition.functions)
-    found = _look(list(targets), cache_root, index, options.beat)
-    absent = [target for target, answer in found.items() if answer is None]
-    missing = blob_faults(documents.backend, (target.digest for target in absent))
-    faults = {target: answer for target, answer in found.items() if isinstance(answer, StoreError)}
+    paths, faults = _look(list(targets), cache_root, index)
+    absent = [target for target in targets if target not in paths and target not in faults]
+    missing = missing_blobs(documents.backend, (target.digest for target in absent))
     faults |= {target: missing[target.digest] for target in absent if target.digest in missing}
-    paths = {target: answer for target, answer in found.items() if isinstance(answer, Path)}
     copied: dict[_Target, Path] = {}
     brought: set[Digest] = set()
     reached(Step.FETCH_CHECKED)
     if wanted := _without_faults(partitions, absent, faults):
         permit = permit_copies(cache_root, documents.trust.policy, pinned.signers)
-        meter = _meter(cache_root, wanted, options, clock)
-        blobs = Blobs(backend=documents.backend, permit=permit, shared=options.shared)
-        with staging_directory(cache_root, STAGING) as directory:
-            staged = _Staging(cache_root, directory, wanted)
-            faults |= staged.fill(blobs.copy, meter.count)
+        meter = Meter(
+            f"Fetching into {cache_root}",
+            total_bytes=_size_of(target.digest for target in wanted),
+            total_files=len(wanted),
+            on_progress=options.on_progress,
+        )
+        blobs = Blobs(backend=documents.backend, permit=permit, shared=options.shared, count=meter.count)
+        with staging_directory(cache_root, _STAGING) as directory:
+            staged = _staged_paths(directory, wanted)
+            faults |= _fill(staged, blobs.copy, meter.count)
             reached(Step.FETCH_STAGED)
-            copied, failed = staged.place(_without_faults(partitions, absent, faults), index)
+            copied, failed = _place(cache_root, staged, _without_faults(partitions, absent, faults), index)
             faults |= failed
         meter.finish()
         brought = {target.digest for target in copied} & blobs.brought
     index.save()
     reached(Step.FETCH_DONE)
+    paths |= copied
+    copies = {target.digest: paths[target] for target in _without_faults(partitions, targets, faults)}
     outcome = FetchOutcome(
         partitions=_reports(partitions, faults, copied),
         faults=(
@@ -223,7 +202,10 @@ def fetch_partitions(
         ),
         bytes_read=_size_of({target.digest for target in copied} - brought),
         bytes_brought=_size_of(brought),
-        copies=_copies(_without_faults(partitions, list(targets), faults), paths | copied),
+        copies=tuple(
+            NewFile(name=blob_name(digest.sha256), source=path, expected=digest)
+            for digest, path in copies.items()
+        ),
     )
     logger.info(
         "Fetched %d partitions into %s: %d files, %d bytes copied, %d bytes read, %.3f s",
@@ -232,7 +214,7 @@ def fetch_partitions(
         sum(report.num_files for report in outcome.partitions),
         sum(report.bytes_copied for report in outcome.partitions),
         outcome.bytes_read,
-        clock() - started_s,
+        time.monotonic() - started_s,
     )
     for fault in outcome.faults:
         logger.warning("Partition %s is not laid out: %s", fault.ref.partition, fault.error)
@@ -252,18 +234,13 @@ def replicate(manifests: Sequence[PartitionManifest], files: Mapping[str, Path],
             actual = digest_private(path)
         if actual != expected:
             raise Corrupt.since_made(path, expected, actual, again="build")
-    index = DigestIndex(root, INDEX_NAME, reread=True)
-    found = _look(list(known), root, index, nothing)
-    absent = [target for target, answer in found.items() if answer is None]
-    faults = {target: answer for target, answer in found.items() if isinstance(answer, StoreError)}
-
-    def copy(digest: Digest, path: Path, count: CountBytes) -> None:
-        clone(files[digest.sha256], path, count)
-
-    with staging_directory(root, STAGING) as directory:
-        staged = _Staging(root, directory, absent)
-        faults |= staged.fill(copy, nothing)
-        placed, failed = staged.place([target for target in absent if target not in faults], index)
+    index = DigestIndex(root, _INDEX, reread=True)
+    paths, faults = _look(list(known), root, index)
+    absent = [target for target in known if target not in paths and target not in faults]
+    with staging_directory(root, _STAGING) as directory:
+        staged = _staged_paths(directory, absent)
+        faults |= _fill(staged, lambda digest, path: clone(files[digest.sha256], path))
+        placed, failed = _place(root, staged, [target for target in absent if target not in faults], index)
     for error in (faults | failed).values():
         raise error
     return sum(any(target in placed for target in targets) for targets in wanted)
@@ -286,7 +263,7 @@ def _targets_of(manifest: PartitionManifest, known: dict[_Target, _Target]) -> d
 
 
 def _without_faults(
-    partitions: Sequence[_Partition], targets: Sequence[_Target], faults: Mapping[_Target, StoreError]
+    partitions: Sequence[_Partition], targets: Iterable[_Target], faults: Mapping[_Target, StoreError]
 ) -> list[_Target]:
     """Targets, in their order, of partitions that have no fault."""
     whole = {target for part in partitions if not part.fault(faults) for target in part.functions}
@@ -294,41 +271,25 @@ def _without_faults(
 
 
 def _look(
-    targets: Sequence[_Target], cache_root: Path, index: DigestIndex, beat: Callable[[], None]
-) -> dict[_Target, Path | StoreError | None]:
-    """Find where the cache directory has targets; that may take long where it has to be read."""
+    targets: Sequence[_Target], cache_root: Path, index: DigestIndex
+) -> tuple[dict[_Target, Path], dict[_Target, StoreError]]:
+    """Where the cache directory has targets, and errors of others; slow where all has to be read."""
 
     def look(some: Sequence[_Target]) -> list[Path | StoreError | None]:
-        found = []
-        for target in some:
-            function_dir = cache_root / target.function_dir
-            find = functools.partial(find_file, beside=target.name, digest_of=index.digest)
-            found.append(outcome_of(functools.partial(find, function_dir, target.digest)))
-            beat()
-        return found
+        find = functools.partial(find_file, digest_of=index.digest)
+        return [
+            outcome_of(
+                functools.partial(find, cache_root / target.function_dir, target.digest, beside=target.name)
+            )
+            for target in some
+        ]
 
     shares = [targets[number::_NUM_SHARES] for number in range(_NUM_SHARES)]
     is_small = _size_of(target.digest for target in targets) <= len(targets) * SHORT_BYTES
-    answers = each(look, shares, num_threads=NUM_THREADS, size_bytes=0 if is_small else None)
-    found = dict(zip(itertools.chain(*shares), itertools.chain(*answers), strict=True))
-    return {target: found[target] for target in targets}
-
-
-def _meter(
-    cache_root: Path, wanted: Sequence[_Target], options: FetchOptions, clock: Callable[[], float]
-) -> Meter:
-    def tell(progress: Progress) -> None:
-        options.beat()
-        if options.on_progress is not None:
-            options.on_progress(progress)
-
-    return Meter(
-        f"Fetching into {cache_root}",
-        total_bytes=_size_of(target.digest for target in wanted),
-        total_files=len(wanted),
-        on_progress=tell,
-        clock=clock,
-    )
+    answers = each(look, shares, num_threads=_NUM_THREADS, size_bytes=0 if is_small else None)
+    found = list(zip(itertools.chain(*shares), itertools.chain(*answers), strict=True))
+    paths = {target: answer for target, answer in found if isinstance(answer, Path)}
+    return paths, {target: answer for target, answer in found if isinstance(answer, StoreError)}
 
 
 def _reports(
@@ -337,19 +298,19 @@ def _reports(
     """Reports on whole partitions; what two share came with the first."""
     reports: list[FetchReport] = []
     left = set(copied)
-    for partition in partitions:
-        if not partition.fault(faults):
-            reports.append(partition.report(left))
-            left -= partition.functions.keys()
+    for ref, functions, captures in (part for part in partitions if not part.fault(faults)):
+        new = [target for target in functions if target in left]
+        left.difference_update(new)
+        reports.append(
+            FetchReport(
+                partition=ref.partition,
+                num_files=len(functions),
+                bytes_copied=_size_of(target.digest for target in new),
+                num_already_there=len(functions) - len(new),
+                captures=captures,
+            )
+        )
     return tuple(reports)
-
-
-def _copies(targets: Sequence[_Target], paths: Mapping[_Target, Path]) -> tuple[NewFile, ...]:
-    copies = {target.digest: paths[target] for target in targets}
-    return tuple(
-        NewFile(name=blob_name(digest.sha256), source=path, expected=digest)
-        for digest, path in copies.items()
-    )
 
 
 def _size_of(digests: Iterable[Digest]) -> int:
@@ -364,86 +325,76 @@ def _by_function_dir(targets: Iterable[_Target]) -> dict[str, list[_Target]]:
     return found
 
 
-class _Staging:
-    """A directory where ``targets`` are made before they get their names."""
+def _staged_paths(directory: Path, targets: Collection[_Target]) -> dict[_Target, Path]:
+    """Paths in a staging directory where targets are made before they get their names."""
+    paths: dict[_Target, Path] = {}
+    for position, mine in enumerate(_by_function_dir(targets).values()):
+        numbers = itertools.count()
+        for target in mine:
+            paths[target] = directory / str(position) / (target.name or variant_name(next(numbers)))
+    return paths
 
-    def __init__(self, cache_root: Path, directory: Path, targets: Collection[_Target]) -> None:
-        self._cache_root = cache_root
-        self._directories: dict[str, Path] = {}
-        self._num_planned: dict[str, int] = {}
-        self._paths: dict[_Target, Path] = {}
-        for number, (function_dir, mine) in enumerate(_by_function_dir(targets).items()):
-            self._directories[function_dir] = directory / str(number)
-            self._num_planned[function_dir] = len(mine)
-            numbers = itertools.count()
-            for target in mine:
-                name = target.name or variant_name(next(numbers))
-                self._paths[target] = self._directories[function_dir] / name
 
-    def fill(
-        self, copy: Callable[[Digest, Path, CountBytes], object], count: Callable[..., object]
-    ) -> dict[_Target, StoreError]:
-        """Make everything by ``copy``, which verifies, and copies of that; return why others are not made."""
-        for directory in self._directories.values():
-            with os_errors_are_unusable("directory", directory):
-                make_private_directories(directory)
-        copies_of: dict[Digest, list[_Target]] = {}
-        for target in self._paths:
-            copies_of.setdefault(target.digest, []).append(target)
+def _fill(
+    staged: Mapping[_Target, Path],
+    copy: Callable[[Digest, Path], object],
+    count: Callable[[int, int], object] = nothing,
+) -> dict[_Target, StoreError]:
+    """Make the staged files by ``copy``, which verifies, and copies of that; return faults of others."""
+    copies_of: dict[Digest, list[_Target]] = {}
+    for target, path in staged.items():
+        copies_of.setdefault(target.digest, []).append(target)
+        with os_errors_are_unusable("directory", path.parent):
+            make_private_directories(path.parent)
 
-        def make(targets: list[_Target]) -> dict[_Target, StoreError]:
-            faults: dict[_Target, StoreError] = {}
-            first, *others = targets
-            origin = self._paths[first]
-            made = outcome_of(lambda: copy(first.digest, origin, count))
-            if isinstance(made, StoreError):
-                return dict.fromkeys(targets, made)
-            count(0, num_files=1)
-            for target in others:
-                try:
-                    clone(origin, self._paths[target], count)
-                except UnusableCache as error:
-                    faults[target] = error
-                else:
-                    count(0, num_files=1)
-            return faults
-
-        # The most bytes first, so that the last thread ends early.
-        groups = sorted(copies_of.values(), key=lambda group: -group[0].digest.size_bytes * len(group))
-        found = each(make, groups, num_threads=NUM_THREADS, size_bytes=_size_of(copies_of))
-        return {target: error for faults in found for target, error in faults.items()}
-
-    def place(
-        self, targets: Collection[_Target], index: DigestIndex
-    ) -> tuple[dict[_Target, Path], dict[_Target, StoreError]]:
-        """Give staged ``targets`` their names; return where they are, and why others are not placed."""
-        placed: dict[_Target, Path] = {}
+    def make(targets: list[_Target]) -> dict[_Target, StoreError]:
         faults: dict[_Target, StoreError] = {}
-        ready: set[Path] = set()
-        for function_dir, mine in _by_function_dir(targets).items():
-            target_dir = self._cache_root / function_dir
+        first, *others = targets
+        made = outcome_of(lambda: copy(first.digest, staged[first]))
+        if isinstance(made, StoreError):
+            return dict.fromkeys(targets, made)
+        for target in others:
             try:
-                with os_errors_are_unusable("directory", target_dir):
-                    for target in mine:
-                        date_back(self._paths[target])
-                if target_dir.parent not in ready:
-                    make_directories_below(self._cache_root, target_dir.parent)
-                    ready.add(target_dir.parent)
-                found = self._place(target_dir, mine, index)
-            except (Corrupt, UnusableCache) as error:
-                faults.update(dict.fromkeys(mine, error))
-                continue
-            for target, path in found.items():
-                index.remember_own(path, target.digest)
-            placed.update(found)
-            reached(Step.FETCH_PLACED)
-        return placed, faults
+                clone(staged[first], staged[target], lambda num_bytes: count(num_bytes, 0))
+            except UnusableCache as error:
+                faults[target] = error
+        count(0, len(targets) - len(faults))
+        return faults
 
-    def _place(self, function_dir: Path, targets: list[_Target], index: DigestIndex) -> dict[_Target, Path]:
-        planned = targets[0].function_dir
-        is_whole = len(targets) == self._num_planned[planned]
-        if is_whole and place_directory(function_dir, self._directories[planned]):
-            return {target: function_dir / self._paths[target].name for target in targets}
-        make_directories_below(self._cache_root, function_dir)
-        place = functools.partial(place_file, function_dir, digest_of=index.digest)
-        return {target: place(self._paths[target], target.digest, beside=target.name) for target in targets}
+    # The most bytes first, so that the last thread ends early.
+    groups = sorted(copies_of.values(), key=lambda group: -group[0].digest.size_bytes * len(group))
+    found = each(make, groups, num_threads=_NUM_THREADS, size_bytes=_size_of(copies_of))
+    return {target: error for faults in found for target, error in faults.items()}
+
+
+def _place(
+    cache_root: Path, staged: Mapping[_Target, Path], targets: Collection[_Target], index: DigestIndex
+) -> tuple[dict[_Target, Path], dict[_Target, StoreError]]:
+    """Give staged ``targets`` their names; return where they are, and why others are not placed."""
+    placed: dict[_Target, Path] = {}
+    faults: dict[_Target, StoreError] = {}
+    ready: set[Path] = set()
+    planned = _by_function_dir(staged)
+    for name, mine in _by_function_dir(targets).items():
+        function_dir, directory = cache_root / name, staged[mine[0]].parent
+        try:
+            with os_errors_are_unusable("directory", function_dir):
+                for target in mine:
+                    date_back(staged[target])
+            if function_dir.parent not in ready:
+                make_directories_below(cache_root, function_dir.parent)
+                ready.add(function_dir.parent)
+            if len(mine) == len(planned[name]) and place_directory(function_dir, directory):
+                found = {target: function_dir / staged[target].name for target in mine}
+            else:
+                make_directories_below(cache_root, function_dir)
+                place = functools.partial(place_file, function_dir, digest_of=index.digest)
+                found = {target: place(staged[target], target.digest, beside=target.name) for target in mine}
+        except (Corrupt, UnusableCache) as error:
+            faults.update(dict.fromkeys(mine, error))
+            continue
+        for target, path in found.items():
+            index.remember_own(path, target.digest)
+        placed.update(found)
+        reached(Step.FETCH_PLACED)
+    return placed, faults

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
@@ -27,7 +26,7 @@ from warmrank.cache_store.cache_dir.node_files import (
 )
 from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import StoreError, outcome_of
-from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, artifacts_key, blob_faults, take_pinned
+from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, missing_blobs, take_pinned
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.parallel import each
 from warmrank.cache_store.paths import collisions
@@ -35,14 +34,16 @@ from warmrank.cache_store.records.documents import READERS, Documents
 from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.text import count_text
 
-INDEX_NAME = "node"
+_INDEX = "node"
 MAX_FILES = 8192
 """Node artifacts that one node takes, and that a manifest names; it has room for 10,000 files in all."""
 MAX_BYTES = 32 << 30
-MAX_NODE_RANKS = 64
+_MAX_NODE_RANKS = 64
 """Ranks below a node's first one that are asked for the node artifacts of the node that hosted it."""
 Launch = tuple[Sequence[PartitionRef], Collection[int] | None]
 """Manifests of a launch, and the ranks that the node hosts; None where its world is another one."""
+_Source = tuple[tuple[NodeFile, ...], str]
+"""Node artifacts of a manifest, and the id of the key that vouched for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +56,6 @@ class NodeFetch:
     skipped: tuple[str, ...] = ()  # why others are not there
     signers: frozenset[str] = frozenset()  # ids of the keys that vouched for them
     copies: tuple[NewFile, ...] = ()  # of each blob the private copy
-
-
-class _Source(NamedTuple):
-    artifacts: str  # equal for ranks with the same artifacts of their own
-    files: tuple[NodeFile, ...]
-    signer_id: str
 
 
 def fetch_node_files(
@@ -77,16 +72,16 @@ def fetch_node_files(
     trust, skipped = documents.trust, list[str]()
     admit(cache_root, trust.policy, trust.revoked)
     sources = [source for launch in launches for source in _sources(documents, launch, skipped)]
-    signers = frozenset(source.signer_id for source in sources) - {""}
-    offers = _offers((file for source in sources for file in source.files), caches, skipped)
+    signers = frozenset(signer for _, signer in sources) - {""}
+    offers = _offers((file for files, _ in sources for file in files), caches, skipped)
     if not offers:
         return NodeFetch(skipped=tuple(skipped), signers=signers)
     # Also where nothing will be copied: what is there already may have come from a tool of this node.
     permit = permit_copies(cache_root, trust.policy, signers)
-    index = DigestIndex(cache_root, INDEX_NAME, reread=options.reread)
+    index = DigestIndex(cache_root, _INDEX, reread=options.reread)
     wanted = dict.fromkeys(file.digest for several in offers.values() for file in several)
     kept = {digest: find_kept(cache_root, digest, digest_of=index.digest) for digest in wanted}
-    faults = blob_faults(documents.backend, [digest for digest, path in kept.items() if path is None])
+    faults = missing_blobs(documents.backend, [digest for digest, path in kept.items() if path is None])
     taken = _chosen(offers, faults, skipped)
     blobs = Blobs(backend=documents.backend, permit=permit, shared=options.shared)
 
@@ -96,7 +91,7 @@ def fetch_node_files(
             return False
         staged = temporary_kept(cache_root)
         try:
-            blobs.copy(digest, staged, lambda _: options.beat())
+            blobs.copy(digest, staged)
             index.remember_own(place_kept(cache_root, staged, digest), digest)
         finally:
             staged.unlink(missing_ok=True)
@@ -116,11 +111,9 @@ def fetch_node_files(
         skipped=tuple(skipped),
         signers=signers,
         copies=tuple(
-            NewFile(
-                name=blob_name(digest.sha256), source=kept_path(cache_root, digest.sha256), expected=digest
-            )
-            for digest in distinct
-            if digest not in failed
+            NewFile(name=blob_name(it.sha256), source=kept_path(cache_root, it.sha256), expected=it)
+            for it in distinct
+            if it not in failed
         ),
     )
 
@@ -130,19 +123,19 @@ def _offers(
 ) -> dict[tuple[str, str], list[NodeFile]]:
     """The files of each unit, in their order."""
     strange: Counter[str] = Counter()
-    offers: dict[tuple[str, str], dict[NodeFile, None]] = {}
-    for file in files:
+    offers: dict[tuple[str, str], list[NodeFile]] = {}
+    for file in dict.fromkeys(files):
         cache = caches.get(file.cache)
         if cache is None or not cache.takes(file.relative):
             strange[file.cache] += 1
         else:
-            offers.setdefault((cache.name, cache.unit_of(file.relative)), {})[file] = None
+            offers.setdefault((cache.name, cache.unit_of(file.relative)), []).append(file)
     skipped += [
         f"node/{name}: {count_text(number, 'file')}, of which this node's config declares "
         "no directory or no pattern"
         for name, number in sorted(strange.items())
     ]
-    return {unit: list(several) for unit, several in offers.items()}
+    return offers
 
 
 def _chosen(
@@ -171,46 +164,29 @@ def _chosen(
 
 
 def _sources(documents: Documents, launch: Launch, skipped: list[str]) -> list[_Source]:
-    """The manifests of a launch that have the node artifacts that a node needs."""
+    """The manifests of a launch that have the node artifacts that a node needs, by rank.
+
+    Of another world these are all of them: any rank may come to use what any other one made.
+    """
     refs, ranks = launch
     by_rank = {ref.rank: ref for ref in sorted(refs, key=lambda ref: ref.rank)}
-    if ranks is None:
-        return _one_for_each_set(_look(documents, list(by_rank.values()), skipped))
-    own = [rank for rank in by_rank if rank in ranks]
+    own = [rank for rank in by_rank if ranks is None or rank in ranks]
     found = _look(documents, [by_rank[rank] for rank in own], skipped)
-    with_files = [source for source in found.values() if source.files]
-    if own and not ((first := found.get(by_rank[own[0]])) and first.files):
-        below = [
-            by_rank[rank] for rank in range(own[0] - 1, own[0] - 1 - MAX_NODE_RANKS, -1) if rank in by_rank
-        ]
-        for start in range(0, len(below), READERS):
-            nearer = _look(documents, below[start : start + READERS], skipped).values()
-            if (source := next((source for source in nearer if source.files), None)) is not None:
-                return [source, *with_files]
+    with_files = [source for source in found.values() if source[0]]
+    if ranks is None or not own or found.get(by_rank[own[0]], ((), ""))[0]:
+        return with_files
+    lowest = own[0] - 1 - _MAX_NODE_RANKS
+    below = [by_rank[rank] for rank in range(own[0] - 1, lowest, -1) if rank in by_rank]
+    for start in range(0, len(below), READERS):
+        nearer = _look(documents, below[start : start + READERS], skipped).values()
+        if (source := next((source for source in nearer if source[0]), None)) is not None:
+            return [source, *with_files]
     return with_files
-
-
-def _one_for_each_set(found: Mapping[PartitionRef, _Source]) -> list[_Source]:
-    """The source of the first rank of each set of artifacts; ``found`` is in the order of the ranks."""
-    sources: list[_Source] = []
-    known: set[str] = set()
-    nearest: _Source | None = None
-    for source in found.values():
-        nearest = source if source.files else nearest
-        if source.artifacts not in known and nearest is not None:
-            known.add(source.artifacts)
-            if nearest not in sources:
-                sources.append(nearest)
-    return sources
 
 
 def _look(
     documents: Documents, refs: Sequence[PartitionRef], skipped: list[str]
 ) -> dict[PartitionRef, _Source]:
-    pinned = take_pinned(
-        documents,
-        refs,
-        lambda _, found: _Source(artifacts_key(found.manifest), found.manifest.node_files(), found.signer_id),
-    )
+    pinned = take_pinned(documents, refs, lambda _, found: (found.manifest.node_files(), found.signer_id))
     skipped += [f"node artifacts of {ref.partition}: {error}" for ref, error in pinned.errors.items()]
     return {ref: pinned.kept[ref] for ref in refs if ref in pinned.kept}

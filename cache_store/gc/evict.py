@@ -11,19 +11,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, new_document
 from warmrank.cache_store.backends.deadline import Tier, TierState
 from warmrank.cache_store.backends.places import in_each
 from warmrank.cache_store.cache_dir.private_files import temporary_name
 from warmrank.cache_store.errors import EvictRefused, NotInStore, StoreUnavailable
-from warmrank.cache_store.gc.inventory import UNSIGNED, Inventory, take_inventory
+from warmrank.cache_store.gc.inventory import Inventory, take_inventory
 from warmrank.cache_store.gc.trash import DEBRIS_S, RESOLUTION_S, restore_from
 from warmrank.cache_store.layout import BLOBS, MANIFESTS, is_record, split_trash_name, trash_name
 from warmrank.cache_store.parallel import each
@@ -70,16 +70,14 @@ class Choice:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(NamedTuple):
     """Decisions of an evict."""
 
     take: tuple[Choice, ...]  # into the trash: records, then manifests, then blobs
     keep: tuple[Choice, ...]  # the records that stay
-    restore: tuple[str, ...]  # former names of what lies in the trash and is needed: blobs, then manifests
+    restore: tuple[str, ...]  # former names of what lies in the trash and is needed
     delete: tuple[FileInfo, ...]  # for good: of the trash, the quarantine, the marks of use and ``tmp/``
-    remaining_bytes: int  # what stands afterwards; the trash is not counted
-    problems: tuple[str, ...] = ()  # what is needed and nowhere, and what was left alone
+    problems: tuple[str, ...]  # what is needed and nowhere, and what was left alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +166,7 @@ def evict(
         restored = (*restored, *sorted(returned))
     bytes_taken = sum(choice.stored_bytes for choice in taken)
     bytes_deleted = sum(info.stored_bytes for info in deleted)
-    remaining_bytes = plan.remaining_bytes + sum(choice.stored_bytes for choice in plan.take) - bytes_taken
+    remaining_bytes = sum(info.stored_bytes for info in inventory.files.values()) - bytes_taken
     if not dry_run:
         said = "Evicted %d files, %d bytes, from %s; restored %d; deleted %d for good, %d bytes"
         logger.info(said, len(taken), bytes_taken, location, len(restored), len(deleted), bytes_deleted)
@@ -220,7 +218,7 @@ def _delete(backend: BlobBackend, infos: Sequence[FileInfo]) -> tuple[FileInfo, 
 
     def kind(info: FileInfo) -> int:
         former = split_trash_name(info.name)
-        return blobs_first(former[0])[0] if former else -1
+        return _blobs_first(former[0])[0] if former else -1
 
     return _in_threads(delete, infos, kind)
 
@@ -228,7 +226,7 @@ def _delete(backend: BlobBackend, infos: Sequence[FileInfo]) -> tuple[FileInfo, 
 def _restore(backend: BlobBackend, names: Iterable[str], inventory: Inventory) -> tuple[str, ...]:
     """Bring names back from the trash, what is needed before what needs it."""
     restored: list[str] = []
-    for _, batch in groupby(sorted(names, key=blobs_first), key=lambda name: blobs_first(name)[0]):
+    for _, batch in groupby(sorted(names, key=_blobs_first), key=lambda name: _blobs_first(name)[0]):
         restored += sorted(restore_from(backend, frozenset(batch), inventory.trash))
     return tuple(restored)
 
@@ -266,28 +264,26 @@ def _in_threads(
 def plan_evict(inventory: Inventory, policy: EvictPolicy) -> Plan:
     """Decide; raises `EvictRefused` where the inventory looks like half a listing."""
     _check_plausible(inventory, policy)
-    room = Room(inventory, policy.grace_s)
-    taken, kept = _choose_records(inventory, policy, room)
-    taken += (_choice(inventory, name, "nothing needs it") for name in room.unreferenced())
-    needed = room.needed()
-    restore = [name for name in needed if name not in inventory.files and name in inventory.trash]
-    missing = [name for name in needed if name not in inventory.files and name not in inventory.trash]
-    nowhere = (f"{name} is needed, and neither in the store nor in its trash" for name in missing)
+    files = inventory.files
+    taken, kept = _choose_records(inventory, policy)
+    young = {name for name, info in files.items() if inventory.now_s - info.modified_s <= policy.grace_s}
+    needed = inventory.closure(choice.name for choice in kept)
+    # A young manifest may be named by a record that is about to be written.
+    needed |= inventory.closure(name for name in young if name.startswith(MANIFESTS))
+    spare = sorted(name for name in files.keys() - needed - young if not is_record(name))
+    spare.sort(key=lambda name: name.startswith(BLOBS))
+    missing = needed - files.keys()
+    nowhere = (
+        f"{name} is needed, and neither in the store nor in its trash"
+        for name in sorted(missing - inventory.trash.keys())
+    )
     return Plan(
-        take=tuple(taken),
+        take=(*taken, *(_choice(inventory, name, "nothing needs it") for name in spare)),
         keep=tuple(kept),
-        restore=tuple(sorted(restore, key=blobs_first)),
+        restore=tuple(sorted(missing & inventory.trash.keys(), key=_blobs_first)),
         delete=tuple(_spent(inventory, policy, needed)),
-        remaining_bytes=room.remaining_bytes,
         problems=(*nowhere, *inventory.problems),
     )
-
-
-def _last_use_s(inventory: Inventory, record: str) -> float:
-    """Time of a record's last use, or a later one: a mark stands for a whole day."""
-    used = inventory.uses.get(record)
-    marked_s = min(used.modified_s + RESOLUTION_S, inventory.now_s) if used else 0.0
-    return max(marked_s, inventory.files[record].modified_s)
 
 
 def _check_plausible(inventory: Inventory, policy: EvictPolicy) -> None:
@@ -301,31 +297,43 @@ def _check_plausible(inventory: Inventory, policy: EvictPolicy) -> None:
     raise EvictRefused(what="the listing", where="the store", reason=reason, remedy=remedy)
 
 
-def _choose_records(
-    inventory: Inventory, policy: EvictPolicy, room: Room
-) -> tuple[list[Choice], list[Choice]]:
+def _choose_records(inventory: Inventory, policy: EvictPolicy) -> tuple[list[Choice], list[Choice]]:
+    """Records that go, the least recently used first, and those that stay, the other way round.
+
+    Each record counts with what no record before it needs, those of trusted keys first: what others wrote
+    takes no room from them.
+    """
     protected = _protected(inventory, policy)
+    unused = {name: _unused_s(inventory, name) for name in inventory.files if is_record(name)}
+    for name, seconds in unused.items():
+        if seconds <= policy.grace_s:
+            protected.setdefault(name, f"{_last_use_text(seconds)}, within the grace")
+    rank = {name: inventory.documents[name].trust_rank for name in unused}
     taken: list[Choice] = []
     kept: list[Choice] = []
-    unused = {
-        name: inventory.now_s - _last_use_s(inventory, name) for name in inventory.files if is_record(name)
-    }
-    rank = {name: inventory.documents[name].trust_rank for name in unused}
-    for name in sorted(unused, key=lambda name: (rank[name], -unused[name], name)):
-        reason = protected.get(name, "")
-        if not reason and unused[name] <= policy.grace_s:
-            reason = f"{_last_use_text(unused[name])}, within the grace"
-        if reason:
-            kept.append(_choice(inventory, name, reason))
-        elif policy.older_than_s is not None and unused[name] > policy.older_than_s:
-            taken.append(_choice(inventory, name, f"unused for {_age(unused[name])}"))
-            room.take(name)
-        elif policy.max_bytes is not None and (over := room.counted_bytes(name) - policy.max_bytes) > 0:
-            taken.append(_choice(inventory, name, f"{over} bytes too many, unused for {_age(unused[name])}"))
-            room.take(name)
+    counted: set[str] = set()
+    counted_bytes = 0
+    for name in sorted(unused, key=lambda name: (-rank[name], name not in protected, unused[name], name)):
+        seconds, reason = unused[name], protected.get(name, "")
+        if not reason and policy.older_than_s is not None and seconds > policy.older_than_s:
+            taken.append(_choice(inventory, name, f"unused for {_age(seconds)}"))
+            continue
+        new = inventory.closure([name]) - counted
+        counted |= new
+        counted_bytes += sum(inventory.files[it].stored_bytes for it in new if it in inventory.files)
+        over = 0 if policy.max_bytes is None else counted_bytes - policy.max_bytes
+        if over > 0 and not reason:
+            taken.append(_choice(inventory, name, f"{over} bytes too many, unused for {_age(seconds)}"))
         else:
-            kept.append(_choice(inventory, name, _last_use_text(unused[name])))
-    return taken, kept
+            kept.append(_choice(inventory, name, reason or _last_use_text(seconds)))
+    return taken[::-1], kept
+
+
+def _unused_s(inventory: Inventory, record: str) -> float:
+    """Seconds since a record's last use, or fewer: a mark stands for a whole day."""
+    used = inventory.uses.get(record)
+    marked_s = min(used.modified_s + RESOLUTION_S, inventory.now_s) if used else 0.0
+    return inventory.now_s - max(marked_s, inventory.files[record].modified_s)
 
 
 def _protected(inventory: Inventory, policy: EvictPolicy) -> dict[str, str]:
@@ -335,26 +343,25 @@ def _protected(inventory: Inventory, policy: EvictPolicy) -> dict[str, str]:
     for name in filter(is_record, inventory.files):
         for environment in documents[name].environments:
             groups[name.rpartition("/")[0], environment].append(name)
+
+    def newest_first(name: str) -> tuple[object, ...]:
+        # Not the trusted only: who evicts without the keys must not take every newest record.
+        return -documents[name].trust_rank, *age(inventory.files[name], documents[name].created_s)
+
     reasons: dict[str, str] = {}
     for names in groups.values():
-        # Not the trusted only: who evicts without the keys must not take every newest record.
-        names.sort(
-            key=lambda name: (
-                -documents[name].trust_rank,
-                age(inventory.files[name], documents[name].created_s),
-            )
-        )
-        reasons.update(dict.fromkeys(names[: policy.keep], "among the newest of its key"))
+        newest = sorted(names, key=newest_first)[: policy.keep]
+        reasons.update(dict.fromkeys(newest, "among the newest of its key"))
     return reasons | {name: "pinned" for name in inventory.pins if name in inventory.files}
 
 
-def _spent(inventory: Inventory, policy: EvictPolicy, needed: frozenset[str]) -> Iterator[FileInfo]:
+def _spent(inventory: Inventory, policy: EvictPolicy, needed: Collection[str]) -> Iterator[FileInfo]:
     """Files to remove for good; of the trash documents first, so that none outlives what it needs."""
 
     def is_older(info: FileInfo, limit_s: float) -> bool:
         return inventory.now_s - info.modified_s > max(limit_s, policy.grace_s)
 
-    for name in sorted(inventory.trash, key=blobs_first, reverse=True):
+    for name in sorted(inventory.trash, key=_blobs_first, reverse=True):
         if name not in needed or name in inventory.files:
             yield from (info for info in inventory.trash[name] if is_older(info, policy.grace_s))
     yield from (info for info in inventory.quarantine if is_older(info, QUARANTINE_S))
@@ -379,76 +386,6 @@ def _age(seconds: float) -> str:
     return f"{max(seconds, 0.0):.0f} s"
 
 
-class Room:
-    """The files that stand, with the number of documents that need each.
-
-    Taking a record away takes what only it needed, if that is older than the grace.
-    """
-
-    def __init__(self, inventory: Inventory, grace_s: float) -> None:
-        self._inventory = inventory
-        self._grace_s = grace_s
-        self._counts: Counter[str] = Counter()
-        self._taken: dict[str, None] = {}
-        self._other_bytes: int | None = None
-        self.remaining_bytes = sum(info.stored_bytes for info in inventory.files.values())
-        ranks = {name: inventory.documents[name].trust_rank for name in filter(is_record, inventory.files)}
-        highest = max(ranks.values(), default=UNSIGNED)
-        self._believed = inventory.closure(name for name, rank in ranks.items() if rank == highest)
-        manifests = [name for name in inventory.documents if not is_record(name)]
-        for name in (*filter(is_record, inventory.files), *manifests):
-            self._counts.update(inventory.documents[name].references)
-        for name in (*manifests, *(name for name in inventory.files if name.startswith(BLOBS))):
-            if not self._counts[name] and name not in self._taken and self._may_go(name):
-                self.take(name)
-
-    def take(self, name: str) -> None:
-        """A file goes, and with it what nothing else needs."""
-        self._taken[name] = None
-        self.remaining_bytes -= self._inventory.files[name].stored_bytes
-        self._release_needs_of(name)
-
-    def counted_bytes(self, record: str) -> int:
-        """Size that counts against a limit when it is decided about ``record``, after all of lower ranks.
-
-        Against a record of the highest rank only what such ones need: all else goes as soon as it may.
-        """
-        if record not in self._believed:
-            return self.remaining_bytes
-        if self._other_bytes is None:
-            self._other_bytes = sum(
-                info.stored_bytes
-                for name, info in self._inventory.files.items()
-                if name not in self._believed and name not in self._taken
-            )
-        return self.remaining_bytes - self._other_bytes
-
-    def unreferenced(self) -> list[str]:
-        """Manifests, then blobs, that go because nothing that remains needs them."""
-        names = sorted(name for name in self._taken if not is_record(name))
-        return sorted(names, key=lambda name: name.startswith(BLOBS))
-
-    def needed(self) -> frozenset[str]:
-        """All names that remaining documents need."""
-        return frozenset(name for name, count in self._counts.items() if count > 0)
-
-    def _release_needs_of(self, name: str) -> None:
-        document = self._inventory.documents.get(name)
-        for needed in document.references if document else ():
-            self._counts[needed] -= 1
-            if self._counts[needed] or needed in self._taken:
-                continue
-            if self._may_go(needed):
-                self.take(needed)
-            elif needed not in self._inventory.files:  # it stays in the trash, or is nowhere
-                self._release_needs_of(needed)
-
-    def _may_go(self, name: str) -> bool:
-        info = self._inventory.files.get(name)
-        return info is not None and self._inventory.now_s - info.modified_s > self._grace_s
-
-
-def blobs_first(name: str) -> tuple[int, str]:
+def _blobs_first(name: str) -> tuple[int, str]:
     """Sorts names in the order in which they may appear: what is needed before what needs it."""
-    order = (BLOBS, MANIFESTS)
-    return next((rank for rank, prefix in enumerate(order) if name.startswith(prefix)), len(order)), name
+    return (0 if name.startswith(BLOBS) else 1 if name.startswith(MANIFESTS) else 2), name

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo
 from warmrank.cache_store.canonical import key_of
@@ -86,17 +85,17 @@ class Inventory:
         return found
 
 
-def made_for(name: str) -> tuple[DocumentKind, str, str]:
+def _made_for(name: str) -> tuple[DocumentKind, str, str]:
     """Kind and key of the document of that name, and its sha256 where the name tells it."""
     return split_record_name(name) or ("manifest", split_fanned_name(MANIFESTS, name) or "", "")
 
 
 def references(name: str, sealed: bytes) -> Document:
     """Parse the stored form of the record or manifest of that name, whoever signed it."""
-    kind, key, sha256 = made_for(name)
+    kind, key, sha256 = _made_for(name)
     envelope = parse_envelope(sealed, what=kind, where=name)
-    if (envelope.kind, envelope.key) != (kind, key):
-        actual = f"{envelope.kind} {envelope.key[:12]}"
+    if (envelope.header.kind, envelope.header.key) != (kind, key):
+        actual = f"{envelope.header.kind} {envelope.header.key[:12]}"
         raise Corrupt(what=kind, where=name, expected=f"one made for {kind} {key[:12]}", actual=actual)
     if sha256:
         check_sha256(kind, name, envelope.payload, sha256)
@@ -170,13 +169,18 @@ def _read_documents(
     trash: Mapping[str, tuple[FileInfo, ...]],
     earlier: Inventory | None,
 ) -> dict[str, Document]:
+    def read(places: Mapping[str, str]) -> dict[str, Document]:
+        """Read documents, given the names under which they lie by their own, without useless ones."""
+        answers = each(lambda item: _read(source, *item), list(places.items()), num_threads=READERS)
+        return {name: found for name, found in zip(places, answers, strict=True) if found is not None}
+
     documents = {
         name: document
         for name, document in (earlier.documents.items() if earlier else ())
         if earlier and name in files and files[name] == earlier.files.get(name)
     }
     standing = [name for name in files if not name.startswith(BLOBS) and name not in documents]
-    documents |= _read_all(source, [(name, name) for name in standing])
+    documents |= read({name: name for name in standing})
     gone = {
         name
         for record, document in documents.items()
@@ -185,18 +189,11 @@ def _read_documents(
         if name.startswith(MANIFESTS) and name not in documents
     }
     # Another evict may be at work: what it took is in the trash, what it restored stands again.
-    taken = [(name, trash[name][0].name if name in trash else name) for name in sorted(gone)]
-    return documents | _read_all(source, taken)
+    taken = {name: trash[name][0].name if name in trash else name for name in sorted(gone)}
+    return documents | read(taken)
 
 
-def _read_all(source: Documents, wanted: list[tuple[str, str]]) -> dict[str, Document]:
-    """Read documents, each by its own name and that under which it lies, without useless ones."""
-    found = zip(wanted, each(partial(_read, source), wanted, num_threads=READERS), strict=True)
-    return {name: document for (name, _), document in found if document is not None}
-
-
-def _read(source: Documents, item: tuple[str, str]) -> Document | None:
-    name, place = item
+def _read(source: Documents, name: str, place: str) -> Document | None:
     try:
         sealed = read_stored_form(source.backend, place)
         document = references(name, sealed)
@@ -221,7 +218,7 @@ def _read(source: Documents, item: tuple[str, str]) -> Document | None:
 
 def _refusal(name: str, sealed: bytes, trust: Trust) -> Untrusted | None:
     """Reason why this process must not use a document."""
-    kind, key, _ = made_for(name)
+    kind, key, _ = _made_for(name)
     try:
         return trust.refusal(kind, key, sealed, where=name)
     except NewerFormat:

@@ -11,7 +11,7 @@ one's reason stays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,13 +34,11 @@ from warmrank.cache_store.parsing import parse_document
 from warmrank.cache_store.records.documents import read_stored_form
 from warmrank.cache_store.records.manifest import Document, Utc, utc_now
 
-MIN_PREFIX = 6
+_MIN_PREFIX = 6
 """Fewer characters of a key or digest could mean anything."""
 
 
-class PinDocument(Document):
-    """Reason and time of a pin."""
-
+class _PinDocument(Document):
     format: Literal[1] = 1
     reason: str
     created: Utc
@@ -63,9 +61,9 @@ def pin(view: TieredBackend, prefix: str, *, reason: str = "") -> tuple[Pin, ...
         Conflict: several launches or records begin so.
         Corrupt, NewerFormat: it cannot be read.
     """
-    names = [info.name for place in (LAUNCHES, DIRECTORIES) for info in view.list(place)]
-    records = _choose([name for name in names if is_record(name)], prefix, what="record")
-    data = PinDocument(reason=reason, created=utc_now()).to_bytes()
+    names = (info.name for place in (LAUNCHES, DIRECTORIES) for info in view.list(place))
+    records = _choose(filter(is_record, names), prefix, what="record")
+    data = _PinDocument(reason=reason, created=utc_now()).to_bytes()
     created = view.put_new([new_document(pin_name(name), data) for name in records])
     try:
         for record in records:
@@ -83,9 +81,9 @@ def unpin(view: TieredBackend, prefix: str) -> tuple[str, ...]:
         NotInStore: nothing pinned begins so.
         Conflict: several launches or records begin so.
     """
-    pinned = [pin.record for pin in read_pins(view)]
+    pinned = (pin.record for pin in read_pins(view))
     chosen = {pin_name(name): name for name in _choose(pinned, prefix, what="pin")}
-    removed = _remove(view, tuple(chosen))
+    removed = _remove(view, chosen)
     if staying := sorted(view.stat(chosen)):
         raise StoreUnavailable(
             what=staying[0],
@@ -108,26 +106,28 @@ def short_name(record: str) -> str:
     return f"{record.partition('/')[0]} {parts.key[:12]} {parts.sha256[:12]}" if parts else record
 
 
-def _remove(view: TieredBackend, names: Sequence[str]) -> set[str]:
+def _remove(view: TieredBackend, names: Iterable[str]) -> set[str]:
+    """Remove pins from every place, also where one fails; return those that were removed anywhere."""
     removed: set[str] = set()
-    failures: list[StoreUnavailable] = []
+    failure: StoreUnavailable | None = None
     for place in view.alone():
         try:
             removed.update(name for name in names if place.move(name, None))
         except StoreUnavailable as error:
-            failures.append(error)
-    if failures:
-        raise failures[0]
+            failure = failure or error
+    if failure:
+        raise failure
     return removed
 
 
-def _choose(names: list[str], prefix: str, *, what: str) -> tuple[str, ...]:
-    if len(prefix) < MIN_PREFIX:
-        expected = f"at least {MIN_PREFIX} characters of a launch key or record digest"
+def _choose(names: Iterable[str], prefix: str, *, what: str) -> tuple[str, ...]:
+    if len(prefix) < _MIN_PREFIX:
+        expected = f"at least {_MIN_PREFIX} characters of a launch key or record digest"
         remedy = "`warmrank ls` shows the launch keys"
         raise Conflict(what=what, where="the command", expected=expected, actual=repr(prefix), remedy=remedy)
-    by_digest = [name for name in names if name.rpartition("/")[2].startswith(prefix)]
-    by_key = [name for name in names if name.split("/")[2:3] and name.split("/")[2].startswith(prefix)]
+    parts = {name: name.split("/") for name in names}
+    by_digest = [name for name in parts if parts[name][-1].startswith(prefix)]
+    by_key = [name for name in parts if parts[name][2:3] and parts[name][2].startswith(prefix)]
     groups = {name.rpartition("/")[0] for name in by_key} | set(by_digest)
     what = f"{what} {prefix}"
     if not groups:
@@ -153,7 +153,7 @@ def _check_stands(backend: BlobBackend, record: str) -> None:
 def _read(backend: BlobBackend, record: str) -> Pin:
     name = pin_name(record)
     try:
-        found = parse_document(PinDocument, read_stored_form(backend, name), what="pin", where=name)
+        found = parse_document(_PinDocument, read_stored_form(backend, name), what="pin", where=name)
     except NotInStore:
         return Pin(record=record, reason="(removed meanwhile)", created="")
     except StoreUnavailable:

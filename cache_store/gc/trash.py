@@ -1,4 +1,4 @@
-"""The trash, the marks of use, the debris of killed publishers, and the look at which blobs stand whole.
+"""The trash, the marks of use, and the debris of killed publishers.
 
 Layout: ``trash/<time of the evict>/<former name>``; ``used/<day>/<record>``, empty;
 ``tmp/<host>-<pid>-<random>/<file>``. Who relies on a name that is gone brings it back before writing what
@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, new_document
-from warmrank.cache_store.digests import Digest
-from warmrank.cache_store.errors import Corrupt, StoreError, StoreUnavailable, is_final
+from warmrank.cache_store.errors import StoreError, StoreUnavailable, is_final
 from warmrank.cache_store.layout import PROBE, TMP, TRASH, split_trash_name, split_used_name, used_name
 
 logger = logging.getLogger(__name__)
@@ -22,20 +21,6 @@ RESOLUTION_S = 86400.0
 """A mark stands for any time up to so much later, because the next is made on the next day only."""
 DEBRIS_S = 86400.0
 """No publisher takes longer from the first byte of a batch to its names."""
-
-
-def whole_blobs(backend: BlobBackend, wanted: Mapping[str, Digest]) -> tuple[set[str], dict[str, Corrupt]]:
-    """Names of the blobs that stand with the right size, as far as it is told, and the others' faults."""
-    whole: set[str] = set()
-    faults: dict[str, Corrupt] = {}
-    for name, info in backend.stat(wanted).items():
-        if info.is_regular and info.content_bytes in (None, wanted[name].size_bytes):
-            whole.add(name)
-            continue
-        expected = f"{wanted[name].size_bytes} bytes"
-        actual = f"{info.content_bytes} bytes" if info.is_regular else "no regular file"
-        faults[name] = Corrupt(what="blob", where=name, expected=expected, actual=actual)
-    return whole, faults
 
 
 def trashed(backend: BlobBackend) -> dict[str, tuple[FileInfo, ...]]:

@@ -14,14 +14,14 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from warmrank.cache_store.backends.backend import BlobBackend
 from warmrank.cache_store.backends.durability import choose_flush, flush_all
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
-from warmrank.cache_store.cache_dir.marks import admit, check_marks, permit_copies
+from warmrank.cache_store.cache_dir.marks import Permit, admit, check_marks, permit_copies
 from warmrank.cache_store.cache_dir.private_files import (
     DIRECTORY_MODE,
     date_back,
@@ -35,9 +35,9 @@ from warmrank.cache_store.cache_dir.private_files import (
 from warmrank.cache_store.cache_dir.single_flight import LOCK_TIMEOUT_S, single_flight
 from warmrank.cache_store.digests import CHUNK_BYTES, Digest
 from warmrank.cache_store.errors import Conflict, NotInStore, UnusableCache
-from warmrank.cache_store.fetch.blobs import Blobs, blob_faults
+from warmrank.cache_store.fetch.blobs import Blobs, missing_blobs
 from warmrank.cache_store.gc.trash import mark_used
-from warmrank.cache_store.parallel import NUM_THREADS, each, nothing
+from warmrank.cache_store.parallel import NUM_THREADS, each
 from warmrank.cache_store.records.directory_listing import (
     ListedFile,
     StoredListing,
@@ -49,8 +49,9 @@ from warmrank.cache_store.records.documents import READERS, Documents
 from warmrank.cache_store.sync.tools import Relocation, beside, is_ours, relocation, shortened, tool_named
 
 logger = logging.getLogger(__name__)
-_INDEX = "files"
 _STAGING = ".tmp-"
+_Kind = Literal["absent", "short", "equal", "other"]
+"""What is where a file should be: nothing, its beginning, its bytes, or others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +80,6 @@ class PullPlan:
     stored: StoredListing  # the newest that can be used
     moved: Relocation  # what of it must name the new path
     problems: tuple[str, ...]  # listings that could not be used
-
-    @property
-    def key(self) -> str:
-        """Key of the directory's listings."""
-        return listing_key(self.tool, self.stored.listing.components)
 
 
 def plan_pull(documents: Documents, tool: str, root: Path, components: Mapping[str, str]) -> PullPlan:
@@ -130,149 +126,133 @@ def pull(documents: Documents, plan: PullPlan, *, replaces: bool = False) -> Pul
         Conflict: files are there with other bytes, or stand where a directory should; nothing was changed.
         Corrupt: a blob is damaged, and now in quarantine; nothing was laid out.
     """
-    root, trust, place = plan.root, documents.trust, beside(plan.root)
+    root, trust, place, moved = plan.root, documents.trust, beside(plan.root), plan.moved
+    listing = plan.stored.listing
+    key = listing_key(plan.tool, listing.components)
     admit(root, trust.policy, trust.revoked)
     ensure_cache_dir(place)
     # Our own names are none of the tool's: they would decide what may be done with the directory.
-    files = [file for file in plan.stored.listing.files if not is_ours(file.path)]
-    index = DigestIndex(root, _INDEX, at=place, opened=open_owned)
-    laid_before = DigestIndex(root, f"pulled-{plan.key}", at=place, opened=open_owned)
-    stale = _stale(laid_before, {file.path for file in files}, root, index)
+    files = {file.path: file for file in listing.files if not is_ours(file.path)}
+    index = DigestIndex(root, "files", at=place, opened=open_owned)
+    laid_before = DigestIndex(root, f"pulled-{key}", at=place, opened=open_owned)
+    stale = _stale(laid_before, files, root, index)
     removed = [path for path, is_unchanged in stale.items() if replaces and is_unchanged]
     _refuse_obstacles(files, removed, root)
-    wanted, there = _look(files, plan.moved, root, index, replaces=replaces)
-    _check_complete(documents.backend, wanted)
-    new: list[str] = []
-    replaced: list[str] = []
+    are_there = each(
+        lambda file: file.path not in moved.paths and _holds(root / file.path, file.digest, index),
+        list(files.values()),
+        num_threads=NUM_THREADS,
+    )
+    wanted = [file for file, is_there in zip(files.values(), are_there, strict=True) if not is_there]
+    _check_complete(documents, wanted)
+    kinds: dict[str, _Kind] = {}
     if wanted:
-        copying = _Copying(documents=documents, plan=plan, files=wanted, there=there, stale=removed)
         sweep_debris(place, _STAGING)
         with staging_directory(place, _STAGING) as staging:
-            new, replaced = copying.lay_out(staging, replaces=replaces)
+            _stage(documents, plan, wanted, staging)
+            kinds = {file.path: _kind(root / file.path, staging / file.path) for file in wanted}
+            if not replaces:
+                _refuse_others([path for path, kind in kinds.items() if kind == "other"], root)
+            kinds = {path: kind for path, kind in kinds.items() if kind != "equal"}
+            _remove(removed, root)
+            if kinds:
+                kinds = _place(staging, root, kinds, lambda: _permit(documents, plan, root))
     else:
         _remove(removed, root)
-    come = {*new, *replaced}
-    for file in wanted:
-        if file.path in come and file.path not in plan.moved.paths:
-            target = root / file.path
-            index.remember_own(target, file.digest)
-            laid_before.remember_own(target, file.digest)
-    for path in plan.moved.paths & come:
+    for path in kinds:
         with contextlib.suppress(UnusableCache, OSError):  # the tool was faster, so it is the tool's
-            laid_before.remember_own(root / path, index.digest(root / path))
+            if path in moved.paths:
+                laid_before.remember_own(root / path, index.digest(root / path))
+            else:
+                index.remember_own(root / path, files[path].digest)
+                laid_before.remember_own(root / path, files[path].digest)
     index.save()
     laid_before.save()
     mark_used(documents.backend, plan.stored.name)
-    logger.info("Pulled %s of %s: %d of %d files came", root, plan.tool, len(come), len(files))
+    logger.info("Pulled %s of %s: %d of %d files came", root, plan.tool, len(kinds), len(files))
+    num_replaced = sum(kind == "other" for kind in kinds.values())
     return PullReport(
         directory=str(root),
-        key=plan.key,
-        pushed=plan.stored.listing.created,
+        key=key,
+        pushed=listing.created,
         num_files=len(files),
-        num_new=len(new),
-        num_replaced=len(replaced),
+        num_new=len(kinds) - num_replaced,
+        num_replaced=num_replaced,
         num_removed=len(removed),
-        num_kept=len(files) - len(come),
-        bytes_copied=sum(file.size_bytes for file in wanted if file.path in come),
-        num_rewritten=len(plan.moved.paths & come),
+        num_kept=len(files) - len(kinds),
+        bytes_copied=sum(files[path].size_bytes for path in kinds),
+        num_rewritten=len(moved.paths & kinds.keys()),
         problems=(*plan.problems, *_staying(stale, removed)),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Copying:
-    """Files that the directory lacks, or has otherwise (``there``), on their way; ``stale`` ones go first."""
+def _permit(documents: Documents, plan: PullPlan, directory: Path) -> Permit:
+    """Mark a directory, so that blobs of the listing may be copied below it."""
+    signers = [plan.stored.signer_id] if plan.stored.signer_id else []
+    return permit_copies(directory, documents.trust.policy, signers)
 
-    documents: Documents
-    plan: PullPlan
-    files: Sequence[ListedFile]
-    there: Collection[str]
-    stale: Collection[str]
 
-    def lay_out(self, staging: Path, *, replaces: bool) -> tuple[list[str], list[str]]:
-        """Copy the files; return paths of new and of replaced ones, not of those equal after all."""
-        root = self.plan.root
-        blobs = self._mark(staging)
-        directories = _directories(self.files)
-        for directory in directories:
-            with os_errors_are_unusable("directory", staging / directory):
-                (staging / directory).mkdir(mode=DIRECTORY_MODE)
-        size_bytes = sum(file.size_bytes for file in self.files)
-        each(
-            lambda file: self._stage(blobs, file, staging),
-            self.files,
-            num_threads=READERS,
-            size_bytes=size_bytes,
-        )
-        with os_errors_are_unusable("directory", root):
-            kinds = {file.path: self._kind(file.path, staging) for file in self.files}
-            new = [path for path, kind in kinds.items() if kind == "new"]
-            others = [path for path, kind in kinds.items() if kind == "other"]
-            if not replaces:
-                _refuse_others(others, root)
-            if new or others:
-                inside = (f"{staging}/{path}" for path in (*directories, *kinds))
-                flush_all([str(staging), *inside], root=staging, flush=choose_flush(staging))
-            _remove(self.stale, root)
-            if new or others:
-                new = self._place(staging, new, others)
-        return new, others
+def _stage(documents: Documents, plan: PullPlan, files: Sequence[ListedFile], staging: Path) -> None:
+    """Make files in a staging directory, as they are to be."""
+    blobs = Blobs(backend=documents.backend, permit=_permit(documents, plan, staging), is_flushed=True)
+    for directory in _directories(file.path for file in files):
+        with os_errors_are_unusable("directory", staging / directory):
+            (staging / directory).mkdir(mode=DIRECTORY_MODE)
 
-    def _mark(self, directory: Path) -> Blobs:
-        """The blobs, which may be copied below a directory from now on."""
-        signers = [self.plan.stored.signer_id] if self.plan.stored.signer_id else []
-        permit = permit_copies(directory, self.documents.trust.policy, signers)
-        return Blobs(backend=self.documents.backend, permit=permit, is_flushed=True)
-
-    def _stage(self, blobs: Blobs, file: ListedFile, staging: Path) -> None:
-        path, moved = staging / file.path, self.plan.moved
-        blobs.copy(file.digest, path, nothing)
+    def stage(file: ListedFile) -> None:
+        path = staging / file.path
+        blobs.copy(file.digest, path)
         with os_errors_are_unusable("file", path):
-            if file.path in moved.paths:
-                path.write_bytes(moved.apply(path.read_bytes()))
+            if file.path in plan.moved.paths:
+                path.write_bytes(plan.moved.apply(path.read_bytes()))
             if file.executable:
                 path.chmod(0o700)
             date_back(path)
 
-    def _kind(self, path: str, staging: Path) -> str:
-        """Compare what is there with what should be: ``new`` for nothing or less, ``equal``, ``other``."""
-        if path not in self.there:
-            return "new"
-        try:
-            with open_owned(self.plan.root / path) as one, (staging / path).open("rb") as two:
-                while chunk := one.read(CHUNK_BYTES):
-                    if two.read(len(chunk)) != chunk:
-                        return "other"
-                return "new" if two.read(1) else "equal"
-        except (UnusableCache, OSError):  # no regular file, such as a link, or one that cannot be read
-            return "other"
+    each(stage, files, num_threads=READERS, size_bytes=sum(file.size_bytes for file in files))
 
-    def _place(self, staging: Path, new: list[str], replaced: list[str]) -> list[str]:
-        """Give the staged files their names; return the new ones for which nobody was faster."""
-        root = self.plan.root
-        if not self.there:
-            try:
-                staging.rename(root)  # replaces an empty directory
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    raise
-            else:
-                flush_all([root.parent], root=root.parent, flush="fsync")
-                return new
-        self._mark(root)
-        for directory in {os.path.dirname(path) for path in (*new, *replaced)}:  # noqa: PTH120 - thousands
+
+def _kind(path: Path, staged: Path) -> _Kind:
+    """Compare what is there with what should be."""
+    try:
+        with open_owned(path) as one, staged.open("rb") as two:
+            while chunk := one.read(CHUNK_BYTES):
+                if two.read(len(chunk)) != chunk:
+                    return "other"
+            return "short" if two.read(1) else "equal"
+    except FileNotFoundError:
+        return "absent"
+    except (UnusableCache, OSError):  # no regular file, such as a link, or one that cannot be read
+        return "other"
+
+
+def _place(
+    staging: Path, root: Path, kinds: Mapping[str, _Kind], mark: Callable[[], object]
+) -> dict[str, _Kind]:
+    """Give the staged files their names, with ``mark`` before; return those for which nobody was faster."""
+    with os_errors_are_unusable("directory", root):
+        inside = (f"{staging}/{path}" for path in (*_directories(kinds), *kinds))
+        flush_all([str(staging), *inside], root=staging, flush=choose_flush(staging))
+        try:
+            staging.rename(root)  # replaces an empty directory
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+        else:
+            flush_all([root.parent], root=root.parent, flush="fsync")
+            return dict(kinds)
+        mark()
+        for directory in {os.path.dirname(path) for path in kinds}:  # noqa: PTH120 - thousands
             make_directories_below(root, root / directory)
-        placed: list[str] = []
-        for path in new:
+        placed: dict[str, _Kind] = {}
+        for path, kind in kinds.items():
             with contextlib.suppress(FileExistsError):
-                if path in self.there:  # cut short
-                    (staging / path).replace(root / path)
-                else:  # a link does not replace; the staged name goes with its directory
+                if kind == "absent":  # a link does not replace; the staged name goes with its directory
                     os.link(staging / path, root / path)
-                placed.append(path)
-        for path in replaced:
-            (staging / path).replace(root / path)
-        changed = {os.path.dirname(f"{root}/{path}") for path in (*placed, *replaced)}  # noqa: PTH120
+                else:
+                    (staging / path).replace(root / path)
+                placed[path] = kind
+        changed = {os.path.dirname(f"{root}/{path}") for path in placed}  # noqa: PTH120
         flush_all({str(root), *changed}, root=root, flush=choose_flush(root))
         return placed
 
@@ -289,10 +269,10 @@ def _refuse_others(paths: Sequence[str], root: Path) -> None:
         )
 
 
-def _refuse_obstacles(files: Sequence[ListedFile], stale: Collection[str], root: Path) -> None:
+def _refuse_obstacles(files: Iterable[str], stale: Collection[str], root: Path) -> None:
     """Refuse to lay out a directory where a file is that does not go as stale, or the other way round."""
     gone = {root / path for path in stale}
-    kinds = {**dict.fromkeys(_directories(files), "directory"), **{file.path: "file" for file in files}}
+    kinds = {**dict.fromkeys(_directories(files), "directory"), **dict.fromkeys(files, "file")}
     for path, kind in kinds.items():
         place = f"{root}/{path}"  # as text: there may be thousands, and nearly all are absent
         with os_errors_are_unusable("file", place):
@@ -300,13 +280,10 @@ def _refuse_obstacles(files: Sequence[ListedFile], stale: Collection[str], root:
                 mode = os.lstat(place).st_mode
             except (FileNotFoundError, NotADirectoryError):
                 continue
-            is_directory = stat.S_ISDIR(mode)
             # What is no directory where a file should be is compared with that.
-            if is_directory == (kind == "directory") or not (is_directory or kind == "directory"):
+            if stat.S_ISDIR(mode) == (kind == "directory") or _is_emptied(root / path, mode, gone):
                 continue
-            if _is_emptied(root / path, mode, gone):
-                continue
-        found = "directory" if is_directory else "link" if stat.S_ISLNK(mode) else "file"
+        found = "directory" if stat.S_ISDIR(mode) else "link" if stat.S_ISLNK(mode) else "file"
         raise Conflict(
             what="directory",
             where=str(root),
@@ -334,10 +311,9 @@ def _remove(paths: Collection[str], root: Path) -> None:
                     (root / directory).rmdir()
 
 
-def _directories(files: Sequence[ListedFile]) -> list[str]:
-    """Every directory that the files lie in, each after the one above it."""
-    found = {str(directory) for file in files for directory in Path(file.path).parents}
-    return sorted(found - {"."})
+def _directories(paths: Iterable[str]) -> list[str]:
+    """Every directory that files lie in, each after the one above it."""
+    return sorted({str(directory) for path in paths for directory in Path(path).parents} - {"."})
 
 
 def _stale(
@@ -346,7 +322,7 @@ def _stale(
     """Files that earlier pulls put there and the listing does not name: whether each is as it was then."""
     real = root.resolve()
     return {
-        path: _is_there(path, digest, root, index)[1]
+        path: _holds(root / path, digest, index)
         for path, digest in laid_before.remembered().items()
         # What is reached through a link lies elsewhere by now.
         if path not in named and os.path.lexists(root / path) and (root / path).resolve() == real / path
@@ -364,42 +340,16 @@ def _staying(stale: Mapping[str, bool], removed: Collection[str]) -> Iterator[st
             yield f"{shortened(staying)}: of an earlier pull, {why}"
 
 
-def _look(
-    files: list[ListedFile], moved: Relocation, root: Path, index: DigestIndex, *, replaces: bool
-) -> tuple[list[ListedFile], frozenset[str]]:
-    """Files to be copied, to be laid out or to compare; and the paths of those that are there."""
-    answers = each(
-        lambda file: _is_there(file.path, file.digest, root, index), files, num_threads=NUM_THREADS
-    )
-    found = dict(zip(files, answers, strict=True))
-    others = [
-        file.path
-        for file, (size_bytes, is_equal) in found.items()
-        # What is shorter may be cut short; what is rewritten has other bytes than its blob.
-        if not is_equal and size_bytes >= file.size_bytes and file.path not in moved.paths
-    ]
-    if not replaces:
-        _refuse_others(others, root)
-    wanted = [file for file, (_, is_equal) in found.items() if not is_equal or file.path in moved.paths]
-    return wanted, frozenset(file.path for file in wanted if found[file][0] >= 0)
-
-
-def _is_there(name: str, digest: Digest, root: Path, index: DigestIndex) -> tuple[int, bool]:
-    """Size of what has a file's name, -1 for nothing; and whether it holds these bytes."""
-    path = root / name
+def _holds(path: Path, digest: Digest, index: DigestIndex) -> bool:
+    """Return True if a file that only this user can have written holds these bytes."""
     try:
-        with os_errors_are_unusable("file", path):
-            try:
-                size_bytes = path.lstat().st_size
-                return size_bytes, size_bytes == digest.size_bytes and index.digest(path) == digest
-            except (FileNotFoundError, NotADirectoryError):
-                return -1, False
-    except UnusableCache:
-        return digest.size_bytes, False
+        return path.lstat().st_size == digest.size_bytes and index.digest(path) == digest
+    except (UnusableCache, OSError):
+        return False
 
 
-def _check_complete(backend: BlobBackend, files: list[ListedFile]) -> None:
-    faults = blob_faults(backend, (file.digest for file in files))
+def _check_complete(documents: Documents, files: Sequence[ListedFile]) -> None:
+    faults = missing_blobs(documents.backend, (file.digest for file in files))
     for error in faults.values():
         if not isinstance(error, NotInStore):
             raise error

@@ -23,7 +23,7 @@ from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, Unusabl
 from warmrank.cache_store.layout import blob_name, record_name
 from warmrank.cache_store.parallel import NUM_THREADS, each
 from warmrank.cache_store.paths import collisions, path_fault
-from warmrank.cache_store.publish import absent_blobs
+from warmrank.cache_store.publish import put_blobs
 from warmrank.cache_store.records.directory_listing import (
     DirectoryListing,
     ListedFile,
@@ -176,40 +176,25 @@ def _put_blobs(
     documents: Documents, root: Path, files: dict[str, ListedFile], left_out: list[str]
 ) -> dict[str, int]:
     """Put what the store lacks; files that changed since they were read are taken out of ``files``."""
-    new: dict[str, int] = {}
     while True:
-        by_blob = {blob_name(file.sha256): file for file in files.values()}
-        wanted = {name: file.digest for name, file in by_blob.items()}
-        absent = absent_blobs(documents.backend, wanted, restore=True)
-        if not absent:
-            return new
-        try:
-            names = documents.backend.put_new(
-                [
-                    NewFile(
-                        name=name, source=root / by_blob[name].path, expected=wanted[name], is_private=False
-                    )
-                    for name in sorted(absent)
-                ]
+        blobs = {
+            (name := blob_name(file.sha256)): NewFile(
+                name=name, source=root / file.path, expected=file.digest, is_private=False
             )
+            for file in files.values()
+        }
+        try:
+            new = put_blobs(documents.backend, blobs, restore=True)
         except (Corrupt, UnusableCache) as error:
-            _drop_changed(root, files, {by_blob[name].sha256 for name in absent}, left_out, error)
-            continue
-        new.update({name: by_blob[name].size_bytes for name in names})
-        if not absent - set(names):
-            return new
+            _drop_changed(root, files, left_out, error)
+        else:
+            return {name: blobs[name].expected.size_bytes for name in new}
 
 
-def _drop_changed(
-    root: Path, files: dict[str, ListedFile], shas: set[str], left_out: list[str], error: StoreError
-) -> None:
+def _drop_changed(root: Path, files: dict[str, ListedFile], left_out: list[str], error: StoreError) -> None:
     """Take out the files that are no longer what was read; ``error`` is what the backend met with."""
-    changed = []
-    for path, file in files.items():
-        if file.sha256 in shas:
-            again = _read(root, path, ())
-            if not isinstance(again, ListedFile) or again.digest != file.digest:
-                changed.append(path)
+    again = {path: _read(root, path, ()) for path in files}
+    changed = [path for path, file in files.items() if getattr(again[path], "digest", None) != file.digest]
     if not changed:
         raise error
     for path in changed:

@@ -34,10 +34,6 @@ _NO_CONFIG = "-"
 class ExecCommand(TyperCommand):
     """`exec`, whose CONFIG may be left out."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        next(one for one in self.params if one.name == "config").required = False
-
     def parse_args(self, ctx: Any, args: list[str]) -> Any:
         """See `click.Command.parse_args`."""
         if "--" in args:

@@ -42,7 +42,7 @@ def list_(
 ) -> None:
     """List the launches in a store, and directories of other tools, such as vLLM's."""
     from warmrank.orchestrator.inspect.store_contents import list_directories, list_store, open_to_look
-    from warmrank.orchestrator.ui.inspect_tables import render_directories, render_listing
+    from warmrank.orchestrator.ui.table import render_directories, render_listing
 
     loaded = load_optional(config, overrides)
     opened = open_to_look(loaded, store)
@@ -77,7 +77,7 @@ def show(
 ) -> None:
     """Show a partition of a store, or an artifact's file: request, guards, and the graph as Python."""
     from warmrank.orchestrator.inspect import store_contents as look
-    from warmrank.orchestrator.ui.inspect_tables import render_partition
+    from warmrank.orchestrator.ui.table import render_partition
 
     names_store, is_config = config is not None or store is not None, is_config_name(wanted)
     if not names_store and not is_config and (out or Path(wanted).is_file()):
@@ -124,8 +124,7 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Say what a launch here would find, and name what differs from what is stored."""
-    from warmrank.orchestrator.ui.inspect_tables import render_explanation
-    from warmrank.orchestrator.ui.table import render_outcomes
+    from warmrank.orchestrator.ui.table import render_explanation, render_outcomes
 
     if vllm is not None:
         from warmrank.orchestrator.vllm_plugin.entries import read_outcomes
@@ -170,16 +169,14 @@ def doctor(
 
         print_json(here())
         return
-    from warmrank.orchestrator.inspect.doctor import diagnose_here, diagnose_nodes
-    from warmrank.orchestrator.ui.inspect_tables import render_diagnosis
+    from warmrank.orchestrator.inspect.doctor import diagnose
+    from warmrank.orchestrator.ui.table import render_diagnosis
 
     loaded = None if config is None else load_config(config, overrides)
-    if all_nodes and loaded is not None:
+    if all_nodes:
         refuse_shadows()
-        with others_on_stderr():
-            found = diagnose_nodes(loaded, device)
-    else:
-        found = diagnose_here(loaded, device)
+    with others_on_stderr():
+        found = diagnose(loaded, device, all_nodes=all_nodes)
     answer(found, render_diagnosis, as_json=as_json)
     if found.worst == "error":
         raise typer.Exit(ExitCode.FAILED)

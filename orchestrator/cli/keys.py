@@ -63,7 +63,7 @@ def generate(
 def list_(keyring: KeyringPath = None, as_json: AsJson = False) -> None:
     """List the keys: which sign, which are trusted, which are revoked."""
     from warmrank.cache_store.signing.keyring import list_keys
-    from warmrank.orchestrator.ui.inspect_tables import render_keys
+    from warmrank.orchestrator.ui.table import render_keys
 
     answer(list_keys(_place(keyring)), render_keys, as_json=as_json)
 

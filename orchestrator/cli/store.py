@@ -114,8 +114,8 @@ def verify(
     """Read store and cache again, byte for byte, and say what is wrong."""
     from warmrank.orchestrator.inspect import store_contents as look
     from warmrank.orchestrator.inspect.store_contents import verify as run
-    from warmrank.orchestrator.ui.inspect_tables import render_verified
     from warmrank.orchestrator.ui.progress import fetch_progress
+    from warmrank.orchestrator.ui.table import render_verified
 
     loaded = load_optional(config, overrides)
     only_cache = cache is not None and loaded is None and store is None

@@ -97,7 +97,7 @@ class TrustConfig(Strict):
         default=None, description="directory of keys as `warmrank keys` makes it; ~/.config/warmrank/keys"
     )
     revoked: tuple[Annotated[str, Field(pattern=KEY_ID_PATTERN)], ...] = Field(
-        default=(), description="list of ids of keys that are refused whatever else is said of them"
+        default=(), description="list of ids of keys (32 of 0-9, a-f) that are refused whatever else is said"
     )
 
     @property

@@ -30,18 +30,14 @@ from warmrank.orchestrator.nodes import Node, choose, this_node
 from warmrank.orchestrator.reaper_client import Chunk, Stream
 from warmrank.orchestrator.signals import noted, undisturbed
 from warmrank.orchestrator.stores import decided
-from warmrank.orchestrator.text import count_text
 
 T = TypeVar("T")
 
+EXIT_LOST = 1
 _CLOSE_S = 60.0
 _CALLS_AT_ONCE = 4  # A poll, a signal and a publish go on side by side
-
-EXIT_LOST = 1
-LONGEST_LINE = 1 << 16
-"""Bytes of a line that are held back until its end comes; a progress bar or a binary file may have none."""
-MAX_WAITING = 8  # polls of a node whose output waits for its reader; beyond that it stays with the command
-
+_LONGEST_LINE = 1 << 16  # bytes held back until a line ends; a progress bar or a binary file may have no end
+_MAX_WAITING = 8  # polls of a node whose output waits for its reader; beyond that it stays with the command
 _POLL_S = 0.1
 _UNENDING_S = 30.0
 _NEVER = float("inf")
@@ -76,16 +72,16 @@ class ExecNodes:
         is_local = ray_session.way_in(config.ray, os.environ, initialized=False) == "local"
         self.captured = not (options.here or is_local)
         self.nodes: tuple[Node, ...] = (replace(this_node(), address="127.0.0.1"),)
+        start_s = config.timeouts.start_s
         try:
             if self.captured:
-                self._session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
+                self._session = ray_session.enter(config.ray, timeout_s=start_s)
                 self._group = self._start(config, self._session, options.nodes)
             else:
                 choose((this_node(),), () if options.here else options.nodes)
                 self._here = ExecNode(config)
-            asked = {node.node_id: (node.address,) for node in self.nodes}
-            ports = self.ask_all(ExecNode.port, asked, timeout_s=config.timeouts.start_s)
-            self.port = ports[self.nodes[0].node_id]
+            addresses = {node.node_id: (node.address,) for node in self.nodes}
+            self.port = self.ask_all(ExecNode.port, addresses, timeout_s=start_s)[self.nodes[0].node_id]
         except BaseException:
             self.close()
             raise
@@ -97,9 +93,8 @@ class ExecNodes:
         self.nodes = choose_nodes(rooms, config.ranks, named=bool(names))
         environ = ray_session.rank_environ(config.ray, config.device, session.way_in)
         group = NodeGroup(ExecNode, {"env_vars": environ}, num_calls=_CALLS_AT_ONCE)
-        num_here = config.ranks // len(self.nodes)
+        resources = {name: amount * (config.ranks // len(self.nodes)) for name, amount in each.items()}
         for node in self.nodes:
-            resources = {name: amount * num_here for name, amount in each.items()}
             group.start(node.node_id, config, resources=resources)
         return group
 
@@ -149,10 +144,9 @@ def choose_nodes(rooms: Mapping[Node, int], num_ranks: int, *, named: bool) -> t
         if count and num_ranks % count == 0 and rooms[roomy[count - 1]] >= num_ranks // count:
             return tuple(node for node in rooms if node in roomy[:count])
     there = ", ".join(f"{node.host} ({node.address}) holds {room}" for node, room in rooms.items())
-    ranks = count_text(num_ranks, "rank") + (" does" if num_ranks == 1 else " do")
     msg = (
-        f"{ranks} not fit with as many on each node: {there or 'no node is there'}. Change ranks or "
-        "ray.num_cpus_per_rank, or name nodes with --node"
+        f"{num_ranks} ranks do not fit with as many on each node: {there or 'no node is there'}. Change "
+        "ranks or ray.num_cpus_per_rank, or name nodes with --node"
     )
     raise CannotStart(msg)
 
@@ -220,10 +214,8 @@ class Run:
             for node_rank, node in enumerate(nodes.nodes, start=hosts.node_rank)
         }
         self._outcomes = {
-            node.node_id: NodeOutcome(
-                host=node.host, address=node.address, node_rank=self._placements[node.node_id].node_rank
-            )
-            for node in nodes.nodes
+            node.node_id: NodeOutcome(host=node.host, address=node.address, node_rank=node_rank)
+            for node_rank, node in enumerate(nodes.nodes, start=hosts.node_rank)
         }
         self._problems: list[str] = []
         self._exit_code = 0
@@ -234,11 +226,12 @@ class Run:
         """Run it to its end; see `execute`."""
         options, timeouts = self._options, self._config.timeouts
         self._prepare(timeouts.start_s + timeouts.fetch_s)
-        is_wanted = options.when.kind != "none"
-        publisher = Publisher(self._config, self._nodes, options.hosts, self._say, is_wanted=is_wanted)
+        publisher = Publisher(
+            self._config, self._nodes, options.hosts, self._say, is_wanted=options.when.kind != "none"
+        )
         started_s = time.monotonic()
         with noted() as arrived:
-            rest = (options.when, options.grace_s, self._nodes.captured)
+            rest = options.when, options.grace_s, self._nodes.captured
             orders = {node_id: (words, placement, *rest) for node_id, placement in self._placements.items()}
             self._nodes.ask_all(ExecNode.start, orders, timeout_s=timeouts.start_s)
             names = {node_id: f"{node.node_rank} {node.host}" for node_id, node in self._outcomes.items()}
@@ -260,12 +253,11 @@ class Run:
     def _prepare(self, timeout_s: float) -> None:
         """Fetch on each node."""
         asked = {node_id: (placement,) for node_id, placement in self._placements.items()}
-        answers = self._nodes.ask_all(ExecNode.prepare, asked, timeout_s=timeout_s)
-        for node_id, (found, (said, problems)) in answers.items():
-            self._outcomes[node_id].found = found
-            for line in (*said, *problems):
+        for node_id, done in self._nodes.ask_all(ExecNode.prepare, asked, timeout_s=timeout_s).items():
+            self._outcomes[node_id].found = done.found
+            for line in (*done.said, *done.problems):
                 self._say(f"{self._name(node_id)}{line}")
-            self._problems += problems
+            self._problems += done.problems
 
     def _follow(self, publisher: Publisher, output: Output, arrived: list[int]) -> None:
         """Until the command has ended everywhere: output, signals, publishing."""
@@ -366,7 +358,7 @@ class Output(threading.Thread):
         self._files: Mapping[Stream, BinaryIO] = {"out": out, "err": err}
         self._begun: dict[tuple[str, Stream], bytes] = {}
         self._waiting: queue.SimpleQueue[tuple[str, Sequence[Chunk]] | None] = queue.SimpleQueue()
-        self._max_waiting = MAX_WAITING * len(names)
+        self._max_waiting = _MAX_WAITING * len(names)
         self._error: Exception | None = None
         self.start()
 
@@ -408,7 +400,7 @@ class Output(threading.Thread):
     def _lines(self, node_id: str, stream: Stream, data: bytes) -> bytes:
         """Whole lines with the node's name; the rest of one waits for its end, unless it is long."""
         *lines, rest = (self._begun.pop((node_id, stream), b"") + data).split(b"\n")
-        if len(rest) > LONGEST_LINE:
+        if len(rest) > _LONGEST_LINE:
             lines.append(rest)
         elif rest:
             self._begun[node_id, stream] = rest

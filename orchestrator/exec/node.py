@@ -144,10 +144,11 @@ class NotPublished(OrchestratorError):
 
 
 class Synced(NamedTuple):
-    """Transfers from and to the store, and faults, one line each."""
+    """Transfers from and to the store, and faults, one line each; ``found``: the store has the launch."""
 
     said: list[str]
     problems: list[str]
+    found: bool = False
 
 
 class State(NamedTuple):
@@ -175,8 +176,8 @@ class ExecNode:
         """A free port of this node."""
         return free_port(address)
 
-    def prepare(self, placement: Placement) -> tuple[bool, Synced]:
-        """Fetch what the store has of the launch and of the command's tools; whether it has the launch.
+    def prepare(self, placement: Placement) -> Synced:
+        """Fetch what the store has of the launch and of the command's tools.
 
         Raises:
             BadArgument: a key of ``exec.keys`` is unknown here.
@@ -189,27 +190,26 @@ class ExecNode:
             self._keeper.begin()
         self._tools = _tools_of(config, placement)
         if config.store is None:
-            return False, Synced(["the config names no store: nothing is fetched, and nothing published"], [])
-        trust = config.store.trust
+            return Synced(["the config names no store: nothing is fetched, and nothing published"], [])
         for directory, _ in self._tools.values():  # also where the store is away
             check_marks(directory, *trust_of(config))
         try:
             # A store that is to be filled is made, as by a launch.
-            fills = is_writable(config.store.tiers) and may_publish(trust)
+            fills = is_writable(config.store.tiers) and may_publish(config.store.trust)
             return self._fetch(
                 open_store(config.store, to_sign=False) if fills else open_to_fetch(config.store)
             )
         except StoreError as error:
             if is_final(error) or isinstance(error, UnusableCache):
                 raise
-            return False, Synced([], [str(error)])
+            return Synced([], [str(error)])
 
-    def _fetch(self, store: Store) -> tuple[bool, Synced]:
+    def _fetch(self, store: Store) -> Synced:
         """Partitions of all ranks, because the command may place them as it likes; then the directories."""
         report = fetch_partitions(self._config, store, self._keeper, launch_key=launch_key(self._config))
-        done = Synced([], [*report.faults])
-        num = count_text(len(report.partitions), "partition")
+        done = Synced([], [*report.faults], report.found)
         if report.found:
+            num = count_text(len(report.partitions), "partition")
             copied = f"{num} in the cache, {report.bytes_copied} bytes copied in {report.seconds:.2f} s"
             done.said.append(f"{copied}: {report.reason}")
         elif self._config.workload:
@@ -224,11 +224,10 @@ class ExecNode:
                     raise
                 done.problems.append(f"{tool}: not pulled: {error}")
             else:
-                done.said.append(
-                    f"{tool}: pulled {pulled.num_new} new of {count_text(pulled.num_files, 'file')}"
-                )
+                files = count_text(pulled.num_files, "file")
+                done.said.append(f"{tool}: pulled {pulled.num_new} new of {files}")
                 done.problems.extend(f"{tool}: {problem}" for problem in pulled.problems)
-        return report.found, done
+        return done
 
     def start(
         self, words: Sequence[str], placement: Placement, when: When, grace_s: float, captured: bool
@@ -330,20 +329,20 @@ class ExecNode:
             StoreError: a required place of the store is away, or the cache directory cannot be used.
             NotPublished: the command compiled in another environment than this process's.
         """
-        config, files = self._config, journal.by_rank(self._journals)
+        config, root, files = self._config, self._config.cache_dir, journal.by_rank(self._journals)
         done: dict[int, Published] = {}
         for rank in ranks:
-            manifest = made(
-                of_journals(
-                    files[config.ranks, rank], rank=rank, world_size=config.ranks, root=config.cache_dir
-                )
-            )
+            journals = files[config.ranks, rank]
+            manifest = made(of_journals(journals, rank=rank, world_size=config.ranks, root=root))
             _check_environment(manifest)
             if self._keeper is not None and not done:
                 manifest = with_node_files(manifest, self._keeper.collect(manifest))
-            key = add_partition(config.cache_dir, launch_key(config), manifest)
-            environment_, partition = manifest.environment, manifest.partition
-            done[rank] = Published(ref=None, environment=environment_, partition=partition, key=key)
+            done[rank] = Published(
+                ref=None,
+                environment=manifest.environment,
+                partition=manifest.partition,
+                key=add_partition(root, launch_key(config), manifest),
+            )
         report = publish_queue(config)
         return {rank: replace(part, queued=why_kept(report, part.key[:12])) for rank, part in done.items()}
 

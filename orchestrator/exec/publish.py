@@ -115,7 +115,7 @@ class Publisher(threading.Thread):
     def run(self) -> None:
         """Publish: the command is ready."""
         try:
-            for said, problems in self._ask(ExecNode.push, self._everyone).values():
+            for said, problems, _ in self._ask(ExecNode.push, self._everyone).values():
                 for line in said:
                     self._say(line)
                 for problem in problems:
@@ -144,12 +144,11 @@ class Publisher(threading.Thread):
                 num = count_text(outcomes.total(), "function")
                 self._say(f"nothing new to publish: {num} loaded, 0 compiled")
             return {}
-        whose = {
-            rank: home for home, each in answers.items() for size, rank in each if size == self._config.ranks
-        }
-        homes = grouped((home, rank) for rank, home in whose.items())
-        found = self._ask(ExecNode.publish, {home: (ranks,) for home, ranks in homes.items()})
-        return {rank: part for own in found.values() for rank, part in own.items()}
+        ranks = self._config.ranks
+        homes = {rank: home for home, each in answers.items() for size, rank in each if size == ranks}
+        asked = {home: (own,) for home, own in grouped((home, rank) for rank, home in homes.items()).items()}
+        found = self._ask(ExecNode.publish, asked).values()
+        return {rank: part for own in found for rank, part in own.items()}
 
     def _not_whole(self, work: Work) -> str:
         """Error text if the ranks' work makes no launch, else ``""``; other ranks may run on other hosts."""

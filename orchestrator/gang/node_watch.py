@@ -86,7 +86,7 @@ class NodeWatch:
     there for nothing else, ends with the lease.
     """
 
-    def __init__(self, *, asked_s: float | None = None, is_alone: bool = True) -> None:
+    def __init__(self, *, asked_s: float = 2.0, is_alone: bool = True) -> None:
         self._asked_s = asked_s
         self._own_pid = os.getpid() if is_alone else None
         self._charges: dict[int, Charge] = {}

@@ -93,7 +93,8 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> dict[in
             for seat in gang.seats
         }
         opened = stages.ask("start", RankHost.open, inits)
-    for problem, ranks in _alike({rank: answer.problem for rank, answer in opened.items()}).items():
+    problems = grouped((answer.problem, rank) for rank, answer in opened.items() if answer.problem)
+    for problem, ranks in problems.items():
         go = "goes" if len(ranks) == 1 else "go"
         stages.problem(f"{ranks_text(ranks)} {go} on without the store: {problem}")
     environments = {rank: answer.environment for rank, answer in opened.items()}
@@ -196,10 +197,6 @@ def capture(stages: Stages, ledger: Ledger, planned: tuple[PlannedCapture, ...])
                 for rank, number in numbers.items()
             ],
         )
-    if stages.config.device == "npu" and any(proposals.values()):
-        said = stages.ask_all("capture", RankWorker.stream_problem)
-        for text, ranks in _alike(said).items():
-            stages.problem(f"{ranks_text(ranks)}: {text}")
     _capture(stages, ledger, proposals)
 
 
@@ -359,8 +356,3 @@ def _unsettled(rank: int, probe: FunctionProbe) -> WorkerFailure:
     message = f"{function} needs another artifact after {MAX_ROUNDS} rounds of all calls: {probe.reason}"
     kind = FailureKind.DOES_NOT_SETTLE
     return WorkerFailure(rank=rank, stage="first_call", kind=kind, function=function, message=message)
-
-
-def _alike(texts: Mapping[int, str]) -> dict[str, list[int]]:
-    """The ranks that say each text; nothing where they say none."""
-    return grouped((text, rank) for rank, text in texts.items() if text)

@@ -67,8 +67,8 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
         tp_rank: tensor-parallel rank, appended to the partition's name.
         pp_rank: pipeline-parallel rank, likewise.
         custom_decompositions: operator overload -> function that replaces it.
-        ge_cache: keep compiled kernels too, so that a later process need not compile them at load; has an
-            effect in mode max-autotune only.
+        ge_cache: keep what GE compiles, so that a later process need not compile it at load; has an effect in
+            mode max-autotune on an NPU only. Other kernels are always kept.
         **kwargs: ``guards`` ("always", "once", "skip"), ``on_recompile`` ("add", "abandon"),
             ``on_gear_miss`` ("error", "pad"), ``rng`` ("refuse", "allow": random operators) and ``engine``
             ("auto", "graph", "aoti", "torchair"). TorchAir's reserved ``fullgraph`` and ``options`` are
@@ -89,7 +89,7 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
     extensions, reserved = _split(kwargs)
     chosen = _config(config, backend)
     if reserved.get("options"):
-        from warmrank.worker.configs.of_torchair import with_options
+        from warmrank.worker.configs.torchair_sections import with_options
 
         chosen = with_options(chosen, reserved["options"])
     if _checked(ge_cache, "ge_cache", bool) and chosen.mode != "max-autotune":
@@ -172,7 +172,7 @@ def _of_module(function: FunctionType) -> FunctionType:
 def _translated(config: Any, parameter: str) -> CompilerConfig:
     if isinstance(config, CompilerConfig):
         return config
-    from warmrank.worker.configs.of_torchair import of_torchair
+    from warmrank.worker.configs.torchair_sections import of_torchair
 
     return of_torchair(config, parameter)
 

@@ -78,10 +78,6 @@ def private_file(path: Path, data: bytes) -> Path:
     return path
 
 
-def test_put_new_stores_a_file(backend, tmp_path):
-    source = private_file(tmp_path / "source", b"data" * 1000)
-    backend.put_new([NewFile(name=NAME, source=source, expected=digest_bytes(b"data" * 1000))])
-    assert read(backend, NAME) == b"data" * 1000
 
 
 def test_put_new_does_not_replace(backend):
@@ -101,11 +97,6 @@ def test_put_new_stores_many_at_once(backend):
     assert [read(backend, name) for name in names] == [name.encode() for name in names]
 
 
-def test_put_new_refuses_a_wrong_digest(backend):
-    wrong = NewFile(name=NAME, source=b"data", expected=digest_bytes(b"dbta"))
-    with pytest.raises(Corrupt, match=r"expected sha256 .* \(4 bytes\), found sha256"):
-        backend.put_new([wrong])
-    assert not backend.stat([NAME])
 
 
 @pytest.mark.parametrize("size_bytes", [3, 5])
@@ -171,9 +162,6 @@ def test_open_misses_what_is_not_there(backend):
         backend.open(NAME)
 
 
-def test_stat_leaves_out_what_is_not_there(backend):
-    backend.put_new([new_file(NAME, b"data")])
-    assert list(backend.stat([NAME, "ac/ab/two"])) == [NAME]
 
 
 def test_list_gives_names_by_prefix(backend):

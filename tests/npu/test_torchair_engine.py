@@ -21,7 +21,9 @@ from tests.support.script_runs import FUNCTIONS, UNKEPT, Runs
 from tests.support.selected import selected
 from warmrank import CompilerConfig
 from warmrank.inference import cache_compile
+from warmrank.worker.engines.torchair_vendor import instead_of_torch_compile, vendor_for
 from warmrank.worker.errors import NotCapturable, NotPortable, RandomOp
+from warmrank.worker.keys.sources import patch_sources
 
 
 @pytest.fixture(scope="module")
@@ -180,6 +182,14 @@ def test_threads_may_make_their_first_calls_at_once(config: Any, tmp_path: Path)
         found = list(pool.map(lambda function: function(torch.ones(4)).clone(), functions))
     assert all(torch.equal(result, torch.full((4,), 2.0)) for result in found)
     assert torch.compile is compile_before
+
+
+@pytest.mark.parametrize("mode", ["npugraph_ex", "reduce-overhead"])
+def test_other_threads_find_torch_as_it_is_while_torchair_is_asked(mode: str) -> None:
+    before, patches = torch.compile, patch_sources()
+    with instead_of_torch_compile(vendor_for(mode), lambda: None):
+        assert torch.compile is before
+        assert patch_sources() == patches
 
 
 def test_private_directory_ends_with_the_function(config: Any, tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from tests.support.options import (
 )
 from tests.support.small_models import Plain
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.configs.of_torchair import FLAT, INVERTED, is_option
 from warmrank.worker.configs.options import MODES, options
+from warmrank.worker.configs.torchair_sections import FLAT, INVERTED, is_option
 from warmrank.worker.engines.torchair_options import translated
 from warmrank.worker.errors import NoCounterpart
 

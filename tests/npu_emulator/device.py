@@ -26,7 +26,6 @@ class Device:
     """What one process sees of its devices."""
 
     def __init__(self, num_devices: int = 1, *, num_streams: int = DEVICE_STREAMS) -> None:
-        """Takes the number of visible devices, and of the streams that captured graphs may keep."""
         self.num_devices = num_devices
         self.num_streams = num_streams
         self.index = 0
@@ -43,42 +42,26 @@ class Device:
 
     @property
     def is_capturing(self) -> bool:
-        """Whether a capture is under way."""
         return self._recording is not None
 
     def new_stream(self) -> int:
-        """The number of the next stream."""
         return next(self._stream_numbers)
 
     def current_stream(self, index: int) -> int:
-        """The number of a device's current stream."""
         return self.current_streams.get(index, DEFAULT_STREAM)
 
     def wait(self) -> None:
-        """Wait for the device.
-
-        Raises:
-            RuntimeError: a capture is under way, which that breaks.
-        """
         if self._recording is not None:
             self._recording.broken = True
             raise RuntimeError(NOT_PERMITTED)
 
     def graph_pool_handle(self) -> PoolId:
-        """A handle that no pool has yet."""
         return (0, next(self._pool_numbers))
 
     def memory_of(self, pool: PoolId) -> Memory:
-        """The pool with this handle, made where it is not there."""
         return self.memories.setdefault(pool, Memory(self.count))
 
     def begin_capture(self, graph: Graph, pool: PoolId) -> Memory:
-        """Record what runs from now on.
-
-        Raises:
-            RuntimeError: on the default stream, in another capture, in a pool of a capture that failed, or
-                where all streams are taken.
-        """
         if self.current_stream(self.index) == DEFAULT_STREAM:
             msg = "graphs must be captured on a non-default stream"
             raise RuntimeError(msg)
@@ -100,7 +83,6 @@ class Device:
         return memory
 
     def end_capture(self) -> Recording:
-        """End the recording, and undo what it computed."""
         if self._recording is None:
             msg = "no capture is under way"
             raise RuntimeError(msg)
@@ -112,15 +94,12 @@ class Device:
         return recording
 
     def unstick(self, pool: PoolId) -> None:
-        """Tell the allocator of the end of a capture that failed."""
         self.memory_of(pool).is_stuck = False
 
     def forget(self, graph: Graph, pool: PoolId) -> None:
-        """A graph was reset."""
         self._graphs.get(pool, weakref.WeakSet()).discard(graph)
 
     def empty_cache(self) -> None:
-        """Give back the memory of pools whose graphs are all gone, as far as nothing is in use there."""
         self.wait()
         for pool, memory in list(self.memories.items()):
             if not self._graphs.get(pool):
@@ -129,11 +108,9 @@ class Device:
                     del self.memories[pool]
 
     def checkpoint(self, pool: PoolId) -> dict[int, Use]:
-        """What is in use of a pool."""
         return self.memory_of(pool).checkpoint()
 
     def snapshot(self, pool: PoolId | None = None) -> list[dict[str, Any]]:
-        """Segments of one pool or of all."""
         pools = [pool] if pool is not None else list(self.memories)
         return [
             segment
@@ -143,7 +120,6 @@ class Device:
         ]
 
     def count(self, size_bytes: int) -> None:
-        """Count bytes taken, or, negative, given back."""
         self.allocated += size_bytes
         self.peak = max(self.peak, self.allocated)
 
@@ -161,7 +137,6 @@ class StreamBase:
     priority: int
 
     def __new__(cls, *_: Any, priority: int = 0, **fields: Any) -> Self:
-        """Make a new stream, or another object for one that there is."""
         made = super().__new__(cls)
         made.priority = priority
         made.device_index = int(fields.get("device_index", cls.emulated.index))
@@ -172,26 +147,21 @@ class StreamBase:
 
     @property
     def device_type(self) -> int:
-        """The type of its device, as a number."""
         return DEVICE_TYPE
 
     @property
     def device(self) -> torch.device:
-        """Its device."""
         return torch.device("npu", self.device_index)
 
     @property
     def npu_stream(self) -> int:
-        """Its address."""
         return 0x10000 * (self.device_index + 1) + self.stream_id
 
     def query(self) -> bool:
-        """Whether its work is done; asking breaks a capture."""
         self.emulated.wait()
         return True
 
     def synchronize(self) -> None:
-        """Wait, which breaks a capture."""
         self.emulated.wait()
 
     def set_data_preprocess_stream(self, is_data_preprocess_stream: bool) -> None:
@@ -211,7 +181,6 @@ class EventBase:
     npu_event: int
 
     def __new__(cls, **_: Any) -> Self:
-        """Make an event that has not been recorded."""
         made = super().__new__(cls)
         made.npu_event = next(_ADDRESSES)
         return made
@@ -228,15 +197,12 @@ class EventBase:
         """It can be waited for anew."""
 
     def query(self) -> bool:
-        """Whether it has happened; asking breaks a capture."""
         self.emulated.wait()
         return True
 
     def synchronize(self) -> None:
-        """Wait, which breaks a capture."""
         self.emulated.wait()
 
     def elapsed_time(self, end: EventBase) -> float:
-        """Milliseconds until another event; nothing is timed here."""
         del end
         return 0.0

@@ -55,14 +55,12 @@ class Memory:
     """One private pool: segments, and which of their bytes are in use."""
 
     def __init__(self, count: Callable[[int], None]) -> None:
-        """Takes what is told how many bytes were taken (or, negative, given back)."""
         self._count = count
         self.segments: list[torch.Tensor] = []
         self.used: dict[int, Use] = {}
         self.is_stuck = False  # as after a capture that failed, of whose end the allocator is not told
 
     def take(self, size_bytes: int) -> torch.UntypedStorage:
-        """A storage of at least this size."""
         size_bytes = -(-max(size_bytes, 1) // ROUNDING) * ROUNDING
         start = next(self._fitting(size_bytes), None)
         if start is None:
@@ -91,38 +89,31 @@ class Memory:
         return [address for address in self.used if start <= address < start + segment.nbytes]
 
     def free(self, start: int, use: Use) -> None:
-        """Give memory back, unless a checkpoint took it away before, or the process is at its end."""
         if self.used.get(start) == use:
             del self.used[start]
             self._count(-use.size_bytes)
 
     def holds(self, address: int) -> bool:
-        """Whether an address lies in this pool."""
         return any(item.data_ptr() <= address < item.data_ptr() + item.nbytes for item in self.segments)
 
     def checkpoint(self) -> dict[int, Use]:
-        """What is in use now."""
         return dict(self.used)
 
     def restore(self, state: dict[int, Use]) -> None:
-        """Count as in use what was so at a checkpoint, and as free all else, whoever still holds it."""
         before = sum(use.size_bytes for use in self.used.values())
         self.used = dict(state)
         self._count(sum(use.size_bytes for use in self.used.values()) - before)
 
     def values(self) -> list[torch.Tensor]:
-        """A copy of all that the segments hold."""
         return [segment.clone() for segment in self.segments]
 
     def put_back(self, values: list[torch.Tensor]) -> None:
-        """Undo what was computed since: on a device a capture runs nothing."""
         for segment in self.segments[len(values) :]:
             segment.fill_(UNWRITTEN)
         for segment, before in zip(self.segments, values, strict=False):
             segment.copy_(before)
 
     def release(self) -> list[torch.Tensor]:
-        """Take the segments out of which nothing is in use; overwritten, so that a use afterwards shows."""
         gone = [segment for segment in self.segments if not self._used_in(segment)]
         self.segments = [segment for segment in self.segments if self._used_in(segment)]
         for segment in gone:
@@ -130,7 +121,6 @@ class Memory:
         return gone
 
     def snapshot(self, **fields: Any) -> list[dict[str, Any]]:
-        """The segments as the allocator of torch_npu lists them."""
         found = []
         for segment in self.segments:
             uses = [self.used[address] for address in self._used_in(segment)]
@@ -180,7 +170,6 @@ class Step:
         self._fresh = fresh
 
     def run(self) -> None:
-        """Run it again on the addresses of the capture."""
         results = leaves(self._call())
         for index, place in self._fresh:
             place.copy_(results[index])
@@ -190,7 +179,6 @@ class Recording(Watch):
     """What a capture sees and keeps."""
 
     def __init__(self, memory: Memory) -> None:
-        """Takes the pool that results lie in."""
         super().__init__()
         self.memory = memory
         self._before = memory.values()
@@ -200,7 +188,6 @@ class Recording(Watch):
         self.broken = False
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See `Watch.called`: run the operator, its results in the pool."""
         name = schema_name(func)
         if self.broken or name in _WAITING:
             self.broken = True
@@ -225,7 +212,6 @@ class Recording(Watch):
         return _pytree.tree_unflatten(flat, form)
 
     def undo(self) -> None:
-        """Give all memory the values from before the capture, and the generator its state."""
         for place, values in reversed(self._outside.values()):  # storages may overlap
             place.copy_(values)
         self.memory.put_back(self._before)
@@ -265,7 +251,6 @@ class Graph:
         capture_error_mode: str = "global",
         report_shape: bool = False,
     ) -> None:
-        """Record from now on."""
         del report_shape
         if capture_error_mode not in ("global", "thread_local", "relaxed"):
             msg = f"unknown capture error mode {capture_error_mode}"
@@ -274,7 +259,6 @@ class Graph:
         self._memory = self.device.begin_capture(self, self._pool)
 
     def capture_end(self) -> None:
-        """End the recording, without effect so far."""
         recording = self.device.end_capture()
         if recording.broken:
             msg = "operation failed due to a previous error during capture"
@@ -282,7 +266,6 @@ class Graph:
         self._steps = recording.steps
 
     def replay(self) -> None:
-        """Run what was recorded."""
         if self._steps is None:
             msg = "called replay of a graph without a preceding successful capture"
             raise RuntimeError(msg)
@@ -290,14 +273,12 @@ class Graph:
             step.run()
 
     def reset(self) -> None:
-        """Forget what was recorded; the pool no longer counts this graph."""
         self._steps = None
         if self._memory is not None:
             self.device.forget(self, self._pool)
             self._memory = None
 
     def pool(self) -> tuple[int, int]:
-        """The pool's handle."""
         return self._pool
 
 
@@ -309,7 +290,6 @@ def _call_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callab
 
 
 def _finished(result: Any) -> Any:
-    """``c10d``'s operators return a work to wait for."""
     for item in result if isinstance(result, tuple) else (result,):
         if hasattr(item, "wait") and not isinstance(item, torch.Tensor):
             item.wait()

@@ -22,7 +22,6 @@ _QUANTIZED = {0: torch.uint8, 1: torch.int8, 3: torch.int32, 12: torch.int8, 13:
 def rms_norm(
     x: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``npu_rms_norm``: the normed values, and the reciprocal of the root of the mean square."""
     wide = x.to(torch.float32)
     rstd = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
     return (gamma * (wide * rstd).to(x.dtype)).to(x.dtype), rstd
@@ -31,7 +30,6 @@ def rms_norm(
 def add_rms_norm(
     x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``npu_add_rms_norm``."""
     total = x1 + x2
     return (*rms_norm(total, gamma, epsilon), total)
 
@@ -39,7 +37,6 @@ def add_rms_norm(
 def add_rms_norm_cast(
     x1: torch.Tensor, x2: torch.Tensor, gamma: torch.Tensor, epsilon: float = 1e-6
 ) -> tuple[torch.Tensor, ...]:
-    """``npu_add_rms_norm_cast``."""
     y, rstd, total = add_rms_norm(x1, x2, gamma, epsilon)
     return y.to(torch.float32, copy=True), y, rstd, total
 
@@ -52,7 +49,6 @@ def quantize(
     axis: int = 1,
     div_mode: bool = True,
 ) -> torch.Tensor:
-    """``npu_quantize``."""
     shape = [1] * x.dim()
     if scales.numel() > 1:
         shape[axis] = -1
@@ -70,7 +66,6 @@ def quantize(
 def dynamic_quant(
     x: torch.Tensor, *, smooth_scales: torch.Tensor | None = None, **others: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``npu_dynamic_quant`` by token into int8."""
     _refuse_others("npu_dynamic_quant", others, {"quant_mode": "pertoken", "dst_type_max": 0.0})
     wide = x.to(torch.float32)
     wide = wide if smooth_scales is None else wide * smooth_scales.to(torch.float32)
@@ -89,7 +84,6 @@ def add_rms_norm_quant(
     epsilon: float = 1e-6,
     **others: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``npu_add_rms_norm_quant`` of one output."""
     positional = dict(zip(("beta", "scales2", "zero_points2"), given, strict=False))
     _refuse_others("npu_add_rms_norm_quant", others | positional, {"axis": -1, "div_mode": True})
     y, _, total = add_rms_norm(x1, x2, gamma, epsilon)
@@ -107,7 +101,6 @@ def add_rms_norm_dynamic_quant(
     output_mask: Sequence[bool] | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, ...]:
-    """``npu_add_rms_norm_dynamic_quant`` of one output."""
     _refuse_others("npu_add_rms_norm_dynamic_quant", others, {})
     if output_mask and list(output_mask) not in ([True, False], [False, False]):
         _refuse("npu_add_rms_norm_dynamic_quant", "output_mask", output_mask)
@@ -123,7 +116,6 @@ def rotary_mul(
     rotary_mode: str = "half",
     rotate: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``npu_rotary_mul`` in mode half."""
     _refuse_others("npu_rotary_mul", {"rotary_mode": rotary_mode, "rotate": rotate}, {"rotary_mode": "half"})
     middle = x.shape[-1] // 2
     turned = torch.cat((-x[..., middle:], x[..., :middle]), dim=-1)
@@ -139,7 +131,6 @@ def transpose_batchmatmul(
     perm_y: list[int] | None = None,
     **others: Any,
 ) -> torch.Tensor:
-    """``npu_transpose_batchmatmul``."""
     _refuse_others("npu_transpose_batchmatmul", others, {"batch_split_factor": 1})
     left = x.permute(perm_x1) if perm_x1 else x
     right = weight.permute(perm_x2) if perm_x2 else weight
@@ -162,7 +153,6 @@ def fusion_attention(  # noqa: PLR0917 - the operator's signature
     *given: Any,
     **others: Any,
 ) -> tuple[Any, ...]:
-    """``npu_fusion_attention`` in layout BNSD, without dropout; what is masked is out of the sum."""
     del head_num, pre_tockens, next_tockens  # of the masks that sparse_mode makes, which is refused
     used = {"input_layout": input_layout, "pse": pse, "padding_mask": padding_mask, "keep_prob": keep_prob}
     plain = {"input_layout": "BNSD", "keep_prob": 1.0, "gen_mask_parallel": True, "softmax_layout": ""}
@@ -180,12 +170,10 @@ def fusion_attention(  # noqa: PLR0917 - the operator's signature
 
 
 def dtype_cast(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``npu_dtype_cast``."""
     return x.to(dtype, copy=True)
 
 
 def scatter_update_(x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor, axis: int) -> torch.Tensor:
-    """``scatter_update_``: for each row of the batch, updates from an index on along an axis."""
     for row, start in enumerate(indices.tolist()):
         target = x[row] if indices.dim() else x
         along = axis - 1 if axis > 0 else axis
@@ -194,7 +182,6 @@ def scatter_update_(x: torch.Tensor, indices: torch.Tensor, updates: torch.Tenso
 
 
 def scatter_nd_update_(x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
-    """``npu_scatter_nd_update_``."""
     x[tuple(indices.reshape(-1, indices.shape[-1]).t())] = updates.reshape(
         -1, *updates.shape[indices.dim() - 1 :]
     )
@@ -202,7 +189,6 @@ def scatter_nd_update_(x: torch.Tensor, indices: torch.Tensor, updates: torch.Te
 
 
 def swiglu(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    """``npu_swiglu``."""
     gate, value = x.chunk(2, dim)
     return torch.nn.functional.silu(gate) * value
 

@@ -13,12 +13,12 @@ from warmrank import CompilerConfig
 from warmrank.inference import cache_compile
 
 
-def main(cache_dir: str, ge_cache: str) -> None:
+def main(cache_dir: str) -> None:
     """Call once; the digest is of the results' bytes."""
     module = models.mixed()
     config = CompilerConfig()
     config.mode = "max-autotune"
-    function = cache_compile(module.forward, config=config, cache_dir=cache_dir, ge_cache=ge_cache == "1")
+    function = cache_compile(module.forward, config=config, cache_dir=cache_dir)
     call = models.mixed_call()
     with torch.no_grad():
         results = function(*call)

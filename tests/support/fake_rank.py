@@ -40,7 +40,6 @@ class FakeWorld:
         raises: what a method of a rank raises.
         broken: functions that compile nowhere, and why.
         max_error: what verification finds.
-        stream_problem: what ranks on NPUs say of the streams that captures take.
         held: digests in partitions, by rank and function.
         calls: every call of a rank, in order.
     """
@@ -57,7 +56,6 @@ class FakeWorld:
     broken: dict[str, str] = field(default_factory=dict)
     max_error: float = 0.0
     environments: Mapping[int, dict[str, str]] = field(default_factory=dict)
-    stream_problem: Callable[[int], str] = lambda rank: ""
     held: dict[tuple[int, str], str] = field(default_factory=dict)
     known: dict[str, object] = field(default_factory=dict)
     calls: list[tuple[str, int, Any]] = field(default_factory=list)
@@ -207,10 +205,6 @@ class FakeRank:
             )
             for number in numbers
         )
-
-    def stream_problem(self) -> str:
-        self._enter("stream_problem")
-        return self.world.stream_problem(self.spec.rank)
 
     def capture(self, step: CaptureProposal) -> tuple[FunctionResult, ...]:
         self._enter("capture", step.function)

@@ -70,15 +70,9 @@ def is_right(model: Damaged, function: Any) -> bool:
 
 
 def kill_in_compile() -> None:
-    """End this process as soon as TorchAir begins to compile a graph."""
-    torchair_cache: Any = importlib.import_module("warmrank.worker.engines.torchair")
-    real = torchair_cache._saver
-
-    def saver(*args: Any) -> Any:
-        made, _, translation = real(*args)
-        return made, lambda *_: os.kill(os.getpid(), signal.SIGKILL), translation
-
-    torchair_cache._saver = saver
+    """End this process as soon as TorchAir is asked to compile."""
+    engine: Any = importlib.import_module("warmrank.worker.engines.torchair")
+    engine.instead_of_torch_compile = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 
 def fill(directory: Path) -> Path:

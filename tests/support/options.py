@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.configs.of_torchair import FLAT
 from warmrank.worker.configs.options import (
     MODES,
     TORCHAIR,
@@ -29,6 +28,7 @@ from warmrank.worker.configs.options import (
     options,
 )
 from warmrank.worker.configs.torchair_sections import (
+    FLAT,
     ExistingDirectory,
     ExistingFile,
     IntList,

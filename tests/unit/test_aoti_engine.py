@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +12,13 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.support.tracing import bound, cached, compiles_ahead, in_mode, traced
+from tests.support.tracing import cached, compiles_ahead, in_mode, traced
 from warmrank.worker.compile.analysis import analyse
-from warmrank.worker.engines import check_choice, engine_for, toolchain
-from warmrank.worker.engines.aoti import (
-    AotiEngine,
-    CompiledGraph,
-    pack,
-    package_name,
-    unpack,
-)
-from warmrank.worker.engines.aoti_compile import compile_again, compile_place, divide
+from warmrank.worker.engines import check_choice, engine_for
+from warmrank.worker.engines.aoti import AotiEngine, CompiledGraph, check_cpp_compiler, pack, unpack
+from warmrank.worker.engines.aoti_compile import compile_place, divide
 from warmrank.worker.engines.overlap import OverlapCheck
-from warmrank.worker.engines.toolchain import check_cpp_compiler
 from warmrank.worker.errors import ArtifactCorrupt, BadConfig, NotPortable, ToolchainError
-from warmrank.worker.torch_private.tracing import trace
 
 
 class Shapes(nn.Module):
@@ -81,7 +70,7 @@ def test_view_of_a_written_input_is_made_by_the_tail() -> None:
 def test_graph_of_views_runs_without_a_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("warmrank.worker.engines.aoti_compile.compile_library", None)
     lowered = traced(MODULE.views_only, X).lowered
-    built = AotiEngine().compile(lowered, analyse(lowered, "self"), keep_compiled=True)
+    built = AotiEngine().compile(lowered, analyse(lowered, "self"))
     assert built.files == {}
     graph = AotiEngine().load(built.sections, {}, {})
     inputs = [X if item.is_tensor else X.shape[0] for item in lowered.inputs]
@@ -113,7 +102,7 @@ def test_input_that_is_reshaped_in_place_is_refused_by_name() -> None:
 def compiled(run: Callable[[list[torch.Tensor]], list[torch.Tensor]], **changed: Any) -> CompiledGraph:
     call: dict[str, Any] = {
         "tensors": [0, 1], "numbers": [], "tail_inputs": [], "written": [],
-        "classes": ["user", "mutated"], "described": {"inputs": []},
+        "classes": ["user", "mutated"], "device": "cpu",
     }  # fmt: skip
     return CompiledGraph(
         {**call, **changed}, open=lambda _: run, constants=(), tail=None, replay=lambda *_: ("replayed",)
@@ -200,25 +189,19 @@ def test_overlap_is_looked_at_again_when_what_is_written_has_another_layout(anot
 # Package, place and key.
 
 
-def test_package_is_equal_for_equal_libraries_and_comes_apart_again(tmp_path: Path) -> None:
+def test_package_is_equal_for_equal_libraries_and_comes_apart_again() -> None:
     library = {"graph.so": b"library", "graph.json": b"{}"}
     package = pack(library)
     assert package == pack(dict(reversed(library.items())))
-    path = tmp_path / package_name(package)
-    path.write_bytes(package)
-    assert unpack(path) == library
-    assert path.name == f"ge_cache_{hashlib.sha256(package).hexdigest()[:16]}.pt2"
+    assert unpack(package, "x.pt2") == library
 
 
-def test_file_that_is_no_package_is_corrupt(tmp_path: Path) -> None:
-    path = tmp_path / "ge_cache_0.pt2"
-    path.write_bytes(b"torn")
-    with pytest.raises(ArtifactCorrupt, match="no package"):
-        unpack(path)
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("else", b"")
-    with pytest.raises(ArtifactCorrupt, match=r"holds no graph\.so"):
-        unpack(path)
+@pytest.mark.parametrize(
+    ("package", "why"), [(b"torn", "no package"), (pack({}), r"holds no graph\.so")], ids=["torn", "empty"]
+)
+def test_file_that_is_no_package_is_corrupt(package: bytes, why: str) -> None:
+    with pytest.raises(ArtifactCorrupt, match=why):
+        unpack(package, "x.pt2")
 
 
 def test_compile_place_is_the_same_for_equal_digests_and_gone_afterwards(tmp_path: Path) -> None:
@@ -245,115 +228,6 @@ def test_compile_place_of_others_is_not_used(tmp_path, spoil, caplog):
         assert directory.stat().st_mode & 0o777 == 0o700
     assert "cannot be used" in caplog.text
     assert not directory.exists()
-
-
-ROWS = torch.arange(12.0).reshape(3, 4)
-
-
-class Steps(nn.Module):
-    """Calls whose conditions on sizes Inductor adds to."""
-
-    def numbered(self, x: torch.Tensor, n: int) -> Any:
-        return x * n + 1
-
-    def written(self, cache: torch.Tensor, x: torch.Tensor) -> Any:
-        cache.add_(x)
-        return cache.sum(1)
-
-    def twice(self, x: torch.Tensor, flags: torch.Tensor) -> Any:
-        return (x + flags)[0], x.shape[0], flags.shape[0]
-
-    def cached(self, cache: torch.Tensor, x: torch.Tensor, pos: int) -> Any:
-        cache.narrow(0, pos, 1).copy_(x)
-        return cache[: pos + 1].sum(0)
-
-
-CALLS: dict[str, tuple[Any, ...]] = {
-    "numbered": (ROWS, 5),
-    "written": (torch.ones(3, 4), ROWS),
-    "cached": (torch.zeros(6, 4), ROWS[:1], 3),
-    "twice": (ROWS, torch.ones(3, 1)),
-}
-
-
-@pytest.fixture
-def sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Source of the kernels that Inductor would hand to the C++ compiler."""
-    from torch._inductor import config
-    from torch._inductor.codecache import AotCodeCompiler
-
-    found: list[str] = []
-
-    def compile_nothing(
-        graph: Any, wrapper_code: str, kernel_code: str, *args: Any, **kwargs: Any
-    ) -> list[str]:
-        found.append(wrapper_code + kernel_code)
-        made = Path(config.aot_inductor.output_path) / "graph.wrapper.so"
-        made.write_bytes(b"library")
-        return [str(made)]
-
-    monkeypatch.setattr(AotCodeCompiler, "compile", compile_nothing)
-    return found
-
-
-def built(name: str) -> dict[str, bytes]:
-    """Sections of one call's artifact."""
-
-    def build(lowered: Any) -> Any:
-        return AotiEngine().compile(lowered, analyse(lowered, "self"), keep_compiled=False)
-
-    with torch.no_grad():
-        _, made = trace(
-            bound(getattr(Steps(), name)), CALLS[name], {}, dynamic=True, decompositions={}, build=build
-        )
-    return dict(made.sections)
-
-
-def call_of(sections: Mapping[str, bytes]) -> dict[str, Any]:
-    call: dict[str, Any] = json.loads(sections["aoti"])
-    return call
-
-
-@compiles_ahead
-@pytest.mark.parametrize("name", list(CALLS))
-def test_compiling_again_comes_to_the_same_conditions(name, sources, caplog):
-    sections = built(name)
-    assert call_of(sections)["added"] or name == "twice"
-    with caplog.at_level(logging.WARNING, logger="torchair"):
-        assert compile_again(sections, call_of(sections)) == {"graph.so": b"library"}
-    assert [record.message for record in caplog.records if record.name == "torchair"] == []
-    assert len(sources) == 2
-
-
-@compiles_ahead
-@pytest.mark.parametrize(
-    "change",
-    [lambda call: call["added"].pop(), lambda call: call["tensors"].reverse()],
-    ids=["a condition that does not stand in the artifact", "inputs in another order"],
-)
-def test_compiling_again_to_something_else_falls_back_with_a_warning(change, sources, caplog):
-    sections = built("written")
-    call = call_of(sections)
-    change(call)
-    with caplog.at_level(logging.WARNING, logger="torchair"):
-        assert compile_again(sections, call) is None
-    assert "the kernels came out otherwise than the artifact says, so the graph is replayed" in caplog.text
-    assert sources
-
-
-@pytest.fixture
-def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Makes a script the compiler that CXX names."""
-
-    def make(text: str) -> Path:
-        path = tmp_path / "made-up-g++"
-        path.write_text(text)
-        path.chmod(0o700)
-        monkeypatch.setenv("CXX", str(path))
-        return path
-
-    toolchain._fault.cache_clear()
-    return make
 
 
 def test_missing_compiler_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

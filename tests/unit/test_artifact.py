@@ -29,9 +29,8 @@ from tests.support.tracing import bound, compiled, traced
 from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.inference import cache_compile, readable_cache
-from warmrank.worker.compile import origins
 from warmrank.worker.compile.compiler import portable_frame
-from warmrank.worker.compile.readable import render
+from warmrank.worker.compile.readable import origins_in, render
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import ArtifactCorrupt, NotPortable
 from warmrank.worker.runtime.artifact import ABOUT, FORMAT, Artifact, Frame, TracedSource, parse
@@ -197,7 +196,7 @@ def test_text_says_what_a_person_looks_for(path: Path, line: str) -> None:
 
 
 def test_hostile_text_everywhere_is_still_python(artifact: Artifact, tmp_path: Path) -> None:
-    known = origins.read(artifact.sections)
+    known = origins_in(artifact.sections)
     lines = [f"{line}{QUOTES}" for line in known.lines]
     about = {"lines": lines, "operators": known.operators}
     hostile = replace(

@@ -28,9 +28,7 @@ from warmrank.worker.capture.plan import PlannedInput, Shapes, inputs_for, shape
 from warmrank.worker.capture.plan import parse as parse_plan
 from warmrank.worker.devices import CpuBackend, tensor_in
 from warmrank.worker.devices.cpu_graph import ALIGNMENT, Lifetime, Segment, planned
-from warmrank.worker.devices.failures import Captures, needed
 from warmrank.worker.rank import captures
-from warmrank.worker.rank.captures import graphs_of
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import CaptureProposal, FunctionProbe, FunctionResult, PlannedCapture
 from warmrank.worker.runtime.artifact import GraphFacts
@@ -219,55 +217,6 @@ def test_step_captures_and_leaves_the_mutated_input_as_it_was() -> None:
     run = units[0].variant.runner
     assert [shapes.inputs[1].sizes for shapes in run.shapes()] == [(2,), (8,)]
     assert torch.equal(units[0].call.args[0], CACHE)
-
-
-TP = frozenset({"tp"})
-
-
-@pytest.mark.parametrize(
-    ("captures", "expansion", "expected"),
-    [
-        ((), "", 0),
-        ((Captures(name="f", num_graphs=0, roles=TP),), "", 0),
-        ((Captures(name="f", num_graphs=10),), "", 10),
-        ((Captures(name="f", num_graphs=10, roles=TP),), "", 40 + 10 * 3),
-        ((Captures(name="f", num_graphs=10, roles=TP),), "AIV", 10 * 2),
-        ((Captures(name="f", num_graphs=10, num_side_streams=2),), "", 30),
-        (
-            (Captures(name="f", num_graphs=2, roles=TP), Captures(name="g", num_graphs=3, roles=TP)),
-            "",
-            40 + 5 * 3,
-        ),
-    ],
-)
-def test_streams_are_those_of_graphs_and_of_their_communicators(captures, expansion, expected):
-    assert needed(captures, expansion=expansion) == expected
-
-
-# --- what a rank will capture ---
-
-
-def made_unit(name: str, digest: str, signatures: tuple[str, ...], *roles: str, code: str = "") -> Any:
-    sections = {"torchair.py": code.encode()} if code else {}
-    stored = SimpleNamespace(sha256=digest, artifact=SimpleNamespace(roles=roles, sections=sections))
-    return SimpleNamespace(name=name, variant=SimpleNamespace(stored=stored), signatures=signatures)
-
-
-def proposal(function: str, signature: str = "", *, planned: bool = False) -> CaptureProposal:
-    return CaptureProposal(function=function, signature=signature, shapes="", num_elements=1, planned=planned)
-
-
-def test_calls_of_equal_shapes_share_a_graph_and_gears_do_not() -> None:
-    units = [
-        made_unit("f", "a", ("1", "2"), "tp"),
-        made_unit("f[1]", "a", ("2",), "tp"),
-        made_unit("g", "b", ("1",)),
-    ]
-    steps = [proposal("f"), proposal("f[1]"), proposal("g"), proposal("f", "3", planned=True)]
-    assert graphs_of(units, steps) == (
-        Captures(name="f", num_graphs=3, roles=TP),
-        Captures(name="g", num_graphs=1),
-    )
 
 
 def proposal_order(

@@ -344,23 +344,12 @@ class Places:
             place.put_new([new_file(BLOB, DATA), new_file(DOCUMENT, DATA)])
         self.view = TieredBackend([Tier(name="near", backend=self.near), Tier(name="far", backend=self.far)])
 
-    def copy(self, path: Path) -> list[int]:
-        """What was counted while the blob was copied to ``path``."""
-        counted: list[int] = []
-        Blobs(backend=self.view, permit=Permit(path.parent)).copy(DIGEST, path, counted.append)
-        return counted
 
-
-@pytest.fixture
-def places() -> Places:
-    return Places()
-
-
-def test_blob_that_the_near_place_cannot_read_is_read_from_the_far_one(places, tmp_path):
+def test_blob_that_the_near_place_cannot_read_is_read_from_the_far_one(tmp_path):
+    places = Places()
     places.near.failure, places.near.readable_bytes = bad_sector(), 3
-    counted = places.copy(tmp_path / "copy")
+    Blobs(backend=places.view, permit=Permit(tmp_path)).copy(DIGEST, tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == DATA
-    assert sum(counted) == len(DATA) < sum(abs(number) for number in counted)
     assert [("store near" in line, os.strerror(errno.EIO) in line) for line in places.view.problems] == [
         (True, True)
     ]

@@ -30,7 +30,7 @@ ENGINE = GraphEngine()
 
 
 def sections_of(trace: Trace) -> dict[str, bytes]:
-    built = ENGINE.compile(trace.lowered, analyse(trace.lowered, "self"), keep_compiled=False)
+    built = ENGINE.compile(trace.lowered, analyse(trace.lowered, "self"))
     return dict(built.sections)
 
 

@@ -94,7 +94,6 @@ CPUS = ("ranks", "ray.num_cpus_per_rank", "ray.num_cpus")
     ("data", "level", "keys"),
     [
         ({"ray": {"num_cpus_per_rank": 5.0}}, "error", CPUS),
-        ({"ray": {"num_cpus": 1, "address": "auto"}}, "warning", ("ray.num_cpus", "ray.address")),
         ({"ray": {"omp_num_threads": 2}}, "warning", ("ray.omp_num_threads", "ray.num_cpus_per_rank")),
         ({"engine": "torchair"}, "error", ("engine", "device")),
         ({"no_compile": True}, "warning", ("no_compile", "store")),
@@ -139,7 +138,7 @@ def test_store_on_a_disk_of_one_machine_is_named_where_the_ranks_are_on_a_cluste
     ],
 )
 def test_script_that_is_not_there_is_an_error_where_the_nodes_cannot_have_it(ray: dict[str, Any], level: str):
-    machine = replace(MACHINE, script=False)
+    machine = replace(MACHINE, script_fault="no file x.py")
     assert found(machine, workload={"script": "x.py"}, ray=ray) == [(level, ("workload.script",))]
 
 

@@ -19,11 +19,10 @@ from obstore.store import ObjectStore, from_url
 from tests.support.backends import new_file, read
 from tests.support.s3_server import BUCKET, PATIENT_S, S3Server, new_prefix
 from warmrank.cache_store.backends.backend import NewFile
-from warmrank.cache_store.backends.object_client import ObjectClient, connect
+from warmrank.cache_store.backends.object_client import ObjectClient
 from warmrank.cache_store.backends.object_store import (
     WHOLE_BYTES,
     ObjectBackend,
-    check_create_only,
     decode,
     encode,
     encode_stream,
@@ -94,24 +93,6 @@ def test_place_of_something_else_is_not_made_a_store(open_store, objects):
     assert names(objects) == ["photos/1.jpg"]
 
 
-def test_lost_answer_to_the_probe_is_not_taken_for_an_ignored_condition(backend, objects, monkeypatch):
-    """The client's next try finds the name taken: by its own first try, if the bytes are equal."""
-    objects.delete(PROBE)
-    client, real = backend._client, ObjectClient._retried
-    num_lost = 0
-
-    def losing(self, call, *, failed=None):
-        nonlocal num_lost
-        if failed is not None:
-            num_lost += 1
-            with contextlib.suppress(AlreadyExistsError):
-                call()
-            failed.append(GenericError("the connection was reset"))
-        return real(self, call, failed=failed)
-
-    monkeypatch.setattr(ObjectClient, "_retried", losing)
-    check_create_only(client)
-    assert num_lost == 2
 
 
 def test_blob_is_kept_compressed(backend):
@@ -248,7 +229,7 @@ def options(port: int) -> dict[str, str]:
 
 def refusal(url: str, **opened: object) -> str:
     with pytest.raises(StoreUnavailable) as caught:
-        connect(url, answer_s=1.0, options=opened)  # type: ignore[arg-type]
+        ObjectClient(url, answer_s=1.0, options=opened)  # type: ignore[arg-type]
     assert not caught.value.transport
     return str(caught.value)
 

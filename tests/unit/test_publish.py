@@ -29,8 +29,6 @@ from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.deadline import Tier
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.places import TieredBackend
-from warmrank.cache_store.cache_dir.digest_index import DigestIndex
-from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable, Untrusted
 from warmrank.cache_store.fetch.fetch import replicate
 from warmrank.cache_store.layout import trash_name
@@ -173,31 +171,6 @@ def test_names_that_another_publisher_put_are_made_durable_before_the_manifest(r
     report = store.publish_partition(LAUNCH_KEY, manifest, cache)
     assert report.num_blobs_new == 0
     assert [name.partition("/")[0] for name in flushed] == ["cas", "cas", "ac"]
-
-
-def test_index_that_is_wrong_condemns_no_file(store, cache):
-    manifest = make_partition(cache)
-    index = DigestIndex(cache, manifest.partition)
-    for entry in manifest.artifacts:
-        wrong = Digest(sha256="0" * 64, size_bytes=entry.size_bytes)
-        index.remember(cache / entry.path, wrong, read_ns=2**62)
-    index.save()
-    for _ in range(2):
-        assert store.publish_partition(LAUNCH_KEY, manifest, cache).conflicts == ()
-
-
-def test_file_that_was_not_read_because_another_publisher_was_faster_is_checked(root, cache):
-    class Overtaken(DirectoryBackend):
-        def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
-            if files[0].name.startswith("cas/") and not self.stat([files[0].name]):
-                publish(open_store(root), cache)
-                (cache / make_partition(cache).artifacts[0].path).write_bytes(b"x" * len(DECODE))
-            return super().put_new(files)
-
-    manifest = make_partition(cache)
-    overtaken = Store(Overtaken(root), trust=OFF, location=str(root))
-    with pytest.raises(Corrupt):
-        overtaken.publish_partition(LAUNCH_KEY, manifest, cache)
 
 
 # The first batch that is put is FORMAT; the blobs, the manifest and the record follow.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -21,7 +19,7 @@ from tests.support.checkout import PYTHONPATH
 from tests.support.processes import marked, still_there
 from warmrank.orchestrator import reaper
 from warmrank.orchestrator.reaper import MARK
-from warmrank.orchestrator.reaper_client import KILLED, Chunk, ReapedCommand
+from warmrank.orchestrator.reaper_client import KILLED, Chunk, ReapedCommand, ReapedRanks
 from warmrank.orchestrator.signals import EXIT_TERMINATED, Terminated, exit_code_of, held_back, sigterm_raises
 
 WAIT_S = 60.0
@@ -121,7 +119,7 @@ print(os.getpid(), child.pid, orphan.stdout.strip(), flush=True)
 time.sleep(600)
 """
 
-Guarded = Callable[..., "subprocess.Popen[str]"]
+Guard = Callable[..., ReapedRanks]
 
 
 class Rank:
@@ -163,74 +161,33 @@ def ranks() -> Iterator[tuple[Rank, Rank]]:
 
 
 @pytest.fixture
-def guard() -> Iterator[Guarded]:
+def guard() -> Iterator[Guard]:
     """Starts a reaper that guards ranks."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[ReapedRanks] = []
 
-    def start(
-        *ranks: Rank,
-        lease_s: float = LONG_S,
-        remove: tuple[Path, ...] = (),
-        spare: tuple[int, ...] = (),
-        last: int | None = None,
-    ) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", reaper.__file__, "ranks"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        process.wait(timeout=60)
-        started.append(process)
-        marks = {rank.pid: rank.mark for rank in ranks}
-        tell(
-            process,
-            guard=marks,
-            lease_s=lease_s,
-            remove=[str(path) for path in remove],
-            spare=spare,
-            asked_s=0.1,
-            last=last,
-        )
-        return process
+    def start(*ranks: Rank, asked_s: float = 0.1, **told: Any) -> ReapedRanks:
+        started.append(ReapedRanks({rank.pid: rank.mark for rank in ranks}, asked_s=asked_s, **told))
+        return started[-1]
 
     yield start
     for process in started:
-        process.communicate()
-
-
-def await_end(process: subprocess.Popen[str]) -> None:
-    assert process.stdout is not None
-    assert select.select([process.stdout], [], [], 60)[0]
-    assert process.stdout.read() == ""
-
-
-def tell(process: subprocess.Popen[str], **command: Any) -> None:
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(command) + "\n")
-    process.stdin.flush()
+        process.abandon()
 
 
 def test_all_ends_when_whoever_started_it_is_gone(
-    ranks: tuple[Rank, Rank], guard: Guarded, tmp_path: Path
+    ranks: tuple[Rank, Rank], guard: Guard, tmp_path: Path
 ) -> None:
     (tmp_path / "left" / "behind").mkdir(parents=True)
-    process = guard(*ranks, remove=(tmp_path / "left",))
-    process.communicate(timeout=60)
+    guard(*ranks, remove=[str(tmp_path / "left")]).abandon()
     assert [rank.left() for rank in ranks] == [[], []]
     assert not (tmp_path / "left").exists()
 
 
-def test_process_that_has_the_id_of_a_rank_that_ended_is_left_alone(
-    ranks: tuple[Rank, Rank], guard: Guarded
-) -> None:
+def test_process_that_has_the_id_of_a_rank_that_ended_is_left_alone(ranks: tuple[Rank, Rank]) -> None:
     first, second = ranks
-    process = guard()
-    started = {first.pid: reaper.table()[first.pid][1] - 1}
     marks = {first.pid: "of a rank that ended", second.pid: second.mark}
-    tell(process, guard=marks, started=started, lease_s=LONG_S, remove=(), spare=(), asked_s=0.1)
-    tell(process, end=True)
-    await_end(process)
+    started = {first.pid: reaper.start_of(first.pid) - 1}
+    ReapedRanks(marks, started=started, asked_s=0.1).end()
     assert first.process.poll() is None
     assert second.left() == []
 
@@ -266,21 +223,20 @@ def user() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
 
 
 def test_who_uses_a_directory_that_goes_ends_with_it_unless_spared(
-    guard: Guarded, user: Callable[[Path], subprocess.Popen[str]], tmp_path: Path
+    guard: Guard, user: Callable[[Path], subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "left").mkdir()
     (tmp_path / "left2").mkdir()
     inside, spared = user(tmp_path / "left" / "a"), user(tmp_path / "left" / "b")
     beside = user(tmp_path / "left2" / "c")
-    process = guard(remove=(tmp_path / "left",), spare=(spared.pid,))
-    process.communicate(timeout=60)
+    guard(remove=[str(tmp_path / "left")], spare=[spared.pid]).abandon()
     assert inside.wait(timeout=60) == -signal.SIGKILL
     assert (spared.poll(), beside.poll()) == (None, None)
     assert not (tmp_path / "left").exists()
 
 
 def test_rank_that_is_gone_takes_its_own_with_it_and_no_other_s(
-    ranks: tuple[Rank, Rank], guard: Guarded
+    ranks: tuple[Rank, Rank], guard: Guard
 ) -> None:
     guard(*ranks)
     first, second = ranks
@@ -298,9 +254,14 @@ def test_descendants_that_were_seen_end_with_their_rank_however_they_were_found(
     if not lists:
         monkeypatch.setattr(reaper, "children", lambda: reaper.scanned(reaper.table()))
     rank = ranks[0]
-    guarded = reaper.RankReaper()
-    command = {"guard": {rank.pid: "another mark"}, "lease_s": LONG_S, "remove": [], "spare": []}
-    guarded.take(json.dumps(command))
+    guarded = reaper.RankReaper(
+        marks={str(rank.pid): "another mark"},
+        started={},
+        lease=(LONG_S, None),
+        remove=[],
+        spare=[],
+        asked_s=0.1,
+    )
     guarded.look()
     assert rank.process.poll() is None
     rank.process.kill()
@@ -310,17 +271,16 @@ def test_descendants_that_were_seen_end_with_their_rank_however_they_were_found(
     assert still_there([rank.orphan], timeout_s=0) == [rank.orphan]
 
 
-@pytest.mark.parametrize(("command", "lease_s"), [({}, 0.2), ({"end": True}, LONG_S)])
+@pytest.mark.parametrize(("is_over", "lease_s"), [(False, 0.2), (True, LONG_S)])
 def test_who_renews_the_lease_ends_last_when_it_runs_out_and_only_then(
-    ranks: tuple[Rank, Rank], guard: Guarded, command: dict[str, bool], lease_s: float
+    ranks: tuple[Rank, Rank], guard: Guard, is_over: bool, lease_s: float
 ) -> None:
     guarded, watch = ranks
-    process = guard(guarded, lease_s=lease_s, last=watch.pid)
-    if command:
-        tell(process, **command)
-    await_end(process)
+    process = guard(guarded, lease=(lease_s, watch.pid))
+    if is_over:
+        process.end()
     assert guarded.left() == []
-    if command:
+    if is_over:
         assert watch.process.poll() is None
     else:
         assert watch.process.wait(timeout=20) == -signal.SIGKILL

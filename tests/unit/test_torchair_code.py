@@ -10,7 +10,7 @@ import pytest
 from tests.support.options import declared, samples
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.options import options
-from warmrank.worker.engines.torchair_code import Own, bound, portable, portable_signature, roles_in
+from warmrank.worker.engines.torchair_code import Own, Written, bound, portable, portable_signature, roles_in
 from warmrank.worker.errors import NotPortable
 
 PRIVATE = "/private/warmrank-torchair-x"
@@ -43,6 +43,11 @@ def own(**parts: Any) -> Own:
     return Own(directory=PRIVATE, **parts)
 
 
+def loaded(kept: str, here: Own) -> str:
+    written = Written(vendor="torchair", version="", signature="", code=kept, parameters=())
+    return bound(written, here)
+
+
 def test_counters_and_pools_of_a_process_leave_no_trace() -> None:
     groups = {"tp": "12"}
     given = portable(code("(0, 5)", "graph_7"), own(groups=groups))
@@ -56,21 +61,36 @@ def test_group_is_named_by_its_role_in_operators_on_groups_only() -> None:
     assert roles_in(found) == {"tp"}
 
 
-def test_bound_code_has_this_process_s_group_and_pool() -> None:
-    found = bound(portable(code("(0, 5)"), own(groups={"tp": "12"})), Own(groups={"tp": "3"}, pool=(0, 9)))
-    assert "default(arg0_1, 'sum', '3')" in found
-    assert "pool=(0, 9)," in found
-    assert '"pool=(0, 3), graph_7"' in found
+def test_loaded_code_has_this_process_s_group_and_pool_and_events_of_its_own() -> None:
+    kept = portable(code("(0, 5)"), own(groups={"tp": "12"}))
+    here = Own(groups={"tp": "3"}, pool=(0, 9))
+    found = loaded(kept, here)
+    for part in ("default(arg0_1, 'sum', '3')", "pool=(0, 9),", "'pool=(0, 3), graph_7'"):
+        assert part in found
+    assert found != loaded(kept, here)
 
 
-def test_two_loads_have_events_of_their_own() -> None:
-    kept = portable(code(), own())
-    assert bound(kept, Own()) != bound(kept, Own())
+def test_device_is_that_of_the_rank_that_loads() -> None:
+    found = portable(code() + "place = 'npu:3'\n", own(device=("npu", 3)))
+    assert "device(type='npu', index=0)" in found
+    assert "npu:3" not in found
+    here = loaded(found, Own(device=("npu", 5)))
+    assert "device(type='npu', index=5)" in here
+    assert "place = 'npu:5'" in here
 
 
-def test_address_of_an_object_is_refused() -> None:
-    with pytest.raises(NotPortable, match="address"):
-        portable(code().replace("'sum'", "'<function f at 0x7f0011223344>'"), own())
+@pytest.mark.parametrize(
+    ("given", "device", "why"),
+    [
+        (code().replace("'sum'", "'<function f at 0x7f0011223344>'"), None, "address"),
+        (code(), ("npu", 1), "makes tensors on npu:3, and its module lies on npu:1"),
+        (code().replace("pool=", "user_stream_info={'a': 7}, pool="), None, "made outside of it"),
+    ],
+    ids=["address", "another device", "stream"],
+)
+def test_what_no_later_process_could_use_is_refused(given: str, device: Any, why: str) -> None:
+    with pytest.raises(NotPortable, match=why):
+        portable(given, own(device=device))
 
 
 @pytest.mark.parametrize("labels", ["{'one', 'two', 'graph_7_x'}", "{'two', 'graph_7_x', 'one'}"])
@@ -86,21 +106,6 @@ def test_signature_has_neither_files_nor_options() -> None:
         f"{title}compile options{title}\nuse_graph_pool=(0, 5)\n"
     )
     assert portable_signature(text, Own()) == f"{title}graph module{title}\n    x = arg0 + 1"
-
-
-def test_device_is_that_of_the_rank_that_loads() -> None:
-    given = code() + "place = 'npu:3'\n"
-    found = portable(given, own(device=("npu", 3)))
-    assert "device(type='npu', index=0)" in found
-    assert "npu:3" not in found
-    here = bound(found, Own(device=("npu", 5)))
-    assert "device(type='npu', index=5)" in here
-    assert "place = 'npu:5'" in here
-
-
-def test_device_of_another_rank_is_refused() -> None:
-    with pytest.raises(NotPortable, match="makes tensors on npu:3, and its module lies on npu:1"):
-        portable(code(), own(device=("npu", 1)))
 
 
 @pytest.mark.parametrize("name", [name for name, _, _ in options(CompilerConfig()) if name != "mode"])

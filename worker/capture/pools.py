@@ -17,7 +17,7 @@ from warmrank.worker.devices import KINDS, backend_for
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.captures import Entry
-    from warmrank.worker.devices.port import DeviceBackend, PoolHandle
+    from warmrank.worker.devices import DeviceBackend, PoolHandle
 
 
 class CapturePool:

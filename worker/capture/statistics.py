@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.devices.port import PoolHandle
+    from warmrank.worker.devices import PoolHandle
 
 Counts = tuple[tuple[str, int], ...]
 """Causes and how often each was met, the most frequent first."""

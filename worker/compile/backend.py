@@ -12,7 +12,7 @@ from warmrank.worker import data_dump
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.compile.compiler import prepared
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.configs.of_torchair import with_options
+from warmrank.worker.configs.torchair_sections import with_options
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import engine_for
 from warmrank.worker.errors import BackwardNotSupported
@@ -77,7 +77,7 @@ def compile_graph(
     facts = analyse(lowered, "self")
     names = {role_of(name): name for name in known_groups()}
     engine.check(kind)
-    built = engine.compile(lowered, facts, keep_compiled=False)
+    built = engine.compile(lowered, facts)
     with data_dump.into(compiler_config, "graph"):
         graph = engine.load(built.sections, {}, names)
     capture = CaptureOptions.of(compiler_config)

@@ -35,12 +35,11 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-import torch.distributed as dist
 
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.worker import data_dump
-from warmrank.worker.compile import origins
 from warmrank.worker.compile.analysis import analyse
+from warmrank.worker.compile.readable import about
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Site
 from warmrank.worker.engines.port import Built
@@ -66,6 +65,7 @@ from warmrank.worker.runtime.variant import PLACEHOLDER
 from warmrank.worker.torch_private.lowering import LoweredGraph, group_names, retrace
 from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.torch_private.tracing import Trace, trace
+from warmrank.worker.torch_private.warm import rank_and_world
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -74,52 +74,14 @@ if TYPE_CHECKING:
     from warmrank.worker.configs.compiler_config import CacheOptions, CompilerConfig
     from warmrank.worker.keys.request import Request
 
+_log = logging.getLogger("torchair")
+_Made = TypeVar("_Made")
 _MARSHAL_VERSION = 2
 _GRAPH_NAME = "__compiled_fn"
 _BUILTINS = r"^__builtins_dict__\w*$"
 # A global that Dynamo named for the address of its value.
 _ADDRESSED = r"_\d+_c\d+$"
 _SUMMARY_COLUMNS = ("operator", "kind", "calls", "inputs", "outputs")
-_PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
-
-
-def with_passes(lowered: LoweredGraph, config: CompilerConfig) -> LoweredGraph:
-    """The graph as the user's passes leave it; the given one where there is none.
-
-    Needs the tracing context that the graph was made in.
-
-    Raises:
-        BadPass: a pass raises an error, or leaves a graph that does not run on its own inputs, or has other
-            inputs than before.
-    """
-    for name in _PASSES:
-        function = getattr(config, name)
-        if function is None:
-            continue
-        graph = lowered.graph
-        inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
-        named = f"config.{name} ({getattr(function, '__qualname__', function)})"
-        try:
-            function(graph, inputs, config)
-        except Exception as error:  # whatever it is, it is the pass's own
-            msg = f"{named} raised {type(error).__name__}: {error}"
-            raise BadPass(msg, option=name) from error
-        try:
-            graph.graph.lint()
-            graph.recompile()
-            # Traced anew, so that operators of the pass's have shapes and memory like all others.
-            lowered = retrace(lowered, inputs)
-        except Exception as error:  # whatever the user's graph does wrong, the pass is to blame
-            msg = (
-                f"{named} leaves a graph that does not run: {type(error).__name__}: {error}. Change nodes "
-                "through graph_module.graph, keep its inputs, and erase what nothing uses."
-            )
-            raise BadPass(msg, option=name) from error
-    return lowered
-
-
-_log = logging.getLogger("torchair")
-_Made = TypeVar("_Made")
 
 
 class Compiled(Value):
@@ -140,10 +102,11 @@ def compile_call(  # noqa: PLR0913 - a call, and how it is compiled
     options: CacheOptions,
     device_kind: str,
     for_audit: bool = False,
+    alone: bool = False,
 ) -> Compiled:
     """Compile a method for a call, without running it; for an audit without kernels.
 
-    Gears that cannot be compiled together with the others are compiled alone.
+    Gears that cannot be compiled together with the others are compiled ``alone``.
 
     Raises:
         GraphBreak: the method forms no whole graph.
@@ -155,28 +118,6 @@ def compile_call(  # noqa: PLR0913 - a call, and how it is compiled
         DeviceUnavailable: nothing can be run where the module's tensors lie.
         NotYet: the configuration asks for what is not built yet.
     """
-    made = partial(
-        _compile, method, args, kwargs,
-        request=request, options=options, device_kind=device_kind, for_audit=for_audit,
-    )  # fmt: skip
-    try:
-        return made(alone=False)
-    except GearsApart as error:
-        _log.info("%s is compiled for these gears alone: %s", method.__qualname__, error)
-        return made(alone=True)
-
-
-def _compile(  # noqa: PLR0913 - those of `compile_call`, and how gears are compiled
-    method: MethodType,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    request: Request,
-    options: CacheOptions,
-    device_kind: str,
-    for_audit: bool,
-    alone: bool,
-) -> Compiled:
     engine = request.engine
     backend_for(device_kind)
     options.config.check(device_kind, engine=engine.name)
@@ -185,7 +126,6 @@ def _compile(  # noqa: PLR0913 - those of `compile_call`, and how gears are comp
     state = ambient.encode(ambient.snapshot(device_kind))
     declared = declared_for(method.__self__)  # type: ignore[arg-type] # before the trace, which it may steer
     function = function_of(method)
-    self_name = function.__code__.co_varnames[0]
     records_gradients = torch.is_grad_enabled()
     started = perf_counter()
 
@@ -194,7 +134,8 @@ def _compile(  # noqa: PLR0913 - those of `compile_call`, and how gears are comp
             _refuse_backward(traced_graph, method)
         # TorchAir runs the passes and writes the dumps that belong to its own graph.
         lowered = traced_graph if engine.captures_itself else prepared(traced_graph, options.config)
-        facts = analyse(lowered, self_name, random_on=device_kind if options.rng == "allow" else "")
+        random_on = device_kind if options.rng == "allow" else ""
+        facts = analyse(lowered, function.__code__.co_varnames[0], random_on=random_on)
         gears.refuse_constants()
         site = Site(
             method=method,
@@ -205,34 +146,45 @@ def _compile(  # noqa: PLR0913 - those of `compile_call`, and how gears are comp
         )
         if for_audit:
             return lowered, facts, Built(sections=engine.outline(lowered, facts, site=site))
-        return lowered, facts, engine.compile(lowered, facts, keep_compiled=options.ge_cache, site=site)
+        return lowered, facts, engine.compile(lowered, facts, site=site)
+
+    def attempt(*, dynamic: bool) -> tuple[Trace, tuple[LoweredGraph, GraphFacts, Built]]:
+        return trace(
+            method,
+            args,
+            kwargs,
+            dynamic=dynamic,
+            decompositions=options.custom_decompositions,
+            build=partial(build, dynamic=dynamic),
+        )
 
     policy = options.config.inference_config.dynamic_gears_merge_policy
-    with (
-        torch.no_grad(),
-        compiling(method, args, kwargs, policy=policy, on_miss=options.on_gear_miss, alone=alone) as gears,
-    ):
-
-        def attempt(*, dynamic: bool) -> tuple[Trace, tuple[LoweredGraph, GraphFacts, Built]]:
-            return trace(
-                method,
-                args,
-                kwargs,
-                dynamic=dynamic,
-                decompositions=options.custom_decompositions,
-                build=partial(build, dynamic=dynamic),
-            )
-
-        try:
-            traced, (lowered, facts, built) = attempt(dynamic=options.dynamic and not alone)
-        except (FunctionRaised, GraphBreak) as error:
-            if not options.dynamic or geared_arguments(function, args, kwargs):
-                raise
-            traced, (lowered, facts, built) = _of_these_sizes(attempt, error, method.__qualname__)
-    roles = tuple(sorted(map(role_of, group_names(lowered.graph))))
-    portable = translate(traced, state, roles, function, arguments_of(method, args, kwargs))
-    guards = replace(portable, runtime_state=declared)
-    facts, guards = gears.recorded(traced.lowered, facts, guards)
+    try:
+        with (
+            torch.no_grad(),
+            compiling(
+                method, args, kwargs, policy=policy, on_miss=options.on_gear_miss, alone=alone
+            ) as gears,
+        ):
+            try:
+                traced, (lowered, facts, built) = attempt(dynamic=options.dynamic and not alone)
+            except (FunctionRaised, GraphBreak) as error:
+                if not options.dynamic or geared_arguments(function, args, kwargs):
+                    raise
+                traced, (lowered, facts, built) = _of_these_sizes(attempt, error, method.__qualname__)
+        roles = tuple(sorted(map(role_of, group_names(lowered.graph))))
+        portable = translate(traced, state, roles, function, arguments_of(method, args, kwargs))
+        guards = replace(portable, runtime_state=declared)
+        facts, guards = gears.recorded(traced.lowered, facts, guards)
+    except GearsApart as error:
+        if alone:
+            raise
+        _log.info("%s is compiled for these gears alone: %s", method.__qualname__, error)
+        return compile_call(
+            method, args, kwargs,
+            request=request, options=options, device_kind=device_kind, for_audit=for_audit, alone=True,
+        )  # fmt: skip
+    digests = {name: digest_bytes(data) for name, data in sorted(built.files.items())}
     artifact = Artifact(
         name=_name(method),
         function=function_digest(function),
@@ -243,10 +195,10 @@ def _compile(  # noqa: PLR0913 - those of `compile_call`, and how gears are comp
         frame=portable_frame(traced, function),
         facts=facts,
         roles=roles,
-        sections={**built.sections, ABOUT: origins.section(traced, lowered)},
+        sections={**built.sections, ABOUT: about(lowered, traced.codes)},
         files=tuple(
             ArtifactFile(name=name, sha256=digest.sha256, size_bytes=digest.size_bytes)
-            for name, digest in sorted((name, digest_bytes(data)) for name, data in built.files.items())
+            for name, digest in digests.items()
         ),
     )
     compile_s = perf_counter() - started - traced.trace_s
@@ -300,14 +252,50 @@ def _refuse_backward(lowered: LoweredGraph, method: MethodType) -> None:
 
 
 def prepared(lowered: LoweredGraph, config: CompilerConfig) -> LoweredGraph:
-    """The graph that is compiled: after the user's passes, and written to files that debug options name."""
+    """The graph that is compiled: after the user's passes, and written to files that debug options name.
+
+    Needs the tracing context that the graph was made in.
+
+    Raises:
+        BadPass: a pass raises an error, or leaves a graph that does not run on its own inputs, or has other
+            inputs than before.
+    """
     _dump_graph("dynamo_original_graph", lowered.graph, config)
-    _summarise(lowered.graph, config)
-    passed = with_passes(lowered, config)
+    if config.debug.fx_summary.type is not None:
+        path = _dump_path(None, "summary", "csv")
+        with path.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([_SUMMARY_COLUMNS, *_summary_rows(lowered.graph.graph.nodes)])
+        _log.info("summary of the graph written to %s", path)
+    passed = lowered
+    for option in ("post_grad_custom_pre_pass", "post_grad_custom_post_pass"):
+        if getattr(config, option) is not None:
+            passed = _with_pass(passed, config, option)
     if passed is not lowered:
         _dump_graph("dynamo_optimized_graph", passed.graph, config)
     data_dump.mark(passed.graph, config)
     return passed
+
+
+def _with_pass(lowered: LoweredGraph, config: CompilerConfig, option: str) -> LoweredGraph:
+    function, graph = getattr(config, option), lowered.graph
+    inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+    named = f"config.{option} ({getattr(function, '__qualname__', function)})"
+    try:
+        function(graph, inputs, config)
+    except Exception as error:  # whatever it is, it is the pass's own
+        msg = f"{named} raised {type(error).__name__}: {error}"
+        raise BadPass(msg, option=option) from error
+    try:
+        graph.graph.lint()
+        graph.recompile()
+        # Traced anew, so that operators of the pass's have shapes and memory like all others.
+        return retrace(lowered, inputs)
+    except Exception as error:  # whatever the user's graph does wrong, the pass is to blame
+        msg = (
+            f"{named} leaves a graph that does not run: {type(error).__name__}: {error}. Change nodes "
+            "through graph_module.graph, keep its inputs, and erase what nothing uses."
+        )
+        raise BadPass(msg, option=option) from error
 
 
 def _dump_graph(name: str, graph: GraphModule, config: CompilerConfig) -> None:
@@ -316,54 +304,33 @@ def _dump_graph(name: str, graph: GraphModule, config: CompilerConfig) -> None:
     if asked.type in ("py", "txt"):
         # FX prints the class of a traced function under a name that Python does not accept.
         text = graph.print_readable(print_output=False).replace("class <lambda>(", "class graph(")
-        text = text if asked.type == "py" else f"{graph.graph}\n"
         path = _dump_path(asked.path, name, asked.type)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text if asked.type == "py" else f"{graph.graph}\n", encoding="utf-8")
         _log.info("graph written to %s", path)
 
 
-def _summarise(graph: GraphModule, config: CompilerConfig) -> None:
-    """Write the table of operators that ``debug.fx_summary.type`` asks for, if any."""
-    if config.debug.fx_summary.type is None:
-        return
-    path = _dump_path(None, "summary", "csv")
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(_SUMMARY_COLUMNS)
-        writer.writerows(_summary_rows(graph.graph.nodes))
-    _log.info("summary of the graph written to %s", path)
+def _dump_path(directory: str | None, name: str, kind: str) -> Path:
+    """Path of this process's dump; makes its directory."""
+    target = Path(directory or ".").resolve()
+    target.mkdir(parents=True, exist_ok=True)
+    moment = f"{datetime.now(tz=UTC):%Y%m%d%H%M%S%f}"
+    return target / f"{name}_rank_{rank_and_world()[0]}_pid_{os.getpid()}_ts_{moment}.{kind}"
 
 
-def _summary_rows(nodes: Iterable[Node]) -> list[tuple[str, str, int, str, str]]:
+def _summary_rows(nodes: Iterable[Node]) -> Iterable[tuple[str, str, int, str, str]]:
     """One row per operator, in the order of their first calls; see `_SUMMARY_COLUMNS`."""
     calls: dict[str, list[Node]] = {}
     for node in nodes:
         if node.op == "call_function":
             calls.setdefault(str(node.target), []).append(node)
-    return [
-        (
-            operator,
-            getattr(found[0].target, "namespace", "builtin"),
-            len(found),
-            _counted(map(_arguments, found)),
-            _counted(map(_described, found)),
-        )
-        for operator, found in calls.items()
-    ]
+    for operator, found in calls.items():
+        kind = getattr(found[0].target, "namespace", "builtin")
+        yield operator, kind, len(found), _counted(map(_arguments, found)), _counted(map(_described, found))
 
 
 def _arguments(node: Node) -> str:
     named = (f"{key}={_described(item)}" for key, item in node.kwargs.items())
     return ", ".join([*map(_described, node.args), *named])
-
-
-def _dump_path(directory: str | None, name: str, kind: str) -> Path:
-    """Path of this process's dump; makes its directory."""
-    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-    target = Path(directory or ".").resolve()
-    target.mkdir(parents=True, exist_ok=True)
-    moment = f"{datetime.now(tz=UTC):%Y%m%d%H%M%S%f}"
-    return target / f"{name}_rank_{rank}_pid_{os.getpid()}_ts_{moment}.{kind}"
 
 
 def _described(value: Any) -> str:
@@ -382,7 +349,13 @@ def _counted(found: Iterable[str]) -> str:
 
 def portable_frame(trace: Trace, function: FunctionType) -> Frame:
     """The portable frame of a trace."""
-    _refuse_globals(trace.frame, function)
+    for instruction in dis.get_instructions(trace.frame):
+        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            msg = (
+                f"{function.__qualname__} sets the global {instruction.argval}, which a cached function must "
+                "not; keep it as an attribute of the module, or return it"
+            )
+            raise NotPortable(msg, what=str(instruction.argval))
     user_names = {name for code in trace.codes for name in code.co_names}
     renames = {trace.graph_name: _GRAPH_NAME}
     names: dict[str, Any] = {"graph": _GRAPH_NAME, "imports": {}, "objects": {}, "builtins": []}
@@ -405,16 +378,6 @@ def portable_frame(trace: Trace, function: FunctionType) -> Frame:
     return Frame(code=marshal.dumps(_canonical(trace.frame, renames), _MARSHAL_VERSION), names=names)
 
 
-def _refuse_globals(code: CodeType, function: FunctionType) -> None:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            msg = (
-                f"{function.__qualname__} sets the global {instruction.argval}, which a cached function must "
-                "not; keep it as an attribute of the module, or return it"
-            )
-            raise NotPortable(msg, what=str(instruction.argval))
-
-
 def _encode_object(name: str, function: FunctionType) -> Any:
     if name not in function.__globals__:
         msg = f"the frame of {function.__qualname__} refers to {name}, which is nowhere defined"
@@ -427,23 +390,18 @@ def _encode_object(name: str, function: FunctionType) -> Any:
 
 
 def _canonical(code: CodeType, renames: Mapping[str, str]) -> CodeType:
+    # A line table with every instruction on the first line; without one, no traceback can be printed. Source
+    # of the form: CPython's ``Objects/locations.md`` (3.11 and later). An entry covers up to 8 code units; 13
+    # is the kind without columns; the distance to the line before, 0, follows.
+    num_units = len(code.co_code) // 2
+    entries = (min(8, num_units - start) for start in range(0, num_units, 8))
     return code.replace(
         co_names=tuple(renames.get(name, name) for name in code.co_names),
         co_consts=tuple(_canonical_constant(item, renames) for item in code.co_consts),
         co_filename="<warmrank frame>",
         co_firstlineno=1,
-        co_linetable=_one_line(len(code.co_code) // 2),
+        co_linetable=b"".join(bytes((0x80 | 13 << 3 | length - 1, 0)) for length in entries),
     )
-
-
-def _one_line(num_units: int) -> bytes:
-    """A line table with every instruction on the first line; without one, no traceback can be printed.
-
-    Source of the form: CPython's ``Objects/locations.md`` (3.11 and later). An entry covers up to 8 code
-    units; 13 is the kind without columns; the distance to the line before, 0, follows.
-    """
-    entries = (min(8, num_units - start) for start in range(0, num_units, 8))
-    return b"".join(bytes((0x80 | 13 << 3 | length - 1, 0)) for length in entries)
 
 
 def _canonical_constant(value: Any, renames: Mapping[str, str]) -> Any:

@@ -3,34 +3,40 @@
 Whatever stands in an artifact, the text parses as Python, and every literal in it can be read by
 ``ast.literal_eval``. Nothing of the artifact runs, and nothing is unpickled. Equal guards of all layers are
 shown as one.
+
+Where operators come from, and what inputs and outputs are, is kept in section ``about``, which a load does
+not read. Lines name a module, never a file, so equal code gives equal bytes on every rank. Layout (JSON)::
+
+    {"lines":     ["model:12 Block.forward: x = x + 1", ...],   each once
+     "operators": {"add": 0, ...},       name of a node of the graph -> position in lines
+     "inputs":    [["tensor", "float32", ["s0", 4], [4, 1], "cpu"], ...],
+     "outputs":   [[...], ...]}          likewise; ["number", "s0", [], [], ""] for a number
 """
 
 from __future__ import annotations
 
 import dis
 import io
+import json
 import marshal
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.cache_dir.private_files import (
-    create_private,
-    os_errors_are_unusable,
-    read_private,
-    temporary_name,
-)
+import torch
+
+from warmrank.cache_store.cache_dir.private_files import os_errors_are_unusable, read_private, write_whole
+from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.worker.compile import origins
-from warmrank.worker.compile.origins import Origins
 from warmrank.worker.engines import engine_named
-from warmrank.worker.engines.port import Engine
 from warmrank.worker.errors import ArtifactCorrupt, NoSuchCache
+from warmrank.worker.keys.code import is_pinned_module, modules_by_file
 from warmrank.worker.runtime.artifact import (
+    ABOUT,
     MAGIC,
     MUTATED,
     NUMBER,
@@ -43,91 +49,19 @@ from warmrank.worker.runtime.artifact import (
 )
 from warmrank.worker.runtime.asked import text as call_text
 from warmrank.worker.runtime.describe import check_words, readable_shape, written
+from warmrank.worker.values import Value
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+    from warmrank.worker.engines.port import Engine
+    from warmrank.worker.torch_private.lowering import LoweredGraph
 
 WIDTH = 100
-
-
-def comment(text: str, indent: str = "") -> str:
-    """One comment line; what cannot be printed is escaped, so the text cannot end the comment."""
-    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-    return f"{indent}# {shown}".rstrip()
-
-
-def comments(lines: Iterable[str]) -> str:
-    """Comment lines."""
-    return "\n".join(map(comment, lines))
-
-
-def title(name: str) -> str:
-    """A line that opens a section."""
-    return f"# {f' {name} '.center(WIDTH - 2, '-')}"
-
-
-def assigned(name: str, items: Iterable[str]) -> str:
-    """``name = [...]``, one text per line."""
-    lines = [f"    {item!r}," for item in items]
-    return "\n".join([f"{name} = [", *lines, "]"]) if lines else f"{name} = []"
-
-
-def mapping(name: str, values: Mapping[str, Any]) -> str:
-    """``name = {...}``, one item per line."""
-    lines = [f"    {key!r}: {value!r}," for key, value in values.items()]
-    return "\n".join([f"{name} = {{", *lines, "}"]) if lines else f"{name} = {{}}"
-
-
-def table(name: str, columns: Sequence[str], content: Iterable[Sequence[Any]]) -> str:
-    """``name = [...]`` of tuples in aligned columns, with the columns' names in a comment above."""
-    cells = [[f"{value!r}," for value in row] for row in content]
-    if not cells:
-        return f"{name} = []"
-    heads = [f"{column}," for column in columns]
-    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    head, *shown = (
-        " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (heads, *cells)
-    )
-    # A row of one column needs its comma to be a tuple; the comment's mark takes one column of the indent.
-    rows = [f"    ({row if len(columns) == 1 else row.removesuffix(',')})," for row in shown]
-    return "\n".join([f"{name} = [", comment(head.removesuffix(","), "   "), *rows, "]"])
-
-
+_FRAME = re.compile(r'^ *File "(.*)", line ([0-9]+), in (.*)\n(.*)', re.MULTILINE)
 _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['(\w+)'\]")
 # Text up to the first number in brackets, the number, and the rest.
 _LAYER = re.compile(r"([^\[]*(?=\[\d+\])|.*)(?:\[(\d+)\])?(.*)", re.DOTALL)
-
-
-def conditions(guards: PortableGuards) -> list[str]:
-    """Every condition, one readable line each."""
-    return [
-        *(f"source {item.module}:{item.name or 'whole file'} is {item.digest}" for item in guards.sources),
-        *(f"{name} is {value}" for name, value in guards.ambient.items()),
-        *(f"{name} is {text}" for name, text in guards.runtime_state.items()),
-        *(f"{call_text(call)} is {written(call[3])}" for call in guards.asked),
-        *(
-            _short(words) + (" is no other of these objects" if check[1] == "distinct" else "")
-            for check in guards.checks
-            for words in check_words(guards, check)
-        ),
-        *(_short(readable_shape(guards, expression, used)) for expression, used in guards.shapes),
-    ]
-
-
-def merged(found: Iterable[str]) -> Iterator[str]:
-    """Conditions that differ in the number of a layer only as one: ``layers[0, 1, 2]``."""
-    numbers: dict[tuple[str, str, str], list[str]] = {}
-    for condition in found:
-        head, number, tail = _LAYER.match(condition).groups()  # type: ignore[union-attr] # matches any text
-        numbers.setdefault((head, number and "[]", tail), []).append(number or "")
-    for (head, bracket, tail), layers in numbers.items():
-        for shown in [", ".join(layers)] if bracket else layers:
-            yield f"{head}[{shown}]{tail}" if bracket else head
-
-
-def _short(path: str) -> str:
-    """``self.layers[0].weight`` for ``self._modules['layers']._modules['0']._parameters['weight']``."""
-    return _MEMBER.sub(lambda match: f"[{match[1]}]" if match[1].isdigit() else f".{match[1]}", path)
-
-
 # What `dis` prints of code within code: an address, and a file.
 _PLACE = re.compile(r' at 0x[0-9a-f]+, file ".*", line -?[0-9]+')
 _OPERATION = re.compile(r"^(?P<indent> +)(?:(?P<name>\w+) = )?[\w.]+\(.*?(?:  # (?P<node>\w+))?$")
@@ -148,6 +82,113 @@ _COMPILED_WORDS = {
 }
 
 
+class Origins(Value):
+    """Content of section ``about``; empty parts where an artifact does not know."""
+
+    lines: tuple[str, ...] = ()
+    operators: Mapping[str, int] = field(default_factory=dict)
+    inputs: tuple[tuple[Any, ...], ...] = ()
+    outputs: tuple[tuple[Any, ...], ...] = ()
+
+    def line(self, source: str) -> str:
+        """The user's line that a line of a graph's source comes from; empty if that is not known."""
+        match = _OPERATION.match(source)
+        position = self.operators.get(match["node"] or match["name"]) if match else None
+        return "" if position is None else self.lines[position]
+
+
+def origins_in(sections: Mapping[str, bytes]) -> Origins:
+    """The origins that an artifact's sections hold."""
+    content = json.loads(sections.get(ABOUT, b"{}"))
+    return Origins(**{name: content[name] for name in Origins.value_fields if name in content})
+
+
+def about(lowered: LoweredGraph, codes: Collection[CodeType]) -> bytes:
+    """Section ``about`` of a graph, and the code that was traced for it."""
+    modules = {file: module.__name__ for file, module in modules_by_file().items()}
+    named: dict[tuple[str, str], list[CodeType]] = {}
+    for code in codes:
+        named.setdefault((code.co_filename, code.co_name), []).append(code)
+    nodes = list(lowered.graph.graph.nodes)
+    lines: dict[str, int] = {}
+    operators = {}
+    for node in nodes:
+        if node.op == "call_function" and (line := _last_line(node.stack_trace or "", modules, named)):
+            operators[node.name] = lines.setdefault(line, len(lines))
+    returned = next((node.args[0] for node in nodes if node.op == "output"), ())
+    content = {
+        "operators": operators,
+        "inputs": [_described(node.meta.get("val")) for node in nodes if node.op == "placeholder"],
+        "outputs": [_described(getattr(value, "meta", {}).get("val", value)) for value in returned],
+        "lines": list(lines),
+    }
+    return canonical_json(content)
+
+
+def _last_line(
+    stack_trace: str, modules: Mapping[str, str], named: Mapping[tuple[str, str], list[CodeType]]
+) -> str:
+    """The innermost line of a known module, outside torch if there is one; empty for none."""
+    known = [frame for frame in _FRAME.findall(stack_trace) if frame[0] in modules]
+    own = [frame for frame in known if not is_pinned_module(modules[frame[0]])]
+    if not known:
+        return ""
+    file, number, name, text = (own or known)[-1]
+    before = [code for code in named.get((file, name), ()) if code.co_firstlineno <= int(number)]
+    name = max(before, key=lambda code: code.co_firstlineno).co_qualname if before else name
+    return f"{modules[file]}:{number} {name}: {' '.join(text.split())}"
+
+
+def _described(value: Any) -> list[Any]:
+    """An input or output: kind, dtype, sizes, strides, device kind; symbols by their names."""
+    if not isinstance(value, torch.Tensor):
+        return ["number" if value is not None else "None", str(value), [], [], ""]
+    strides = value.stride() if value.layout is torch.strided else ()
+    sizes = [
+        [size if isinstance(size, int) else str(size) for size in part] for part in (value.shape, strides)
+    ]
+    return ["tensor", str(value.dtype).removeprefix("torch."), *sizes, value.device.type]
+
+
+def conditions(guards: PortableGuards) -> list[str]:
+    """Every condition, one readable line each."""
+    return [
+        *(f"source {item.module}:{item.name or 'whole file'} is {item.digest}" for item in guards.sources),
+        *(f"{name} is {value}" for name, value in guards.ambient.items()),
+        *(f"{name} is {text}" for name, text in guards.runtime_state.items()),
+        *(f"{call_text(call)} is {written(call[3])}" for call in guards.asked),
+        *(
+            _short(words) + (" is no other of these objects" if check[1] == "distinct" else "")
+            for check in guards.checks
+            for words in check_words(guards, check)
+        ),
+        *(_short(readable_shape(guards, expression, used)) for expression, used in guards.shapes),
+    ]
+
+
+def _merged(found: Iterable[str]) -> Iterator[str]:
+    """Conditions that differ in the number of a layer only as one: ``layers[0, 1, 2]``."""
+    numbers: dict[tuple[str, str, str], list[str]] = {}
+    for condition in found:
+        head, number, tail = _LAYER.match(condition).groups()  # type: ignore[union-attr] # matches any text
+        numbers.setdefault((head, number and "[]", tail), []).append(number or "")
+    for (head, bracket, tail), layers in numbers.items():
+        for shown in [", ".join(layers)] if bracket else layers:
+            yield f"{head}[{shown}]{tail}" if bracket else head
+
+
+def _short(path: str) -> str:
+    """``self.layers[0].weight`` for ``self._modules['layers']._modules['0']._parameters['weight']``."""
+    return _MEMBER.sub(lambda match: f"[{match[1]}]" if match[1].isdigit() else f".{match[1]}", path)
+
+
+def disassembled(code: bytes) -> list[str]:
+    """Marshalled code as lines that hold neither addresses nor files."""
+    output = io.StringIO()
+    dis.dis(marshal.loads(code), file=output)  # noqa: S302 - the artifact's digest was checked, nothing runs
+    return _PLACE.sub("", output.getvalue()).rstrip().splitlines()
+
+
 def render(path: str | os.PathLike[str]) -> str:
     """The whole content of an artifact as Python source.
 
@@ -156,40 +197,47 @@ def render(path: str | os.PathLike[str]) -> str:
         UnusableCache: it is a link or a directory, belongs to another user, or its mode is not 0600.
         NoSuchCache: there is no such file.
     """
-    file = _file(Path(path))
+    file = Path(path)
     _refuse_other_files(file)
     data = read_private(file)
     artifact = parse(data, str(file))
-    known = origins.read(artifact.sections)
+    digest = digest_bytes(data)
+    known = origins_in(artifact.sections)
     engine = engine_named(artifact.engine)
     class_words = _CAPTURED_WORDS if engine.captured or engine.captures_itself else _COMPILED_WORDS
+    meta = {
+        "name": artifact.name,
+        "function digest": artifact.function,
+        "engine": artifact.engine,
+        "engine version": artifact.engine_version,
+        "sha256": digest.sha256,
+        "size_bytes": digest.size_bytes,
+        "sections": {name: len(content) for name, content in sorted(artifact.sections.items())},
+    }
+    files = [(file.name, file.size_bytes, file.sha256) for file in artifact.files]
     parts = [
         f"# {'=' * (WIDTH - 2)}",
-        comment(artifact.name),
-        comment(f"compiled by engine {artifact.engine} {artifact.engine_version}, {len(data)} bytes"),
+        _comment(artifact.name),
+        _comment(f"compiled by engine {artifact.engine} {artifact.engine_version}, {len(data)} bytes"),
         f"# {'=' * (WIDTH - 2)}",
-        mapping("META", _meta(artifact, data)),
-        title("request: what was asked for, by whom such an artifact is found"),
-        mapping("REQUEST", artifact.components),
-        title("signature: what the call hands to the graph, what the module does, and what comes back"),
-        *(comment(f"{name}: {meaning}") for name, meaning in class_words.items()),
-        table("INPUTS", _INPUT_COLUMNS, _inputs(artifact, known, of_module=False)),
-        table("PARAMETERS", _INPUT_COLUMNS, _inputs(artifact, known, of_module=True)),
-        table("OUTPUTS", _OUTPUT_COLUMNS, _outputs(artifact, known)),
-        title("guards: it is used only if all of this holds"),
-        assigned("GUARDS", merged(conditions(artifact.guards))),
-        title("capture: what the runtime must know"),
-        mapping("CAPTURE", _capture(artifact, engine)),
-        title("files beside it"),
-        table(
-            "FILES",
-            ("name", "size_bytes", "sha256"),
-            [(file.name, file.size_bytes, file.sha256) for file in artifact.files],
-        ),
-        title("graph: above its operations the line that they come from; argN_1 is the input of position N"),
+        _literal("META", meta),
+        _title("request: what was asked for, by whom such an artifact is found"),
+        _literal("REQUEST", artifact.components),
+        _title("signature: what the call hands to the graph, what the module does, and what comes back"),
+        *(_comment(f"{name}: {meaning}") for name, meaning in class_words.items()),
+        _literal("INPUTS", _inputs(artifact, known, of_module=False), _INPUT_COLUMNS),
+        _literal("PARAMETERS", _inputs(artifact, known, of_module=True), _INPUT_COLUMNS),
+        _literal("OUTPUTS", _outputs(artifact, known), _OUTPUT_COLUMNS),
+        _title("guards: it is used only if all of this holds"),
+        _literal("GUARDS", _merged(conditions(artifact.guards))),
+        _title("capture: what the runtime must know"),
+        _literal("CAPTURE", _capture(artifact, engine)),
+        _title("files beside it"),
+        _literal("FILES", files, ("name", "size_bytes", "sha256")),
+        _title("graph: above its operations the line that they come from; argN_1 is the input of position N"),
         *_graph(artifact, known),
-        title("frame: unpacks the arguments, calls the graph, packs the outputs"),
-        comments(disassembled(artifact.frame.code)),
+        _title("frame: unpacks the arguments, calls the graph, packs the outputs"),
+        *map(_comment, disassembled(artifact.frame.code)),
     ]
     return "\n".join(parts) + "\n"
 
@@ -208,63 +256,66 @@ def write(rendered: str, file: str | os.PathLike[str]) -> None:
             remedy="name another file",
         )  # fmt: skip
     with os_errors_are_unusable("output file", target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staged = target.with_name(f".{target.name}.{temporary_name()}")
-        with create_private(staged) as stream:
-            stream.write(rendered.encode())
-        staged.replace(target)
+        write_whole(target, rendered.encode())
 
 
-def _refuse_other_files(file: Path) -> None:
-    """Refuse a file that is none of a cache's, before anybody is told to change its mode or to delete it."""
-    if not file.is_file() or file.name.startswith("compiled_module"):
-        return  # looked at, and refused, as what it should be
-    with os_errors_are_unusable("artifact", file), file.open("rb") as stream:
-        first = stream.read(64)
-    if not first.startswith((MAGIC, *PICKLES)):  # whole or not
-        why = "not an artifact"
-        msg = (
-            f"{file} is {why}: expected a compiled_module of a cache directory, found a file that begins "
-            f"with {first[:24]!r}"
-        )
-        raise ArtifactCorrupt(msg, where=str(file), why=why)
-
-
-def _file(path: Path) -> Path:
-    """The path, if it may be read; links and directories are refused with a word on what to name instead.
+def _refuse_other_files(path: Path) -> None:
+    """Refuse what is none of a cache's files, before anybody is told to change its mode or to delete it.
 
     Raises:
-        UnusableCache: it is a link or a directory.
+        ArtifactCorrupt: it is another file.
+        UnusableCache: it is a link or a directory; says what to name instead.
         NoSuchCache: there is nothing.
     """
-    if path.is_symlink():
-        remedy = "name the file itself; whoever can change the link decides what is read"
-        actual = f"a symbolic link to {path.readlink()}"
-    elif path.is_dir():
-        inside = sorted(str(item.relative_to(path)) for item in path.rglob("compiled_module*"))
-        remedy = f"name one of its files: {', '.join(inside[:5]) or 'there is no artifact in it'}"
-        actual = "a directory"
-    elif not path.exists():
+    if path.is_symlink() or path.is_dir():
+        if path.is_symlink():
+            actual = f"a symbolic link to {path.readlink()}"
+            remedy = "name the file itself; whoever can change the link decides what is read"
+        else:
+            inside = sorted(str(item.relative_to(path)) for item in path.rglob("compiled_module*"))
+            actual = "a directory"
+            remedy = f"name one of its files: {', '.join(inside[:5]) or 'there is no artifact in it'}"
+        raise UnusableCache(
+            what="artifact", where=str(path), expected="a regular file", actual=actual, remedy=remedy
+        )
+    if not path.exists():
         msg = f"there is no artifact {path}; its path stands in the log of the run that saved it"
         raise NoSuchCache(msg, path=str(path))
+    if not path.is_file() or path.name.startswith("compiled_module"):
+        return  # looked at, and refused, as what it should be
+    with os_errors_are_unusable("artifact", path), path.open("rb") as stream:
+        first = stream.read(64)
+    if not first.startswith((MAGIC, *PICKLES)):  # whole or not
+        msg = (
+            f"{path} is not an artifact: expected a compiled_module of a cache directory, found a file that "
+            f"begins with {first[:24]!r}"
+        )
+        raise ArtifactCorrupt(msg, where=str(path), why="not an artifact")
+
+
+def _comment(text: str, indent: str = "") -> str:
+    """One comment line; what cannot be printed is escaped, so the text cannot end the comment."""
+    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+    return f"{indent}# {shown}".rstrip()
+
+
+def _title(name: str) -> str:
+    """A line that opens a section."""
+    return f"# {f' {name} '.center(WIDTH - 2, '-')}"
+
+
+def _literal(name: str, content: Iterable[Any], columns: Sequence[str] = ()) -> str:
+    """``name = ...`` with one item of a mapping or list per line, and the names of tuples' columns above."""
+    if isinstance(content, Mapping):
+        opening, closing = "{", "}"
+        lines = [f"    {key!r}: {value!r}," for key, value in content.items()]
     else:
-        return path
-    raise UnusableCache(
-        what="artifact", where=str(path), expected="a regular file", actual=actual, remedy=remedy
-    )
-
-
-def _meta(artifact: Artifact, data: bytes) -> dict[str, Any]:
-    digest = digest_bytes(data)
-    return {
-        "name": artifact.name,
-        "function digest": artifact.function,
-        "engine": artifact.engine,
-        "engine version": artifact.engine_version,
-        "sha256": digest.sha256,
-        "size_bytes": digest.size_bytes,
-        "sections": {name: len(content) for name, content in sorted(artifact.sections.items())},
-    }
+        opening, closing = "[", "]"
+        lines = [f"    {item!r}," for item in content]
+    if not lines:
+        return f"{name} = {opening}{closing}"
+    heads = [_comment(", ".join(columns), "    ")] if columns else []
+    return "\n".join([f"{name} = {opening}", *heads, *lines, closing])
 
 
 def _inputs(artifact: Artifact, known: Origins, *, of_module: bool) -> Iterator[tuple[Any, ...]]:
@@ -298,39 +349,22 @@ def _capture(artifact: Artifact, engine: Engine) -> dict[str, Any]:
         can_be = f"yes, by engine {artifact.engine} itself"
     elif not engine.captured:
         can_be = f"no: engine {artifact.engine} calls its kernels as they are"
-    roles = list(artifact.roles)
-    return {"can be captured": can_be, "process groups, by role": roles, **facts}
-
-
-def disassembled(code: bytes) -> list[str]:
-    """Marshalled code as lines that hold neither addresses nor files."""
-    output = io.StringIO()
-    dis.dis(marshal.loads(code), file=output)  # noqa: S302 - the artifact's digest was checked, nothing runs
-    return _PLACE.sub("", output.getvalue()).rstrip().splitlines()
+    return {"can be captured": can_be, "process groups, by role": list(artifact.roles), **facts}
 
 
 def _graph(artifact: Artifact, known: Origins) -> Iterator[str]:
     """The graph's source, with the user's line above the operations that come from it."""
     if "torchair.py" in artifact.sections:
-        yield comments(artifact.sections["torchair.txt"].decode().splitlines())
+        yield from map(_comment, artifact.sections["torchair.txt"].decode().splitlines())
         yield artifact.sections["torchair.py"].decode()
         return
-    if "graph.py" not in artifact.sections:
-        yield comment(f"engine {artifact.engine} keeps compiled kernels, and no Python source of the graph")
-        return
     if artifact.engine != "graph":
-        yield comment(f"engine {artifact.engine} runs compiled kernels that were made of this graph")
+        yield _comment(f"engine {artifact.engine} runs compiled kernels that were made of this graph")
     said = ""
     for line in artifact.sections["graph.py"].decode().split("\n"):
-        origin = origin_of(line, known)
+        origin = known.line(line)
         if origin and origin != said:
             yield ""
-            yield comment(origin, line[: len(line) - len(line.lstrip())])
+            yield _comment(origin, line[: len(line) - len(line.lstrip())])
             said = origin
         yield line
-
-
-def origin_of(line: str, known: Origins) -> str:
-    """The user's line that a line of a graph's source comes from; empty if that is not known."""
-    match = _OPERATION.match(line)
-    return known.line(match["node"] or match["name"]) if match else ""

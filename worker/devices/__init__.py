@@ -1,20 +1,77 @@
-"""Device kinds behind one port (`port.py`): here the CPU, and what is asked of tensors' memory."""
+"""Device kinds behind one port, `DeviceBackend`; the CPU's, an offline build's, and tensors' memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from warmrank.worker.settings import target
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.devices.cpu_graph import ArenaPool
-    from warmrank.worker.devices.port import CapturedGraph, DeviceBackend, Graph, Pool, PoolHandle, Positions
+    from warmrank.worker.torch_private.places import Origin
 
 KINDS = ("cpu", "cuda", "npu")
+PoolHandle = tuple[Any, ...]
+Graph = Callable[..., tuple[Any, ...]]
+Positions = frozenset[int]
+
+
+class CapturedGraph(Value):
+    """One recorded graph with fixed addresses for its inputs and outputs."""
+
+    # what every replay reads: for the copied inputs buffers in the pool, else the given ones
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]  # the next replay of any graph of the same pool overwrites their memory
+    # of each output, the input or earlier output whose memory it lies in; None for its own
+    origins: tuple[Origin | None, ...]
+    size_bytes: int  # bytes of the pool that this graph uses, buffers included: what it would need alone
+    # runs the graph on what its inputs' memory now holds; no frame of ours around it
+    replay: Callable[[], None]
+    held: tuple[object, ...]  # keeps the memory
+
+
+class Pool(Protocol):
+    """Memory that captured graphs share: a replay of one may overwrite what another one returned."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that the pool holds."""
+
+
+class DeviceBackend(Protocol):
+    """Port of a device kind, as the capture runtime and a rank use it."""
+
+    kind: str
+    collectives: str
+
+    def device(self, local_rank: int) -> torch.device:
+        """The device that a rank computes on."""
+
+    def new_handle(self) -> PoolHandle:
+        """A handle that no pool has yet; what ``graph_pool_handle()`` returns."""
+
+    def pool(self, handle: PoolHandle | None = None) -> Pool:
+        """The pool with this handle, for all who ask with it; without one, a pool of its own."""
+
+    def capture(
+        self, graph: Graph, inputs: Sequence[Any], *, copied: Positions, aliased: Positions, pool: Pool
+    ) -> CapturedGraph:
+        """Warm ``graph`` up where the device needs that, and record it.
+
+        The graph really runs, once or more, so mutated inputs change: the caller restores them. No memory
+        that the recording takes out of the pool overlaps with ``inputs``, although those may lie in the pool
+        (an output of an earlier replay).
+
+        Inputs at the positions ``copied`` get a buffer in the pool, filled with the given values; outputs at
+        ``aliased`` share memory with an input that is not copied. All else lies in the pool.
+
+        Raises:
+            NotCapturable: the graph does something that cannot be recorded; the message names the operator.
+        """
 
 
 def backend_for(kind: str) -> DeviceBackend:
@@ -24,8 +81,6 @@ def backend_for(kind: str) -> DeviceBackend:
     can be run on such devices.
     """
     if target() is not None:
-        from warmrank.worker.devices.absent import AbsentBackend
-
         return AbsentBackend(kind)
     if kind == "cpu":
         return CpuBackend()
@@ -59,7 +114,7 @@ class CpuBackend:
 
         return new_handle()
 
-    def pool(self, handle: PoolHandle | None = None) -> ArenaPool:
+    def pool(self, handle: PoolHandle | None = None) -> Pool:
         """See `DeviceBackend.pool`."""
         from warmrank.worker.devices.cpu_graph import pool_of
 
@@ -76,6 +131,35 @@ class CpuBackend:
             msg = f"a CPU graph needs a pool of the CPU backend; got a {type(pool).__qualname__}"
             raise TypeError(msg)
         return captured(graph, inputs, copied=copied, pool=pool)
+
+
+class AbsentBackend(CpuBackend):
+    """A device kind in an offline build: its devices are elsewhere, so nothing is captured or run.
+
+    Functions are compiled and bound to it, which needs no device: its pools are the CPU's, and stay empty.
+    """
+
+    collectives = "fake"
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def device(self, local_rank: int) -> torch.device:
+        """See `DeviceBackend.device`; every rank of a launch sees its own as the first."""
+        del local_rank
+        from warmrank.worker.torch_private.fake_ranks import fake_device
+
+        return fake_device(self.kind)
+
+    def capture(
+        self, graph: Graph, inputs: Sequence[Any], *, copied: Positions, aliased: Positions, pool: Pool
+    ) -> CapturedGraph:
+        """Captures need the device: raises `DeviceUnavailable`."""
+        del graph, inputs, copied, aliased, pool
+        from warmrank.worker.errors import DeviceUnavailable
+
+        msg = f"an offline build has no device of kind {self.kind}, so it captures nothing; a launch does"
+        raise DeviceUnavailable(msg, kind=self.kind)
 
 
 def _span(tensor: torch.Tensor) -> int:

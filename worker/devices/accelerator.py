@@ -27,9 +27,18 @@ from typing import Any
 import torch
 
 from warmrank.worker.ascend import cann_of, device_numbers, driver_of, visible_devices
-from warmrank.worker.devices import aligned, memory_of, span_bytes, tensor_in
+from warmrank.worker.devices import (
+    CapturedGraph,
+    Graph,
+    Pool,
+    PoolHandle,
+    Positions,
+    aligned,
+    memory_of,
+    span_bytes,
+    tensor_in,
+)
 from warmrank.worker.devices.failures import not_capturable, refuse_foreign
-from warmrank.worker.devices.port import CapturedGraph, Graph, Pool, PoolHandle, Positions
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.settings import ascend_places, settings
 from warmrank.worker.settings import memory_of as memory_kind

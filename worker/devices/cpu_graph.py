@@ -40,8 +40,7 @@ from typing import Any
 import torch
 
 from warmrank.worker import collection
-from warmrank.worker.devices import aligned, memory_of, span_bytes, tensor_in
-from warmrank.worker.devices.port import CapturedGraph, PoolHandle
+from warmrank.worker.devices import CapturedGraph, PoolHandle, aligned, memory_of, span_bytes, tensor_in
 from warmrank.worker.errors import StateChanged
 from warmrank.worker.torch_private.kernels import Call, call_of, into, only_copies, out_variant, run, waited
 from warmrank.worker.torch_private.places import Place, check, lazily

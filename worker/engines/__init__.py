@@ -37,7 +37,7 @@ class Site(Value):
     dynamic: bool  # traced with symbolic sizes
     # operator overload -> function that replaces it
     decompositions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
-    ge_cache: bool = False  # keep what GE compiles (TorchAir's parameter, in mode max-autotune)
+    ge_cache: bool = False  # keep what GE compiles (TorchAir's parameter)
     frame: bytes = b""  # at a load, the artifact's frame, as marshalled code; empty while compiling
     digest: str = ""  # at a load, the artifact's, hex; empty while compiling
     cache_root: Path | None = None  # the cache directory; None where nothing is kept

@@ -2,34 +2,34 @@
 
 Sections::
 
-    graph.py, graph.code, constants   the whole graph as engine ``graph`` writes it: to read, to replay,
-                                      and to compile again without Dynamo
-    aoti                              JSON: ``described``, inputs as `worker.torch_private.symbols` has them,
-                                      and their ``classes``; ``file``, the library's; ``computes``, if there
-                                      is one; ``added``, conditions of Inductor's; positions of inputs:
-                                      ``tensors`` and ``numbers`` that the library takes (these as sizes),
-                                      ``written`` that it writes to, ``tail_inputs``; of ``constants``
+    graph.py, graph.code, constants   the whole graph as engine ``graph`` writes it: to read, and to replay
+    aoti                              JSON: ``traced``, inputs and conditions as text, for audits; ``device``,
+                                      their kind; ``classes`` of the inputs; ``file``, the library's, empty
+                                      where there is none; positions of inputs: ``tensors`` and ``numbers``
+                                      that the library takes (these as sizes), ``written`` that it writes to,
+                                      ``tail_inputs``; of ``constants``
     tail.py, tail.code, tail.constants   the tail (`aoti_compile`), in that form; only where there is one
 
-File, with ``ge_cache``: ``ge_cache_<16 hex of its SHA-256>.pt2``: a zip in torch's layout, without dates::
+File: ``ge_cache_<16 hex of its SHA-256>.pt2``: a zip in torch's layout, without dates::
 
     graph/archive_format                      pt2
     graph/data/aotinductor/model/graph.so     the library, not compressed
     graph/data/aotinductor/model/graph.json   operators that it calls by name; where there are any
 
-Without the file, the compiling process uses what it compiled, and a later one compiles at load. Conditions
-that such a compile adds must be among the artifact's own, or the graph is replayed operator by operator, with
-a warning: correct, and slower. A result shares memory with exactly what it shares in eager: Inductor may
-return one buffer as two results, so the first call finds results that share memory with each other or an
-input, and those are copied from then on.
+A result shares memory with exactly what it shares in eager: Inductor may return one buffer as two results, so
+the first call finds results that share memory with each other or an input, and those are copied from then on.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import importlib.util
 import io
 import json
 import logging
+import shutil
+import subprocess
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -42,8 +42,9 @@ from warmrank.worker.devices import picker
 from warmrank.worker.engines import Site
 from warmrank.worker.engines.graph import SECTIONS, GraphEngine, unpack_constants
 from warmrank.worker.engines.overlap import OverlapCheck
-from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing, BadConfig, NotPortable
+from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing, BadConfig, NotPortable, ToolchainError
 from warmrank.worker.runtime.artifact import STATE
+from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
     from warmrank.worker.engines.port import Built, Files, Graph, Groups, Sections
@@ -58,8 +59,8 @@ _LIBRARY_FILES = ("graph.so", "graph.json")
 _SECTION = "aoti"
 _TAIL = ("tail.py", "tail.code", "tail.constants")
 _LARGEST_NUMBER = 2**31 - 1  # whose square fits into a library's integers
-# Libraries that this process compiled, by the digest of their section: without ge_cache there is no file.
-_compiled: dict[str, Mapping[str, bytes]] = {}
+# Packages that this process compiled, by their names: of an abandoned cache there is no file.
+_compiled: dict[str, bytes] = {}
 
 
 def pack(library: Mapping[str, bytes]) -> bytes:
@@ -74,28 +75,19 @@ def pack(library: Mapping[str, bytes]) -> bytes:
     return stream.getvalue()
 
 
-def unpack(path: Path) -> dict[str, bytes]:
-    """The library in a package; raises `ArtifactCorrupt` if the file is none."""
+def unpack(package: bytes, name: str) -> dict[str, bytes]:
+    """The library in a package; raises `ArtifactCorrupt` if it is none."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            known = archive.namelist()
-            library = {
-                name: archive.read(f"{_DIRECTORY}{name}")
-                for name in _LIBRARY_FILES
-                if f"{_DIRECTORY}{name}" in known
-            }
-    except (OSError, zipfile.BadZipFile) as error:
-        msg = f"{path} is no package of compiled kernels: {error}"
-        raise ArtifactCorrupt(msg, where=str(path), why=str(error)) from error
+        with zipfile.ZipFile(io.BytesIO(package)) as archive:
+            known = {path.removeprefix(_DIRECTORY): path for path in archive.namelist()}
+            library = {file: archive.read(known[file]) for file in _LIBRARY_FILES if file in known}
+    except zipfile.BadZipFile as error:
+        msg = f"{name} is no package of compiled kernels: {error}"
+        raise ArtifactCorrupt(msg, where=name, why=str(error)) from error
     if "graph.so" not in library:
-        msg = f"{path} is no package of compiled kernels: it holds no graph.so"
-        raise ArtifactCorrupt(msg, where=str(path), why="it holds no graph.so")
+        msg = f"{name} is no package of compiled kernels: it holds no graph.so"
+        raise ArtifactCorrupt(msg, where=name, why="it holds no graph.so")
     return library
-
-
-def package_name(package: bytes) -> str:
-    """Name of the file beside the artifact, as TorchAir spells it."""
-    return f"ge_cache_{hashlib.sha256(package).hexdigest()[:16]}.pt2"
 
 
 class CompiledGraph:
@@ -137,7 +129,7 @@ class CompiledGraph:
             fixed = [index for index in read if classes[index] == STATE]
             others = [index for index in read if classes[index] != STATE]
             self._overlap = OverlapCheck(written, fixed, others)
-        if open is not None and _device_kind(call["described"]) == "cpu":
+        if open is not None and call["device"] == "cpu":
             self._run = open(torch.device("cpu"))  # a fault shows at load, not at the first call
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
@@ -231,13 +223,12 @@ class AotiEngine:
     """Compiles with AOTInductor; loads without it."""
 
     name = "aoti"
-    version = "2"
+    version = "3"
     captured = False
     captures_itself = False
 
     def check(self, device_kind: str) -> None:
         """See `Engine.check`."""
-        from warmrank.worker.engines import toolchain
         from warmrank.worker.torch_private import facts as torch_facts
 
         if device_kind not in ("cpu", "cuda"):
@@ -246,41 +237,41 @@ class AotiEngine:
                 "torchair, or mode reduce-overhead"
             )
             raise BadConfig(msg, parameter="engine", device_kind=device_kind)
-        toolchain.check_cpp_compiler()
+        check_cpp_compiler()
         torch_facts.require("inductor")
         if device_kind == "cuda":
-            toolchain.check_cuda()
+            check_cuda()
 
-    def compile(
-        self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None
-    ) -> Built:
+    def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Built:
         """See `Engine.compile`; raises `NotPortable` where a library cannot return what eager does."""
-        from warmrank.worker.engines.aoti_compile import compile_parts, identity
+        from warmrank.worker.engines.aoti_compile import compile_parts
         from warmrank.worker.engines.port import Built
 
         sections = dict(self.outline(lowered, facts, site=site))
-        description = json.loads(sections.pop(_SECTION))["described"]
-        parts = compile_parts(lowered, facts, identity(sections, description))
+        digest = hashlib.sha256(b"".join(sections[name] for name in sorted(sections))).hexdigest()[:32]
+        library, tail, call = compile_parts(lowered, facts, digest)
         files: dict[str, bytes] = {}
-        if parts.library is not None and keep_compiled:
-            package = pack(parts.library)
-            files = {package_name(package): package}
-        call = {
-            **parts.call,
-            "described": description,
+        if library:
+            package = pack(library)
+            files = {f"ge_cache_{hashlib.sha256(package).hexdigest()[:16]}.pt2": package}
+            _compiled.update(files)
+        values = [node.meta.get("val") for node in lowered.graph.graph.nodes if node.op == "placeholder"]
+        kinds = [value.device.type for value in values if isinstance(value, torch.Tensor)]
+        call |= {
+            **json.loads(sections[_SECTION]),
+            "device": next((kind for kind in kinds if kind != "cpu"), "cpu"),
             "classes": list(facts.input_classes),
             "file": next(iter(files), ""),
         }
         sections[_SECTION] = json.dumps(call, sort_keys=True, separators=(",", ":")).encode()
-        if parts.tail is not None:
-            sections |= dict(zip(_TAIL, (parts.tail[name] for name in SECTIONS), strict=True))
-        if parts.library is not None:
-            _compiled[_digest(sections)] = parts.library
+        if tail:
+            sections |= dict(zip(_TAIL, (tail[name] for name in SECTIONS), strict=True))
         return Built(sections=sections, files=files)
 
     def outline(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Sections:
-        """See `Engine.outline`; section ``aoti`` holds only the inputs' description."""
-        from warmrank.worker.torch_private.symbols import describe
+        """See `Engine.outline`; section ``aoti`` holds only what was traced."""
+        from warmrank.worker.engines.aoti_compile import refuse_inputs
+        from warmrank.worker.torch_private.symbols import described
 
         if facts.data_dependent:
             msg = (
@@ -288,34 +279,40 @@ class AotiEngine:
                 "not support; use mode reduce-overhead, or move it out of the cached function"
             )
             raise NotPortable(msg, what=facts.data_dependent)
-        described = json.dumps({"described": describe(lowered.graph)}, sort_keys=True)
-        return {**GraphEngine().outline(lowered, facts, site=site), _SECTION: described.encode()}
+        refuse_inputs(lowered, facts)
+        traced = json.dumps({"traced": described(lowered.graph)}).encode()
+        return {**GraphEngine().outline(lowered, facts, site=site), _SECTION: traced}
 
     def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
-        """See `Engine.load`; compiles where the artifact keeps no kernels.
+        """See `Engine.load`.
 
         Raises:
             ArtifactMissing: the kernels are not there.
             ArtifactCorrupt: they cannot be opened here.
-            ToolchainError: it has to compile, and there is no compiler.
         """
         del site
+        from warmrank.worker.torch_private.libraries import open_library
+
         call: dict[str, Any] = json.loads(sections[_SECTION])
-        bound: list[Graph] = []
-
-        def replay(*inputs: Any) -> tuple[Any, ...]:
-            if not bound:
-                bound.append(GraphEngine().load({name: sections[name] for name in SECTIONS}, {}, groups))
-            return bound[0](*inputs)
-
-        library = self._library(sections, call, files) if call["computes"] else None
-        if call["computes"] and library is None:
-            return replay
+        name = call["file"]
+        library = None
+        if name:
+            package = files[name].read_bytes() if name in files else _compiled.get(name)
+            if package is None:
+                msg = f"{name} is missing, the artifact's kernels"
+                raise ArtifactMissing(msg, where=name, why="it is missing")
+            library = unpack(package, name)
         tail = None
         if _TAIL[0] in sections:
             tail_sections = dict(zip(SECTIONS, (sections[name] for name in _TAIL), strict=True))
             tail = GraphEngine().load(tail_sections, {}, groups)
-        from warmrank.worker.torch_private.libraries import open_library
+
+        whole: list[Graph] = []
+
+        def replay(*inputs: Any) -> tuple[Any, ...]:
+            if not whole:
+                whole.append(GraphEngine().load({name: sections[name] for name in SECTIONS}, {}, groups))
+            return whole[0](*inputs)
 
         constants = unpack_constants(sections["constants"])
         return CompiledGraph(
@@ -326,34 +323,59 @@ class AotiEngine:
             replay=replay,
         )
 
-    def _library(
-        self, sections: Sections, call: Mapping[str, Any], files: Files
-    ) -> Mapping[str, bytes] | None:
-        """The library's files: kept, compiled by this process before, or compiled now; None if that fails."""
-        if call["file"] in files:
-            return unpack(files[call["file"]])
-        digest = _digest(sections)
-        if digest in _compiled:
-            return _compiled[digest]
-        if call["file"]:
-            msg = f"{call['file']} is missing, the artifact's kernels"
-            raise ArtifactMissing(msg, where=call["file"], why="it is missing")
-        self.check(_device_kind(call["described"]))
-        from warmrank.worker.engines.aoti_compile import compile_again
 
-        library = compile_again(sections, call)
-        if library is not None:
-            _compiled[digest] = library
-        return library
+# torch 2.13, torch/_inductor/cpp_builder.py: _get_cpp_std_cflag; GCC knows it since 10, Clang since 10.
+STANDARD = "-std=c++20"
+_NEEDED = "GCC 10 or later, or Clang 10 or later"
+_TIMEOUT_S = 60.0
 
 
-def _digest(sections: Sections) -> str:
-    """Digest of all that a library was compiled from and for."""
-    hashes = (hashlib.sha256(sections.get(name, b"")).digest() for name in (*SECTIONS, *_TAIL))
-    call = {**json.loads(sections[_SECTION]), "file": ""}
-    return hashlib.sha256(b"".join(hashes) + json.dumps(call, sort_keys=True).encode()).hexdigest()
+def check_cpp_compiler() -> None:
+    """Raise `ToolchainError` without a C++ compiler that Inductor can use."""
+    compiler = settings().compiler
+    fault = _fault(compiler, shutil.which(compiler))
+    if fault:
+        msg = (
+            f"mode max-autotune needs a C++ compiler that takes {STANDARD} ({_NEEDED}): {fault}. Install one "
+            "(package g++) or name it in CXX; or use mode reduce-overhead, which needs none."
+        )
+        raise ToolchainError(msg, what="C++ compiler", where=compiler, expected=_NEEDED, actual=fault)
 
 
-def _device_kind(description: Mapping[str, Any]) -> str:
-    kinds = [item["device"] for item in description["inputs"] if "device" in item]
-    return next((kind for kind in kinds if kind != "cpu"), "cpu")
+def check_cuda() -> None:
+    """Raise `ToolchainError` without Triton or the CUDA toolkit's headers."""
+    if importlib.util.find_spec("triton") is None:
+        msg = "mode max-autotune on cuda needs Triton, which is not installed: pip install triton"
+        raise ToolchainError(msg, what="triton", where="cuda", expected="installed", actual="not installed")
+    nvcc = Path(settings().cuda_home or "/usr/local/cuda") / "bin" / "nvcc"
+    if shutil.which("nvcc") is None and not nvcc.is_file():
+        msg = (
+            "mode max-autotune on cuda needs the CUDA toolkit (its headers, to compile the library that "
+            "starts the kernels), and there is no nvcc on PATH nor under CUDA_HOME; install it, or set "
+            "CUDA_HOME"
+        )
+        raise ToolchainError(msg, what="CUDA toolkit", where="cuda", expected="nvcc", actual="none")
+
+
+@functools.cache
+def _fault(name: str, path: str | None) -> str:
+    """The reason why the compiler at ``path`` cannot be used; empty if it can."""
+    if path is None:
+        return f"{name} is not on PATH"
+    status, said = _run([path, STANDARD, "-fsyntax-only", "-x", "c++", "/dev/null"])
+    if status == 0:
+        return ""
+    _, version = _run([path, "--version"])
+    first = next(iter(version.splitlines()), "") or "of unknown version"
+    why = next(iter(said.splitlines()), "") or f"it ended with status {status}"
+    return f"{path} is {first}, and says: {why}"
+
+
+def _run(command: list[str]) -> tuple[int, str]:
+    try:
+        done = subprocess.run(  # noqa: S603 - the compiler that the user named
+            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, str(error)
+    return done.returncode, done.stderr.strip() or done.stdout.strip()

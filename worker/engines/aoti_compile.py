@@ -15,15 +15,12 @@ then differ from those of other processes.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import logging
 import operator
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from os import geteuid
 from pathlib import Path
 from typing import Any
@@ -32,17 +29,14 @@ import torch
 from filelock import FileLock
 from torch.fx import Graph, GraphModule, Node
 
-from warmrank.worker.engines.graph import SECTIONS, GraphEngine
-from warmrank.worker.engines.port import Sections
+from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import NotPortable, NotYet
 from warmrank.worker.keys.machine import instruction_set
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.inductor import compile_library
-from warmrank.worker.torch_private.library_inputs import bind_inputs
 from warmrank.worker.torch_private.lowering import (
     LoweredGraph,
-    graph_of,
     has_effect,
     line_of,
     operators_as_they_are,
@@ -55,7 +49,7 @@ from warmrank.worker.torch_private.operators import (
     nodes_at,
     returns_its_input,
 )
-from warmrank.worker.torch_private.symbols import as_described, conditions, rebuild, same_input, shape_env_of
+from warmrank.worker.values import Value
 
 _log = logging.getLogger("torchair")
 ROOT = Path("/tmp/warmrank-aoti")  # noqa: S108 - owner and mode are checked; TMPDIR would differ between processes
@@ -122,8 +116,7 @@ _VIEWS = {
 _SAID = {"aten._assert_async.default": ("msg", "expected a nonzero value")}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
+class Division(Value):
     """The two parts of a graph."""
 
     library: GraphModule | None  # over all inputs; None where nothing is to be computed
@@ -282,85 +275,65 @@ def _library_of(source: GraphModule, bases: list[Node]) -> GraphModule | None:
     return GraphModule(source, graph)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledParts:
-    """Products of a compile."""
+def compile_parts(
+    lowered: LoweredGraph, facts: GraphFacts, digest: str
+) -> tuple[Mapping[str, bytes], Mapping[str, bytes], dict[str, Any]]:
+    """Compile a traced graph, within its tracing context; ``digest`` names it.
 
-    library: Mapping[str, bytes] | None  # files of the shared library; None where there is nothing to compute
-    tail: Mapping[str, bytes] | None  # the tail's sections, as engine ``graph`` names them
-    call: dict[str, Any]  # how to call both; goes into the artifact
-
-
-def compile_parts(lowered: LoweredGraph, facts: GraphFacts, identity: str) -> CompiledParts:
-    """Compile a traced graph, within its tracing context.
+    Returns:
+        Files of the library, and the tail's sections, as engine ``graph`` names them; each empty where there
+        is none; and how to call both, which goes into the artifact.
 
     Raises:
         NotPortable: it cannot be compiled.
         NotYet: it uses a process group.
     """
-    _refuse_inputs(lowered, facts)
     graph = lowered.graph
-    env = shape_env_of(node.meta.get("val") for node in graph.graph.nodes if node.op == "placeholder")
-    before = set(conditions(env))
     division = divide(graph)
-    call: dict[str, Any] = {
-        "computes": division.library is not None,
-        "tail_inputs": list(division.tail_inputs),
-        "written": list(division.written),
-        "tensors": [],
-        "numbers": [],
-        "constants": [],
-    }
-    tail = None
+    call: dict[str, Any] = {"tensors": [], "numbers": [], "constants": []}
+    call |= {"tail_inputs": list(division.tail_inputs), "written": list(division.written)}
+    tail: Mapping[str, bytes] = {}
     if division.tail is not None:
         tail = GraphEngine().outline(LoweredGraph(graph=division.tail, inputs=()), facts)
-    library: Mapping[str, bytes] | None = None
-    if division.library is not None:
-        # Before the inputs are bound: constants in the order in which engine graph keeps them.
-        order = list(dict.fromkeys(str(node.target) for node in graph.graph.nodes if node.op == "get_attr"))
-        inputs = bind_inputs(division.library)
-        call["tensors"], call["numbers"] = list(inputs.tensors), list(inputs.numbers)
-        call["constants"] = [order.index(name) for name in inputs.constants]
-        with compile_place(identity) as (directory, cache), operators_as_they_are():
-            library = compile_library(
-                division.library,
-                inputs.fakes,
-                directory=directory,
-                cache=cache,
-                march=instruction_set().march,
-                compiler=settings().compiler,
-            )
-    call["added"] = [text for text in conditions(env) if text not in before]
-    return CompiledParts(library=library, tail=tail, call=call)
+    if division.library is None:
+        return {}, tail, call
+    # Constants in the order in which engine graph keeps them.
+    order = list(dict.fromkeys(str(node.target) for node in graph.graph.nodes if node.op == "get_attr"))
+    with compile_place(digest) as (directory, cache), operators_as_they_are():
+        library = compile_library(
+            division.library,
+            directory=directory,
+            cache=cache,
+            march=instruction_set().march,
+            compiler=settings().compiler,
+        )
+    call["tensors"], call["numbers"] = list(library.tensors), list(library.numbers)
+    call["constants"] = [order.index(name) for name in library.constants]
+    return library.files, tail, call
 
 
-def compile_described(
-    whole: Mapping[str, bytes], description: Mapping[str, Any], identity: str
-) -> CompiledParts:
-    """Compile a graph from an artifact's sections, without Dynamo's trace; raises as `compile_parts`."""
-    replayed = GraphEngine().load(whole, {}, {})
-    # Without what the caller of a cached function may have switched on.
-    with torch.inference_mode(mode=False), operators_as_they_are(), as_described(description):
-        graph = graph_of(replayed, rebuild(description))
-        facts = GraphFacts(input_classes=(), num_outputs=0, aliased_outputs=())
-        return compile_parts(LoweredGraph(graph=graph, inputs=()), facts, identity)
-
-
-def _refuse_inputs(lowered: LoweredGraph, facts: GraphFacts) -> None:
+def refuse_inputs(lowered: LoweredGraph, facts: GraphFacts) -> None:
     """Reject tensors whose raw storage differs from their values, or whose storage is read beyond them.
 
     Inputs without a lazy bit have an artifact of their own: the bits are among its conditions.
+
+    Raises:
+        NotPortable: names the input.
     """
     for name, node in zip(facts.input_names, lowered.graph.graph.nodes, strict=False):
         value = node.meta.get("val")
-        if not isinstance(value, torch.Tensor) or not (value.is_neg() or value.is_conj()):
+        if not isinstance(value, torch.Tensor):
             continue
-        bit, remedy = ("negative", "resolve_neg()") if value.is_neg() else ("conjugate", "resolve_conj()")
-        msg = (
-            f"{name} has its {bit} bit set, which mode max-autotune does not support: pass {name}.{remedy}, "
-            "or use mode reduce-overhead"
-        )
-        raise NotPortable(msg, what=name)
+        if value.layout != torch.strided or value.is_quantized:
+            msg = f"{name} has layout {value.layout}, which no library can take; use mode reduce-overhead"
+            raise NotPortable(msg, what=str(value.layout))
+        if value.is_neg() or value.is_conj():
+            bit, remedy = ("negative", "resolve_neg()") if value.is_neg() else ("conjugate", "resolve_conj()")
+            msg = (
+                f"{name} has its {bit} bit set, which mode max-autotune does not support: pass "
+                f"{name}.{remedy}, or use mode reduce-overhead"
+            )
+            raise NotPortable(msg, what=name)
     for index in facts.anchored_inputs:
         name = facts.input_names[index]
         msg = (
@@ -368,36 +341,3 @@ def _refuse_inputs(lowered: LoweredGraph, facts: GraphFacts) -> None:
             "that stay inside of the tensor (view, narrow, unfold), or mode reduce-overhead"
         )
         raise NotPortable(msg, what=name)
-
-
-def compile_again(sections: Sections, call: Mapping[str, Any]) -> Mapping[str, bytes] | None:
-    """The library of an artifact that keeps none; None, with a warning, where it is not what it was."""
-    whole = {name: sections[name] for name in SECTIONS}
-    _log.info("compiling kernels, which the artifact does not keep (ge_cache=True keeps them)")
-    try:
-        parts = compile_described(whole, call["described"], identity(whole, call["described"]))
-    except NotPortable as error:
-        _log.warning("the kernels cannot be compiled again, so the graph is replayed: %s", error)
-        return None
-    held = {*call["added"], *call["described"]["conditions"]}
-    if _plan(parts.call, call) != _plan(call, call) or not held.issuperset(parts.call["added"]):
-        _log.warning("the kernels came out otherwise than the artifact says, so the graph is replayed")
-        return None
-    return parts.library
-
-
-def _plan(call: Mapping[str, Any], described: Mapping[str, Any]) -> dict[str, Any]:
-    """Plan of a library's call, whichever of several equal numbers stands for all of them."""
-
-    def first(positions: list[int]) -> list[int]:
-        return [same_input(described["described"], position) for position in positions]
-
-    plan = {name: call[name] for name in ("computes", "tensors", "constants", "written")}
-    # The order counts for the library, not for the tail, which is the artifact's own.
-    return {**plan, "numbers": first(call["numbers"]), "tail_inputs": set(first(call["tail_inputs"]))}
-
-
-def identity(whole: Sections, description: Mapping[str, Any]) -> str:
-    """Digest of what is compiled: equal on all ranks whose graphs are equal."""
-    text = whole["graph.py"] + whole["constants"] + json.dumps(description, sort_keys=True).encode()
-    return hashlib.sha256(text).hexdigest()[:32]

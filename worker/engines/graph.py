@@ -40,11 +40,9 @@ class GraphEngine:
     def check(self, device_kind: str) -> None:
         """See `Engine.check`; torch alone is enough."""
 
-    def compile(
-        self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None
-    ) -> Built:
-        """See `Engine.compile`; there are no compiled kernels to keep."""
-        del facts, keep_compiled, site
+    def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Built:
+        """See `Engine.compile`."""
+        del facts, site
         from warmrank.worker.engines.graph_source import pack_constants, written
         from warmrank.worker.engines.port import Built
 
@@ -59,7 +57,7 @@ class GraphEngine:
 
     def outline(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Sections:
         """See `Engine.outline`; there are no kernels."""
-        return self.compile(lowered, facts, keep_compiled=False, site=site).sections
+        return self.compile(lowered, facts, site=site).sections
 
     def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
         """See `Engine.load`; raises `NotPortable` where an operator was replaced in this process."""

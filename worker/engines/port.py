@@ -58,14 +58,11 @@ class Engine(Protocol):
     def check(self, device_kind: str) -> None:
         """Raise `WorkerError` for what this kind of device cannot compile, before anything is traced."""
 
-    def compile(
-        self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None
-    ) -> Built:
+    def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Built:
         """Compile a graph into bytes to keep; equal graphs give equal bytes.
 
-        Runs within the graph's tracing context, before the guards are written. ``keep_compiled`` asks for
-        compiled kernels in files beside the artifact (``ge_cache``). ``site`` is None where there is a
-        graph only, which not every engine takes.
+        Runs within the graph's tracing context, before the guards are written. ``site`` is None where there
+        is a graph only, which not every engine takes.
         """
 
     def outline(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Sections:

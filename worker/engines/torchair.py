@@ -32,16 +32,14 @@ from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Site
 from warmrank.worker.engines.port import Built
 from warmrank.worker.engines.torchair_code import (
-    Own,
     Written,
     bound,
     portable,
     portable_signature,
-    put_back,
     roles_in,
     taken,
 )
-from warmrank.worker.engines.torchair_options import Translation, translated
+from warmrank.worker.engines.torchair_options import translated
 from warmrank.worker.engines.torchair_vendor import (
     Vendor,
     complaints,
@@ -71,6 +69,173 @@ if TYPE_CHECKING:
 _GRAPH_NAME = "__compiled_fn"
 
 
+class TorchairEngine:
+    """Hands compiling and loading to TorchAir."""
+
+    name = "torchair"
+    version = "1"
+    captured = False
+    captures_itself = True
+
+    def check(self, device_kind: str) -> None:
+        """See `worker.engines.Engine.check`.
+
+        Raises:
+            BadConfig: the module lies on another kind of device.
+            DeviceUnavailable: torch_npu or TorchAir does not import.
+        """
+        if device_kind != "npu":
+            msg = f"engine torchair compiles for device kind npu; this module lies on {device_kind}"
+            raise BadConfig(msg, parameter="engine", device_kind=device_kind)
+        backend_for(device_kind)
+        torch_facts.require("torchair")
+
+    def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Built:
+        """See `worker.engines.Engine.compile`.
+
+        Raises `NotPortable`: TorchAir does not cache the function, or its cache would give other results.
+        """
+        call = lowered.captured
+        assert site is not None and call is not None  # noqa: S101, PT018 - TorchAir takes methods
+        _refuse(site, call, facts)
+        groups = {role_of(name): name for name in group_names(lowered.graph)}
+        written = compiled(site, call, groups)
+        if left := left_to_wrappers(call.context):
+            msg = f"{site.method.__qualname__}: {left}, which TorchAir's cache leaves out; use engine graph"
+            raise NotPortable(msg, what=left)
+        if unbound := set(groups) - roles_in(written.code):
+            msg = (
+                f"TorchAir writes process groups ({', '.join(sorted(unbound))}) into its code in a way that "
+                f"cannot be bound to another rank's, in mode {site.config.mode}; use mode reduce-overhead"
+            )
+            raise NotPortable(msg, what="process groups")
+        return Built(sections=written.to_sections())
+
+    def outline(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Sections:
+        """See `worker.engines.Engine.outline`; GE makes kernels of TorchAir's code later."""
+        return self.compile(lowered, facts, site=site).sections
+
+    def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
+        """See `worker.engines.Engine.load`; raises `ArtifactCorrupt`: TorchAir does not load it."""
+        del files
+        assert site is not None  # noqa: S101 - TorchAir takes methods
+        return loaded(Written.from_sections(sections), site, groups)
+
+
+def _refuse(site: Site, call: CapturedCall, facts: GraphFacts) -> None:
+    """Refuse what TorchAir caches wrongly or not at all.
+
+    Among it are arguments marked static where parameters are frozen: later processes may mark others.
+
+    Raises:
+        NotPortable: says what, and what to do.
+    """
+    name, config = site.method.__qualname__, site.config
+    if facts.random:
+        msg = f"{facts.random} draws random numbers, which TorchAir does not cache; use engine graph"
+        raise NotPortable(msg, what=facts.random)
+    if facts.data_dependent and config.mode != "max-autotune":
+        msg = (
+            f"{facts.data_dependent}'s result depends on data, so TorchAir cannot capture "
+            "it; use engine graph, or move it out of the cached function"
+        )
+        raise NotPortable(msg, what=facts.data_dependent)
+    frozen = config.experimental_config.frozen_parameter or config.npugraphex_config.frozen_parameter
+    for index, value in enumerate(call.example_inputs) if frozen else ():
+        if index not in facts.module_inputs and getattr(value, "_dynamo_static_input_type", None):
+            argument = facts.input_names[index]
+            msg = (
+                f"argument {argument} of {name} is marked by mark_static_address, which "
+                "TorchAir freezes with frozen_parameter for every later process too; use one of the two"
+            )
+            raise NotPortable(msg, what=argument, instead="graph")
+    if facts.aliased_outputs:
+        msg = (
+            f"output {facts.aliased_outputs[0]} of {name} is a view of an input, and TorchAir's cache "
+            "returns a view of its own buffer instead; return a copy (.clone()), or use engine graph"
+        )
+        raise NotPortable(msg, what=f"output {facts.aliased_outputs[0]}", instead="graph")
+
+
+def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Written:
+    """Let TorchAir compile what Dynamo captured, without running it; within the context of the trace.
+
+    Raises:
+        NotPortable: TorchAir does not cache this function; says why, in its words.
+        BadConfig: the configuration has options that the installed TorchAir has not.
+        CompileFailed: TorchAir raises an error.
+    """
+    vendor, name = vendor_for(site.config.mode), site.method.__qualname__
+    with private_directory() as directory:
+        lazy, _, translation = handed(vendor, site, directory)
+        given: dict[str, Any] = {}
+        with instead_of_torch_compile(vendor, lambda *_, **options: given.update(options)):
+            saver = lazy.compile(site.method.__func__.__globals__)
+        if "backend" not in given:
+            msg = (
+                f"{vendor.name} of this torch_npu compiles in another way than the releases that are known "
+                "(it calls torch.compile without a backend); use engine graph"
+            )
+            raise NotPortable(msg, what=vendor.name)
+        # In the other modes the number is text, which `portable` finds, and events are named after it.
+        with numbered_anew(vendor) if site.config.mode == "max-autotune" else nullcontext():
+            try:
+                given["backend"](call.graph_module, list(call.example_inputs))
+            except Exception as error:
+                lines = str(error).strip().splitlines()
+                why = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
+                msg = f"TorchAir fails to compile {name}: {why}. See the error above, or use engine graph."
+                raise CompileFailed(msg, function=name, why=why) from error
+        with written_privately(directory), complaints(vendor.name) as said:
+            saver.save_compiled_fn(id(call.frame))
+        model = _model_of(saver, vendor, name, said)
+    fx = model.compiled_fx
+    own = own_of(site, translation, groups, os.path.realpath(directory))
+    code, constants, packed = taken(str(fx.py_code), vendor.serializer)
+    return Written(
+        vendor=vendor.name,
+        version=str(model.meta.version),
+        signature=portable_signature(str(fx.signature), own),
+        code=portable(code, own),
+        constants=constants,
+        packed=packed,
+        parameters=tuple((str(name), bool(flag)) for name, flag in fx.input_parameters),
+    )
+
+
+def _model_of(saver: Any, vendor: Vendor, name: str, said: list[str]) -> Any:
+    """Model that TorchAir wrote, or would have but for a frame that it cannot write: ours is used.
+
+    Raises `NotPortable`: TorchAir does not cache the function.
+    """
+    path, kept = Path(saver.cache_bin), saver.compiled_model
+    if path.is_file():
+        return vendor.cache.CompiledModel.load(str(path))
+    if kept.compiled_fx is not None and not saver.errors:
+        return kept
+    reasons = [str(reason).strip().partition("\n")[0] for reason in (*saver.errors, *said)]
+    why = "; ".join(reasons) or "it makes no code for it"
+    raise NotPortable(f"TorchAir does not cache {name}: {why}. Use engine graph for it.", what=name)
+
+
+def compiled_by_backend(
+    graph_module: GraphModule,
+    example_inputs: list[Any],
+    *,
+    config: CompilerConfig,
+    decompositions: Mapping[Any, Callable[..., Any]],
+) -> Callable[..., Any]:
+    """Graph compiled by TorchAir's own backend for ``torch.compile``, in memory only."""
+    vendor = vendor_for(config.mode)
+    theirs = vendor.package.CompilerConfig()
+    translated(config, theirs, kept=False)
+    backend = vendor.package.get_npu_backend(
+        compiler_config=theirs, custom_decompositions=dict(decompositions)
+    )
+    run: Callable[..., Any] = backend(graph_module, example_inputs)
+    return run
+
+
 class LoadedGraph:
     """TorchAir's callable over a graph's inputs; it captures and replays by itself."""
 
@@ -79,7 +244,9 @@ class LoadedGraph:
     def __init__(self, call: Callable[..., Any], made: KernelFiles, private: Path) -> None:
         weakref.finalize(self, _ended, made, private, os.getpid())
         self._call = call
-        self._kernel: Any = _kernel_of(call)
+        # TorchAir's ``AclGraph``; None where nothing is captured (max-autotune).
+        kernel = _closed_over(call, "ge_kernel")
+        self._kernel: Any = getattr(kernel, "__globals__", {}).get("acl_graph")
         self._made = made
         self._is_called = False
 
@@ -114,6 +281,13 @@ class LoadedGraph:
         return self._made.private
 
 
+def _ended(made: KernelFiles, private: Path, process: int) -> None:
+    """The end of a loaded graph, or of its process; not of one that was forked from it."""
+    if os.getpid() == process:
+        made.end()
+        discard_tree(private)
+
+
 def loaded(written: Written, site: Site, groups: Mapping[str, str]) -> LoadedGraph:
     """Let TorchAir load what it wrote once (`compiled`), from a private copy; ``groups`` by role.
 
@@ -124,56 +298,22 @@ def loaded(written: Written, site: Site, groups: Mapping[str, str]) -> LoadedGra
     vendor = vendor_for(site.config.mode)
     with private_directory(kept=True) as directory:
         lazy, options, translation = handed(vendor, site, directory)
+        try:
+            code = bound(written, own_of(site, translation, groups, ""))
+        except (KeyError, SyntaxError) as error:
+            why = f"what is kept of TorchAir's file cannot be read or bound to this process ({error!r})"
+            raise ArtifactCorrupt(f"{why}; it is compiled again", where="torchair.py", why=why) from error
         models = vendor.cache.CompiledModel
         path = Path(models.get_cache_bin(site.method, cache_dir=str(directory), **options))
-        made = KernelFiles(path.parent, site)
         model = models(site.method)
         model.meta.version = written.version
         model.compiled_fn = _frame(site.frame)
-        parameters = [(name, flag) for name, flag in written.parameters]
-        code = _bound(written, own_of(site, translation, groups, ""))
-        model.compiled_fx = vendor.cache.CompiledFX(written.signature, code, parameters)
+        model.compiled_fx = vendor.cache.CompiledFX(written.signature, code, list(written.parameters))
         with written_privately(directory):
             path.parent.mkdir(mode=0o700, parents=True)
             model.save(str(path))
-        found = _taken_by(vendor, lazy, site, path)
-        return LoadedGraph(_graph_of(found), made, directory)
-
-
-def _bound(written: Written, own: Own) -> str:
-    """The code for this process; raises `ArtifactCorrupt` if it names what this process has not."""
-    try:
-        code = bound(written.code, own)
-    except SyntaxError as error:
-        msg = f"what is kept of TorchAir's file cannot be read ({error!r}); it is compiled again"
-        raise ArtifactCorrupt(msg, where="torchair.py", why=repr(error)) from error
-    except KeyError as error:
-        why = f"its code cannot be bound to this process: {type(error).__name__}: {error}"
-        msg = f"TorchAir's part of the artifact: {why}"
-        raise ArtifactCorrupt(msg, where="torchair.py", why=why) from error
-    if written.constants is None:
-        return code
-    return put_back(code, written.constants.names, written.constants.section)
-
-
-def _taken_by(vendor: Vendor, lazy: Any, site: Site, path: Path) -> Any:
-    """TorchAir's model, loaded from its file; raises `ArtifactCorrupt` if it refuses it."""
-    tried: list[Any] = []
-    with complaints(vendor.name) as said, instead_of_torch_compile(lambda *args, **_: tried.append(args)):
-        found = lazy.compile(site.method.__func__.__globals__)
-    if tried or not path.is_file():
-        # Without the path, which no other rank has: equal reasons are told once.
-        why = "; ".join(said).replace(f" {path}", "") or "it compiles anew"
-        msg = f"TorchAir does not load its part of the artifact: {why}"
-        raise ArtifactCorrupt(msg, where=str(path), why=why)
-    return found
-
-
-def _ended(made: KernelFiles, private: Path, process: int) -> None:
-    """The end of a loaded graph, or of its process; not of one that was forked from it."""
-    if os.getpid() == process:
-        made.end()
-        discard_tree(private)
+        graph = _graph_of(_taken_by(vendor, lazy, site, path))
+        return LoadedGraph(graph, KernelFiles(path.parent, site), directory)
 
 
 def _frame(code: bytes) -> CodeType:
@@ -188,6 +328,22 @@ def _frame(code: bytes) -> CodeType:
     return frame
 
 
+def _taken_by(vendor: Vendor, lazy: Any, site: Site, path: Path) -> Any:
+    """TorchAir's model, loaded from its file; raises `ArtifactCorrupt` if it refuses it."""
+    tried: list[Any] = []
+    with (
+        complaints(vendor.name) as said,
+        instead_of_torch_compile(vendor, lambda *args, **_: tried.append(args)),
+    ):
+        found = lazy.compile(site.method.__func__.__globals__)
+    if tried or not path.is_file():
+        # Without the path, which no other rank has: equal reasons are told once.
+        why = "; ".join(said).replace(f" {path}", "") or "it compiles anew"
+        msg = f"TorchAir does not load its part of the artifact: {why}"
+        raise ArtifactCorrupt(msg, where=str(path), why=why)
+    return found
+
+
 def _graph_of(found: Any) -> Callable[..., Any]:
     """The graph's callable inside of what TorchAir made of its cache."""
     inner = _closed_over(found, "compiled_fn")
@@ -198,198 +354,8 @@ def _graph_of(found: Any) -> Callable[..., Any]:
     return graph  # type: ignore[no-any-return]
 
 
-def _kernel_of(graph: Callable[..., Any]) -> Any:
-    """TorchAir's ``AclGraph`` under a graph's callable; None where nothing is captured (max-autotune)."""
-    kernel = _closed_over(graph, "ge_kernel")
-    return getattr(kernel, "__globals__", {}).get("acl_graph")
-
-
 def _closed_over(function: Any, name: str) -> Any:
     code, closure = getattr(function, "__code__", None), getattr(function, "__closure__", None)
     if code is None or closure is None or name not in code.co_freevars:
         return None
     return closure[code.co_freevars.index(name)].cell_contents
-
-
-class TorchairEngine:
-    """Hands compiling and loading to TorchAir."""
-
-    name = "torchair"
-    version = "1"
-    captured = False
-    captures_itself = True
-
-    def check(self, device_kind: str) -> None:
-        """See `worker.engines.Engine.check`.
-
-        Raises:
-            BadConfig: the module lies on another kind of device.
-            DeviceUnavailable: torch_npu or TorchAir does not import.
-        """
-        if device_kind != "npu":
-            msg = f"engine torchair compiles for device kind npu; this module lies on {device_kind}"
-            raise BadConfig(msg, parameter="engine", device_kind=device_kind)
-        backend_for(device_kind)
-        torch_facts.require("torchair")
-
-    def compile(
-        self, lowered: LoweredGraph, facts: GraphFacts, *, keep_compiled: bool, site: Site | None = None
-    ) -> Built:
-        """See `worker.engines.Engine.compile`.
-
-        Raises `NotPortable`: TorchAir does not cache the function, or its cache would give other results.
-        """
-        del keep_compiled
-        call = lowered.captured
-        assert site is not None and call is not None  # noqa: S101, PT018 - TorchAir takes methods
-        if facts.random:
-            msg = f"{facts.random} draws random numbers, which TorchAir does not cache; use engine graph"
-            raise NotPortable(msg, what=facts.random)
-        if facts.data_dependent and site.config.mode != "max-autotune":
-            msg = (
-                f"{facts.data_dependent}'s result depends on data, so TorchAir cannot capture "
-                "it; use engine graph, or move it out of the cached function"
-            )
-            raise NotPortable(msg, what=facts.data_dependent)
-        _refuse_marks(site, call, facts)
-        if facts.aliased_outputs:
-            msg = (
-                f"output {facts.aliased_outputs[0]} of {site.method.__qualname__} is a view of an input, and "
-                "TorchAir's cache returns a view of its own buffer instead; return a copy (.clone()), or use "
-                "engine graph"
-            )
-            raise NotPortable(msg, what=f"output {facts.aliased_outputs[0]}", instead="graph")
-        groups = {role_of(name): name for name in group_names(lowered.graph)}
-        written = compiled(site, call, groups)
-        if left := left_to_wrappers(call.context):
-            msg = f"{site.method.__qualname__}: {left}, which TorchAir's cache leaves out; use engine graph"
-            raise NotPortable(msg, what=left)
-        if unbound := set(groups) - roles_in(written.code):
-            msg = (
-                f"TorchAir writes process groups ({', '.join(sorted(unbound))}) into its code in a way that "
-                f"cannot be bound to another rank's, in mode {site.config.mode}; use mode reduce-overhead"
-            )
-            raise NotPortable(msg, what="process groups")
-        return Built(sections=written.to_sections())
-
-    def outline(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Sections:
-        """See `worker.engines.Engine.outline`; GE makes kernels of TorchAir's code later."""
-        return self.compile(lowered, facts, keep_compiled=False, site=site).sections
-
-    def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
-        """See `worker.engines.Engine.load`; raises `ArtifactCorrupt`: TorchAir does not load it."""
-        del files
-        assert site is not None  # noqa: S101 - TorchAir takes methods
-        return loaded(Written.from_sections(sections), site, groups)
-
-
-def _refuse_marks(site: Site, call: CapturedCall, facts: GraphFacts) -> None:
-    """Refuse arguments that are marked static where parameters are frozen: a later process may mark others.
-
-    Raises `NotPortable`: names the argument.
-    """
-    config = site.config
-    if not (config.experimental_config.frozen_parameter or config.npugraphex_config.frozen_parameter):
-        return
-    for index, value in enumerate(call.example_inputs):
-        if index not in facts.module_inputs and getattr(value, "_dynamo_static_input_type", None):
-            name = facts.input_names[index]
-            msg = (
-                f"argument {name} of {site.method.__qualname__} is marked by mark_static_address, which "
-                "TorchAir freezes with frozen_parameter for every later process too; use one of the two"
-            )
-            raise NotPortable(msg, what=name, instead="graph")
-
-
-def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Written:
-    """Let TorchAir compile what Dynamo captured, without running it; within the context of the trace.
-
-    Raises:
-        NotPortable: TorchAir does not cache this function; says why, in its words.
-        BadConfig: the configuration has options that the installed TorchAir has not.
-    """
-    vendor = vendor_for(site.config.mode)
-    with private_directory() as directory:
-        saver, backend, translation = _saver(vendor, site, directory)
-        # In the other modes the number is text, which `portable` finds, and events are named after it.
-        with numbered_anew(vendor) if site.config.mode == "max-autotune" else nullcontext():
-            _compile(backend, call, site.method.__qualname__)
-        with written_privately(directory), complaints(vendor.name) as said:
-            saver.save_compiled_fn(id(call.frame))
-        model = _model_of(saver, vendor, site, said)
-    fx = model.compiled_fx
-    own = own_of(site, translation, groups, os.path.realpath(directory))
-    code, constants = taken(str(fx.py_code), vendor.serializer)
-    return Written(
-        vendor=vendor.name,
-        version=str(model.meta.version),
-        signature=portable_signature(str(fx.signature), own),
-        code=portable(code, own),
-        constants=constants,
-        parameters=tuple((str(name), bool(flag)) for name, flag in fx.input_parameters),
-    )
-
-
-def _model_of(saver: Any, vendor: Vendor, site: Site, said: list[str]) -> Any:
-    """Model that TorchAir wrote, or would have but for a frame that it cannot write: ours is used.
-
-    Raises `NotPortable`: TorchAir does not cache the function.
-    """
-    path, kept = Path(saver.cache_bin), saver.compiled_model
-    if path.is_file():
-        return vendor.cache.CompiledModel.load(str(path))
-    if kept.compiled_fx is not None and not saver.errors:
-        return kept
-    reasons = [str(reason).strip().partition("\n")[0] for reason in (*saver.errors, *said)]
-    why = "; ".join(reasons) or "it makes no code for it"
-    msg = f"TorchAir does not cache {site.method.__qualname__}: {why}. Use engine graph for it."
-    raise NotPortable(msg, what=site.method.__qualname__)
-
-
-def compiled_by_backend(
-    graph_module: GraphModule,
-    example_inputs: list[Any],
-    *,
-    config: CompilerConfig,
-    decompositions: Mapping[Any, Callable[..., Any]],
-) -> Callable[..., Any]:
-    """Graph compiled by TorchAir's own backend for ``torch.compile``, in memory only."""
-    vendor = vendor_for(config.mode)
-    theirs = vendor.package.CompilerConfig()
-    translated(config, theirs, kept=False)
-    backend = vendor.package.get_npu_backend(
-        compiler_config=theirs, custom_decompositions=dict(decompositions)
-    )
-    run: Callable[..., Any] = backend(graph_module, example_inputs)
-    return run
-
-
-def _saver(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, Callable[..., Any], Translation]:
-    """TorchAir's saver for an empty cache, and the backend that it would give to ``torch.compile``."""
-    lazy, _, translation = handed(vendor, site, directory)
-    given: dict[str, Any] = {}
-
-    def take(function: Any, **options: Any) -> Any:
-        given.update(options, function=function)
-        return None
-
-    with instead_of_torch_compile(take):
-        saver = lazy.compile(site.method.__func__.__globals__)
-    if "backend" not in given:
-        msg = (
-            f"{vendor.name} of this torch_npu compiles in another way than the releases that are known "
-            "(it calls torch.compile without a backend); use engine graph"
-        )
-        raise NotPortable(msg, what=vendor.name)
-    return saver, given["backend"], translation
-
-
-def _compile(backend: Callable[..., Any], call: CapturedCall, name: str) -> None:
-    """Let TorchAir compile; raises `CompileFailed` with its own message."""
-    try:
-        backend(call.graph_module, list(call.example_inputs))
-    except Exception as error:
-        lines = str(error).strip().splitlines()
-        why = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
-        msg = f"TorchAir fails to compile {name}: {why}. See the error above, or use engine graph for it."
-        raise CompileFailed(msg, function=name, why=why) from error

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from warmrank.worker.configs.of_torchair import FLAT, INVERTED, is_option
 from warmrank.worker.configs.options import TORCHAIR, no_effect, options, same
+from warmrank.worker.configs.torchair_sections import FLAT, INVERTED, is_option
 from warmrank.worker.errors import NoCounterpart
 from warmrank.worker.values import Value
 

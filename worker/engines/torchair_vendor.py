@@ -91,8 +91,16 @@ def vendor_package(name: str) -> Any:
 
 @contextlib.contextmanager
 def _importing(name: str) -> Iterator[None]:
+    """Keep signal handlers, and of logger ``torchair``, which is this package's as well, level and handlers.
+
+    After TorchAir's handlers a process would take no notice of SIGTERM and Ctrl-C; what is to be done at its
+    end TorchAir has registered with ``atexit`` as well.
+    """
+    is_main = threading.current_thread() is threading.main_thread()  # others cannot set signal handlers
+    signals = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    level, handlers, made = _log.level, list(_log.handlers), logging.getLoggerClass()
     try:
-        with _own_logging(), _own_signals(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of torch, for what TorchAir uses
             yield
     except ImportError as error:
@@ -101,15 +109,9 @@ def _importing(name: str) -> Iterator[None]:
             "Install torch_npu where CANN is and source CANN's set_env.sh, or use engine graph."
         )
         raise DeviceUnavailable(msg, kind="npu", missing=name) from error
-
-
-@contextlib.contextmanager
-def _own_logging() -> Iterator[None]:
-    """Logger ``torchair`` is this package's as well: its level and handlers stay, and so do later loggers."""
-    level, handlers, made = _log.level, list(_log.handlers), logging.getLoggerClass()
-    try:
-        yield
     finally:
+        for number, handler in signals.items() if is_main else ():
+            signal.signal(number, handler)
         logging.setLoggerClass(made)
         _log.setLevel(level)
         _log.handlers[:] = handlers
@@ -118,40 +120,34 @@ def _own_logging() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
-    """Signals keep their handlers: after TorchAir's, a process would take no notice of SIGTERM and Ctrl-C.
-
-    What TorchAir wants done at the end of a process it has registered with ``atexit`` as well.
-    """
-    is_main = threading.current_thread() is threading.main_thread()  # others cannot set any
-    kept = (signal.SIGTERM, signal.SIGINT) if is_main else ()
-    before = {number: signal.getsignal(number) for number in kept}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def instead_of_torch_compile(take: Callable[..., Any]) -> Iterator[None]:
-    """``torch.compile`` is ``take`` for a moment, for whoever calls it in this thread.
+def instead_of_torch_compile(vendor: Vendor, take: Callable[..., Any]) -> Iterator[None]:
+    """Let TorchAir's cache compiler call ``take`` for ``torch.compile``, in this thread.
 
     TorchAir hands it the method and its own backend; with them this package traces once, for both.
+    torch itself stays as it is: other threads look for patches of it meanwhile.
     """
+    thread = threading.get_ident()
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return (take if threading.get_ident() == thread else torch.compile)(*args, **kwargs)
+
+    names = vars(vendor.cache)
     with _PATCHING:
-        before = torch.compile
-        takers = {threading.get_ident(): take}
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            return takers.get(threading.get_ident(), before)(*args, **kwargs)
-
-        torch.compile = called
+        names["torch"] = _TorchWithCompile(called)
         try:
             yield
         finally:
-            torch.compile = before
-            takers.clear()  # whoever kept `called` reaches the real one through it
+            names["torch"] = torch
+
+
+class _TorchWithCompile:
+    """torch, with another ``compile``."""
+
+    def __init__(self, compiling: Callable[..., Any]) -> None:
+        self.compile = compiling
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
 
 
 @contextlib.contextmanager

@@ -1,10 +1,7 @@
 """Dimension gears: the few sizes that a dimension of an input may take. One compile, one captured graph each.
 
-``carried``    which tensor carries which gears: `set_dim_gears`
-``model``      what gears may be; those of one artifact, as data, and their combinations
+``model``      what gears may be, on tensors and in one artifact, and their combinations
 ``rules``      which artifact a call may use; a shape that is no gear, in words
 ``runner``     pads inputs and cuts outputs; makes inputs of every gear
 ``compiling``  how a call with gears is traced, and what is recorded of it; compile time only
-
-Nothing that a load imports needs Dynamo or sympy.
 """

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -53,10 +53,19 @@ if TYPE_CHECKING:
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
 _log = logging.getLogger("torchair")
+_SIZE = re.compile(r"\bp(\d+)\(\)\[(\d+)\]")
 
 
 class GearsApart(GearError):
     """The gears of a call cannot be compiled together with the others; they can be alone."""
+
+
+class TracedGears(NamedTuple):
+    """A geared tensor of a trace: Dynamo's name of it, its node in the guards' table, and its gears."""
+
+    source: str
+    node: int
+    gears: Gears
 
 
 class GearCompile(Value):
@@ -85,7 +94,7 @@ class GearCompile(Value):
         values = node_values(guards.nodes, function_of(self.method), self.arguments)
         nodes = {id(value): node for node, value in reversed(tuple(enumerate(values)))}
         geared = [
-            TracedGears(source=source, node=nodes[id(tensor)], gears=carried(tensor) or {})
+            TracedGears(source, nodes[id(tensor)], carried(tensor) or {})
             for source, tensor in self.traced.items()
             if id(tensor) in nodes
         ]
@@ -98,7 +107,7 @@ class GearCompile(Value):
             gears = replace(gears, combinations=(sizes,), dropped=others, unpaddable="its sizes stand alone")
             guards = replace(guards, shapes=(*guards.shapes, membership(gears)))
         else:
-            gears, guards = settled(gears, guards, sizes, unlike_traced(lowered, gears))
+            gears, guards = _settled(gears, guards, sizes, lowered)
         refuse_miss(gears, sizes, self.on_miss)
         refuse_unpaddable(gears, self.on_miss)
         return replace(facts, gears=gears), guards
@@ -136,17 +145,6 @@ def _hints(tensor: torch.Tensor, gears: Mapping[int, Sequence[int]]) -> dict[int
     return hints
 
 
-_SIZE = re.compile(r"\bp(\d+)\(\)\[(\d+)\]")
-
-
-class TracedGears(Value):
-    """A geared tensor of a trace: Dynamo's name of it, its node in the guards' table, and its gears."""
-
-    source: str
-    node: int
-    gears: Gears
-
-
 def record(
     lowered: LoweredGraph,
     facts: GraphFacts,
@@ -160,17 +158,21 @@ def record(
     Dimensions that are ``alone`` are constants in the graph, and each gets a name that stands for it.
     """
     symbols = Symbols(lowered)
-    axes = [axis for item in geared for axis in _axes(lowered, symbols, item, alone=alone)]
+    axes = tuple(axis for item in geared for axis in _axes(lowered, symbols, item, alone=alone))
     if not axes:
         return None
     names = [f"{readable(axis.source)} dimension {axis.dim}" for axis in axes]
     combinations = merged([axis.gears for axis in axes], policy, names)
     own = frozenset(axis.symbol for axis in axes)
     numbers = [(index, value) for index, value in enumerate(symbols.values) if free_symbols(value)]
+    tensors = {index: symbols.values[index] for index in sorted({axis.position for axis in axes} - {-1})}
     result = GearFacts(
-        axes=tuple(axes),
+        axes=axes,
         combinations=combinations,
-        inputs=tuple(_inputs(axes, symbols)),
+        inputs=tuple(
+            GearedInput(position=index, sizes=_texts(value.shape), strides=_texts(value.stride()))
+            for index, value in tensors.items()
+        ),
         numbers=tuple((index, size_text(value)) for index, value in numbers if free_symbols(value) & own),
         bound=tuple(
             (size_text(value), index)
@@ -178,93 +180,73 @@ def record(
             if free_symbols(value) == {size_text(value)} - own
         ),
         outputs=tuple(map(_output, symbols.outputs)),
+        ahead=bool(tensors) and all(facts.input_classes[index] == USER for index in tensors),
     )
-    result = replace(
-        result,
-        ahead=all(facts.input_classes[item.position] == USER for item in result.inputs)
-        and bool(result.inputs),
-        unpaddable=_unpaddable(result, lowered, facts),
-    )
-    return replace(result, combinations=tuple(sorted(combinations, key=lambda item: _order(result, item))))
+    unpaddable = _unpaddable(result, lowered, symbols, facts)
+    ordered = tuple(sorted(combinations, key=lambda item: _order(result, item)))
+    return replace(result, unpaddable=unpaddable, combinations=ordered)
 
 
-def _axes(lowered: LoweredGraph, symbols: Symbols, geared: TracedGears, *, alone: bool) -> list[Axis]:
+def _axes(lowered: LoweredGraph, symbols: Symbols, geared: TracedGears, *, alone: bool) -> Iterator[Axis]:
     sources = {item.source: index for index, item in enumerate(lowered.inputs)}
-    found = []
+    position = sources.get(geared.source, -1)
     for dim, sizes in sorted(geared.gears.items()):
-        position = sources.get(geared.source, -1)
         symbol = f"size_{position}_{dim}" if alone else symbols.of_size(geared.source, dim)
         number = sources.get(f"{geared.source}.size()[{dim}]", -1)
         if symbol and max(position, number) >= 0:
-            found.append(
-                Axis(
-                    source=geared.source,
-                    node=geared.node,
-                    dim=dim,
-                    gears=sizes,
-                    symbol=symbol,
-                    position=position,
-                    number=number,
-                )
-            )
-    return found
-
-
-def _inputs(axes: Sequence[Axis], symbols: Symbols) -> list[GearedInput]:
-    found = []
-    for position in sorted({axis.position for axis in axes if axis.position >= 0}):
-        value = symbols.values[position]
-        found.append(
-            GearedInput(
+            yield Axis(
+                source=geared.source,
+                node=geared.node,
+                dim=dim,
+                gears=sizes,
+                symbol=symbol,
                 position=position,
-                sizes=tuple(map(size_text, value.shape)),
-                strides=tuple(map(size_text, value.stride())),
+                number=number,
             )
-        )
-    return found
+
+
+def _texts(sizes: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(map(size_text, sizes))
 
 
 def _output(value: Any) -> tuple[str, ...] | str | None:
     if isinstance(value, torch.Tensor):
-        return tuple(map(size_text, value.shape))
+        return _texts(value.shape)
     return size_text(value) if isinstance(value, torch.SymInt) else None
 
 
 def _order(gears: GearFacts, combination: Combination) -> tuple[int, Combination]:
     """Largest first: by the elements of the geared tensors, then by size."""
-    known = dict(zip((axis.symbol for axis in gears.axes), combination, strict=True))
-    known |= {symbol: 1 for symbol, _ in gears.bound}
+    known = _values(gears, combination) | {symbol: 1 for symbol, _ in gears.bound}
     elements = sum(math.prod(evaluate(size, known) for size in item.sizes) for item in gears.inputs)
     return -elements, tuple(-size for size in combination)
 
 
-def _unpaddable(gears: GearFacts, lowered: LoweredGraph, facts: GraphFacts) -> str:
+def _unpaddable(gears: GearFacts, lowered: LoweredGraph, symbols: Symbols, facts: GraphFacts) -> str:
     """The reason why inputs of this graph cannot be padded; empty if they can."""
     if facts.data_dependent:
         return f"{facts.data_dependent}'s result depends on data"
     if facts.random:
         return f"{facts.random} draws random numbers, and a larger graph draws others"
-    for item, kind in zip(lowered.inputs, facts.input_classes, strict=True):
+    sources = [readable(item.source) for item in lowered.inputs]
+    for source, kind in zip(sources, facts.input_classes, strict=True):
         if kind == MUTATED:
-            return f"the function writes to {readable(item.source)}, and padded rows would be written as well"
+            return f"the function writes to {source}, and padded rows would be written as well"
     for geared in gears.inputs:
-        source = readable(lowered.inputs[geared.position].source)
         if facts.input_classes[geared.position] != USER:
-            return f"{source} has gears, and is state of the module or shares memory with an output"
+            shares = "has gears, and is state of the module or shares memory with an output"
+            return f"{sources[geared.position]} {shares}"
         if "0" in geared.strides:
-            return f"elements of {source} share memory (expand)"
-    return _unknown_size(gears, lowered)
+            return f"elements of {sources[geared.position]} share memory (expand)"
+    return _unknown_size(gears, symbols, sources)
 
 
-def _unknown_size(gears: GearFacts, lowered: LoweredGraph) -> str:
+def _unknown_size(gears: GearFacts, symbols: Symbols, sources: Sequence[str]) -> str:
     """Name a size that does not follow from the sizes of the inputs; empty if all do."""
-    symbols = Symbols(lowered)
     known = {axis.symbol for axis in gears.axes} | {symbol for symbol, _ in gears.bound}
     for index, _ in gears.numbers:
         if free_symbols(symbols.values[index]) - known:
-            return (
-                f"{readable(lowered.inputs[index].source)} depends on a geared size and on an unknown number"
-            )
+            return f"{sources[index]} depends on a geared size and on an unknown number"
     for index, value in enumerate(symbols.outputs):
         sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
         if any(free_symbols(size) - known for size in sizes):
@@ -272,33 +254,39 @@ def _unknown_size(gears: GearFacts, lowered: LoweredGraph) -> str:
     return ""
 
 
-def settled(
-    gears: GearFacts, guards: PortableGuards, sizes: Combination, unlike: Mapping[Combination, str]
+def _settled(
+    gears: GearFacts, guards: PortableGuards, sizes: Combination, lowered: LoweredGraph
 ) -> tuple[GearFacts, PortableGuards]:
     """Gears and guards that fit each other: the combinations stand in the place of conditions on axes.
 
-    ``sizes`` are those of the traced call; ``unlike`` names combinations with which the graph does something
-    else than was traced, and what.
+    ``sizes`` are those of the traced call.
     """
     symbols = {(axis.node, axis.dim): axis.symbol for axis in gears.axes}
+
+    def symbol(match: re.Match[str]) -> str:
+        parent, step, argument = guards.nodes[int(match[1])]
+        name = symbols.get((parent, int(match[2]))) if (step, argument) == ("attr", "size") else None
+        return name or match[0]
+
     conditions, kept, mixed = [], [], ""
     for expression, used in guards.shapes:
-        text = _SIZE.sub(lambda match: _symbol(match, guards, symbols), expression)
-        if not re.search(r"\bp\d+\b", text):
+        text = _SIZE.sub(symbol, expression)
+        nodes = [guards.nodes[int(index)] for index in re.findall(r"\bp(\d+)\b", text)]
+        if not nodes:
             conditions.append(text)
-        else:
-            kept.append((expression, used))
-            if text != expression and not _on_strides(guards, text):
-                mixed = expression
+            continue
+        kept.append((expression, used))
+        if text != expression and not all((node[1], node[2]) == ("attr", "stride") for node in nodes):
+            mixed = expression
     held = {
-        item: hold(conditions, _values(gears, item)) or unlike.get(item, "") for item in gears.combinations
+        item: hold(conditions, _values(gears, item)) or _unlike_traced(lowered, gears, item)
+        for item in gears.combinations
     }
     allowed = tuple(item for item in gears.combinations if not held[item])
     dropped = tuple(item for item in gears.combinations if held[item])
     for item in dropped:
-        _log.info(
-            "gears %s are dropped: the traced code asks for %s", item, condition_text(gears, held[item])
-        )
+        text = condition_text(gears, held[item])
+        _log.info("gears %s are dropped: the traced code asks for %s", item, text)
     if sizes in dropped or not allowed:
         reason = condition_text(gears, held.get(sizes) or held[dropped[0]])
         msg = (
@@ -317,29 +305,13 @@ def settled(
     return final, replace(guards, shapes=(*kept, membership(final)))
 
 
-def _symbol(match: re.Match[str], guards: PortableGuards, symbols: dict[tuple[int, int], str]) -> str:
-    parent, step, argument = guards.nodes[int(match[1])]
-    name = symbols.get((parent, int(match[2]))) if (step, argument) == ("attr", "size") else None
-    return name or match[0]
-
-
-def _on_strides(guards: PortableGuards, text: str) -> bool:
-    """True if all that a condition asks beside axes are strides."""
-    nodes = [guards.nodes[int(index)] for index in re.findall(r"\bp(\d+)\b", text)]
-    return all((step, argument) == ("attr", "stride") for _, step, argument in nodes)
-
-
 def _values(gears: GearFacts, sizes: Combination) -> dict[str, int]:
     return dict(zip((axis.symbol for axis in gears.axes), sizes, strict=True))
 
 
-def unlike_traced(lowered: LoweredGraph, gears: GearFacts) -> dict[Combination, str]:
-    """Combinations with a size of 1 for which an operation gives another shape than was traced.
+def _unlike_traced(lowered: LoweredGraph, gears: GearFacts, sizes: Combination) -> str:
+    """What an operation gives otherwise than was traced with a size of 1; empty for nothing.
 
     The trace did not tell 1 from other sizes, but ``squeeze`` and its like do.
     """
-    return {
-        item: reason
-        for item in gears.combinations
-        if 1 in item and (reason := other_shape(lowered, _values(gears, item)))
-    }
+    return other_shape(lowered, _values(gears, sizes)) if 1 in sizes else ""

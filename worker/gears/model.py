@@ -27,6 +27,7 @@ Combination = tuple[int, ...]
 Gears = dict[int, tuple[int, ...]]
 _SCOPE = {"math": math, "max": max, "min": min, "abs": abs, "int": int, "round": round}
 ATTRIBUTE = "dim_gears"
+_used: set[bool] = set()  # gears cost nothing where nobody sets any
 
 
 def checked_gears(shape: Sequence[int], dim_gears: Mapping[int, Sequence[int]]) -> Gears:
@@ -45,41 +46,30 @@ def checked_gears(shape: Sequence[int], dim_gears: Mapping[int, Sequence[int]]) 
         )
         raise GearError(msg, found=type(dim_gears).__qualname__)
     for dim, gears in dim_gears.items():
-        _check_dim(dim, len(shape))
-        _check_gears(dim, gears)
+        if msg := _fault(dim, gears, len(shape)):
+            raise GearError(msg, dim=repr(dim), found=repr(gears))
     return {dim: tuple(gears) for dim, gears in dim_gears.items()}
 
 
-def _check_dim(dim: object, num_dims: int) -> None:
+def _fault(dim: object, gears: object, num_dims: int) -> str:
+    """The reason why the gears of a dimension are not allowed; empty if they are."""
     if type(dim) is not int:
-        msg = f"Dim index in dim_gears must be an integer, but got {type(dim)}."
-        raise GearError(msg, dim=repr(dim))
+        return f"Dim index in dim_gears must be an integer, but got {type(dim)}."
     if not 0 <= dim < num_dims:
-        msg = f"Dim index in dim_gears must be in range [0, {num_dims - 1}], but got {dim}."
-        raise GearError(msg, dim=repr(dim), allowed=f"0 to {num_dims - 1}")
-
-
-def _check_gears(dim: int, gears: object) -> None:
+        return f"Dim index in dim_gears must be in range [0, {num_dims - 1}], but got {dim}."
+    of_dim = f"for dim index {dim} in dim_gears"
     if not isinstance(gears, list | tuple):
-        msg = f"Gears for dim index {dim} in dim_gears must be a list or tuple, but got {type(gears)}."
-        raise GearError(msg, dim=repr(dim), found=type(gears).__qualname__)
+        return f"Gears {of_dim} must be a list or tuple, but got {type(gears)}."
     if not MIN_GEARS <= len(gears) <= MAX_GEARS:
-        msg = (
-            f"Length of gears for dim index {dim} in dim_gears must be in range [{MIN_GEARS}, {MAX_GEARS}], "
-            f"but got {len(gears)}."
-        )
-        raise GearError(msg, dim=repr(dim), found=repr(len(gears)))
+        allowed = f"[{MIN_GEARS}, {MAX_GEARS}]"
+        return f"Length of gears {of_dim} must be in range {allowed}, but got {len(gears)}."
     for position, gear in enumerate(gears):
         if type(gear) is not int:
-            msg = (
-                f"Element at index {position} of value for dim index {dim} in dim_gears must be an integer, "
-                f"but got {type(gear)}."
-            )
-            raise GearError(msg, dim=repr(dim), found=repr(gear))
+            return f"Element at index {position} of value {of_dim} must be an integer, but got {type(gear)}."
         if gear < 1:
             fault = "must not be 0" if gear == 0 else "must be a size of 1 or more"
-            msg = f"Gear value at index {position} for dim index {dim} {fault}, but got {gear}."
-            raise GearError(msg, dim=repr(dim), found=repr(gear))
+            return f"Gear value at index {position} for dim index {dim} {fault}, but got {gear}."
+    return ""
 
 
 def merged(
@@ -159,24 +149,11 @@ class GearFacts(Value):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GearFacts:
         """Read from an artifact's header."""
+        plain = _tuples({name: value for name, value in data.items() if name not in ("axes", "inputs")})
         return cls(
-            axes=tuple(Axis(**{**axis, "gears": tuple(axis["gears"])}) for axis in data["axes"]),
-            combinations=tuple(map(tuple, data["combinations"])),
-            dropped=tuple(map(tuple, data["dropped"])),
-            conditions=tuple(data["conditions"]),
-            inputs=tuple(
-                GearedInput(
-                    position=item["position"], sizes=tuple(item["sizes"]), strides=tuple(item["strides"])
-                )
-                for item in data["inputs"]
-            ),
-            numbers=tuple((position, text) for position, text in data["numbers"]),
-            bound=tuple((symbol, position) for symbol, position in data["bound"]),
-            outputs=tuple(
-                tuple(item) if isinstance(item, list | tuple) else item for item in data["outputs"]
-            ),
-            ahead=data["ahead"],
-            unpaddable=data["unpaddable"],
+            **plain,
+            axes=tuple(Axis(**_tuples(axis)) for axis in data["axes"]),
+            inputs=tuple(GearedInput(**_tuples(item)) for item in data["inputs"]),
         )
 
     def sizes_of(self, inputs: Sequence[Any]) -> Combination:
@@ -199,14 +176,24 @@ class GearFacts(Value):
 
         Where the sizes do not meet the traced conditions, the code would have gone another way with them.
         """
-        values = dict(zip((axis.symbol for axis in self.axes), sizes, strict=True))
-        return None if hold(self.conditions, values) else covering(self.combinations, sizes)
+        return None if self.unmet(sizes) else covering(self.combinations, sizes)
+
+    def unmet(self, sizes: Sequence[int]) -> str:
+        """The first traced condition that sizes of the axes do not meet; empty if they meet all."""
+        return hold(self.conditions, dict(zip((axis.symbol for axis in self.axes), sizes, strict=True)))
 
     def symbols(self, sizes: Sequence[int], inputs: Sequence[Any]) -> dict[str, int]:
         """Value of every symbol, for the given sizes of the axes and a call's number inputs."""
         values = {symbol: inputs[position] for symbol, position in self.bound}
         values.update(zip((axis.symbol for axis in self.axes), sizes, strict=True))
         return values
+
+
+def _tuples(value: Any) -> Any:
+    """JSON, with tuples for its lists."""
+    if isinstance(value, dict):
+        return {name: _tuples(item) for name, item in value.items()}
+    return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def evaluate(text: str, symbols: Mapping[str, int]) -> int:
@@ -226,10 +213,6 @@ def hold(conditions: Sequence[str], symbols: Mapping[str, int]) -> str:
     return ""
 
 
-class _Process:
-    used = False  # gears cost nothing where nobody sets any
-
-
 def carry(t: torch.Tensor, dim_gears: Mapping[int, Sequence[int]]) -> None:
     """See `worker.inference.set_dim_gears`."""
     import torch
@@ -246,12 +229,12 @@ def carry(t: torch.Tensor, dim_gears: Mapping[int, Sequence[int]]) -> None:
     if checked:
         mark_geared(t, checked)
         setattr(t, ATTRIBUTE, checked)
-        _Process.used = True
+        _used.add(True)
 
 
 def any_set() -> bool:
     """True if a tensor of this process was ever given gears."""
-    return _Process.used
+    return bool(_used)
 
 
 def carried(value: Any) -> Gears | None:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.configs.compiler_config import OnGearMiss
 from warmrank.worker.errors import GearError
-from warmrank.worker.gears.model import Combination, GearFacts, any_set, carried, hold
+from warmrank.worker.gears.model import Axis, Combination, GearFacts, any_set, carried
 from warmrank.worker.runtime.artifact import PortableGuards
 from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.values import replace
@@ -36,38 +36,36 @@ if TYPE_CHECKING:
     from warmrank.worker.runtime.artifact import Check
 
 Shape = tuple[str, tuple[int, ...]]
+_SHOWN = 12
+_MAX_DEPTH = 16
 
 
 def membership(gears: GearFacts) -> Shape:
     """The condition that the sizes are one of the combinations."""
-    allowed = ", ".join(repr(combination) for combination in gears.combinations)
-    return f"({_sizes(gears)}) in {{{allowed}}}", _nodes(gears)
+    sizes = "".join(f"{_size(axis)}, " for axis in gears.axes)
+    allowed = ", ".join(map(repr, gears.combinations))
+    return f"({sizes}) in {{{allowed}}}", _nodes(gears)
 
 
 def coverage(gears: GearFacts) -> Shape:
     """The condition that the sizes lie under one of the combinations, and that the traced code is theirs."""
-    sizes = [f"p{axis.node}.shape[{axis.dim}]" for axis in gears.axes]
+    maximal: list[Combination] = []
+    for combination in gears.combinations:
+        if not any(all(a >= b for a, b in zip(other, combination, strict=True)) for other in maximal):
+            maximal.append(combination)
     under = (
-        " and ".join(f"{size} <= {gear}" for size, gear in zip(sizes, combination, strict=True))
-        for combination in _maximal(gears)
+        " and ".join(f"{_size(axis)} <= {gear}" for axis, gear in zip(gears.axes, each, strict=True))
+        for each in maximal
     )
     conditions = [" or ".join(f"({each})" for each in under), *gears.conditions]
     text = " and ".join(f"({condition})" for condition in conditions)
-    for axis, size in zip(gears.axes, sizes, strict=True):
-        text = re.sub(rf"\b{axis.symbol}\b", size, text)
+    for axis in gears.axes:
+        text = re.sub(rf"\b{axis.symbol}\b", _size(axis), text)
     return text, _nodes(gears)
 
 
-def _maximal(gears: GearFacts) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = []
-    for combination in gears.combinations:
-        if not any(all(a >= b for a, b in zip(other, combination, strict=True)) for other in found):
-            found.append(combination)
-    return found
-
-
-def _sizes(gears: GearFacts) -> str:
-    return "".join(f"p{axis.node}.shape[{axis.dim}], " for axis in gears.axes)
+def _size(axis: Axis) -> str:
+    return f"p{axis.node}.shape[{axis.dim}]"
 
 
 def _nodes(gears: GearFacts) -> tuple[int, ...]:
@@ -102,9 +100,6 @@ def any_size(guards: PortableGuards, gears: GearFacts) -> PortableGuards:
     return replace(guards, shapes=tuple(shape for shape in guards.shapes if shape not in both))
 
 
-_SHOWN = 12
-
-
 def condition_text(gears: GearFacts, condition: str) -> str:
     """A condition on symbols as a reader would write it."""
     for axis in gears.axes:
@@ -122,9 +117,7 @@ def refuse_miss(gears: GearFacts, sizes: Combination, on_miss: OnGearMiss) -> No
         for axis, size in zip(gears.axes, sizes, strict=True)
     )
     why = ""
-    values = dict(zip((axis.symbol for axis in gears.axes), sizes, strict=True))
-    unmet = hold(gears.conditions, values)
-    if unmet:
+    if unmet := gears.unmet(sizes):
         why = f" What was compiled asks for {condition_text(gears, unmet)}, which does not hold for them."
     shown = ", ".join(map(str, combinations[:_SHOWN])) + (", ..." if len(combinations) > _SHOWN else "")
     msg = f"no gear for these sizes: {found}; allowed combinations: {shown}.{why} {_remedy(on_miss)}"
@@ -155,9 +148,6 @@ def refuse_arguments(geared: Sequence[tuple[str, Any]], on_miss: OnGearMiss, pol
                 f"{policy!r}). {_remedy(on_miss)}"
             )
             raise GearError(msg, input=where, dim=str(dim), found=str(size), allowed=repr(gears))
-
-
-_MAX_DEPTH = 16
 
 
 def geared_arguments(

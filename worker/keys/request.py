@@ -88,20 +88,21 @@ def code_in_options(options: CacheOptions) -> tuple[str, ...]:
 
 
 def _of_kernels(engine: Engine, options: CacheOptions) -> dict[str, str]:
-    """Components of compiled kernels: the instructions and threads that they use, and if they are kept.
+    """Components of compiled kernels: the instructions and threads that they use.
 
     The compiler is not here: what it makes runs on all machines of this key, with a compiler or without.
     """
-    mode, ge_cache = options.config.mode, {"ge_cache": str(options.ge_cache)}
     if engine.name == "torchair":  # whose code has GE's part in mode max-autotune
-        return {**(ge_cache if mode == "max-autotune" else {}), **_registered(mode)}
+        mode = options.config.mode
+        ge_cache = {"ge_cache": str(options.ge_cache)} if mode == "max-autotune" else {}
+        return {**ge_cache, **_registered(mode)}
     if engine.name != "aoti":
         return {}
     import torch
 
     from warmrank.worker.keys.machine import instruction_set
 
-    return {"instruction set": instruction_set().text, "threads": str(torch.get_num_threads()), **ge_cache}
+    return {"instruction set": instruction_set().text, "threads": str(torch.get_num_threads())}
 
 
 def _registered(mode: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A rank's captures: what it proposes, each step, the streams that they take, and its manifest's plan.
+"""A rank's captures: what it proposes, each step, and its manifest's plan.
 
 All ranks capture in step, because graphs hold collectives: the driver gathers proposals, and hands every rank
 its part of one order (`orchestrator.launch.steps`).
@@ -6,20 +6,15 @@ its part of one order (`orchestrator.launch.steps`).
 
 from __future__ import annotations
 
-import ast
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from warmrank.worker.capture.plan import Shapes, inputs_for, parse
-from warmrank.worker.devices.failures import Captures, problem
 from warmrank.worker.results import CaptureProposal, PlannedCapture
-from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
     from warmrank.worker.rank.units import RankUnit
-    from warmrank.worker.rank.workload import Call
-    from warmrank.worker.runtime.artifact import Artifact
 
 _log = logging.getLogger(__name__)
 
@@ -29,13 +24,17 @@ def propose(units: Sequence[RankUnit], planned: Iterable[PlannedCapture]) -> tup
 
     ``planned`` are of manifests of earlier launches, of this rank and of others.
     """
+    shapes_of = {unit.name: _shapes(unit) for unit in units}
     for unit in units:
-        unit.signatures = tuple(shapes.to_text(_artifact(unit)) for shapes in _shapes(unit))
+        unit.signatures = tuple(shapes.to_text(_artifact(unit)) for shapes in shapes_of[unit.name])
     # Compiled kernels run as they are, so there is no step to take for them.
-    calls = [_of_call(unit) for unit in units if unit.variant is None or not unit.variant.runner.is_compiled]
+    proposals = [
+        _of_call(unit, shapes_of[unit.name])
+        for unit in units
+        if unit.variant is None or not unit.variant.runner.is_compiled
+    ]
     known = {signature for unit in units for signature in unit.signatures}
     num_left = {id(unit.variant): _num_left(unit, units) for unit in units if unit.variant is not None}
-    proposals = []
     for entry in planned:
         if entry.signature in known:
             continue
@@ -49,7 +48,7 @@ def propose(units: Sequence[RankUnit], planned: Iterable[PlannedCapture]) -> tup
             continue
         num_left[id(unit.variant)] -= 1
         proposals.append(_proposal(unit, entry.signature, shapes, planned=True))
-    return (*calls, *proposals)
+    return tuple(proposals)
 
 
 def capture(units: Sequence[RankUnit], step: CaptureProposal) -> None:
@@ -60,13 +59,12 @@ def capture(units: Sequence[RankUnit], step: CaptureProposal) -> None:
         variant.capture(unit.call.args, unit.call.kwargs)
         return
     _, shapes = parse(step.signature)
-    runner = variant.runner
-    inputs = inputs_for(shapes, runner.layout, _example(unit))
+    inputs = _inputs(unit, shapes)
     if isinstance(inputs, str):
         _log.info("not captured in advance: %s of the plan: %s", unit.name, inputs)
         return
     try:
-        runner.prepare(*inputs)
+        variant.runner.prepare(*inputs)
     except (RuntimeError, ValueError, LookupError) as error:  # of the graph's own operators, or out of memory
         _log.warning("not captured in advance: %s of the plan: %s", unit.name, error)
 
@@ -76,30 +74,33 @@ def captured(units: Sequence[RankUnit]) -> dict[str, tuple[str, ...]]:
 
     What no call of the workload asked for (an earlier plan, the check) counts to its artifact's first unit.
     """
-    left: dict[str, Shapes] = {}
-    for unit in units:
-        if unit.variant is not None:
-            left |= {shapes.to_text(_artifact(unit)): shapes for shapes in unit.variant.runner.shapes()}
+    loaded = [unit for unit in units if unit.variant is not None]
+    sizes = {
+        shapes.to_text(_artifact(unit)): shapes.num_elements
+        for unit in loaded
+        for shapes in unit.bound().runner.shapes()
+    }
+    left = dict(sizes)
     found: dict[str, list[str]] = {unit.name: [] for unit in units}
-    sizes = {signature: shapes.num_elements for signature, shapes in left.items()}
     for unit in units:
-        own = [signature for signature in unit.signatures if signature in left]
-        for signature in own:
-            del left[signature]
-        found[unit.name] += own
+        found[unit.name] += [text for text in unit.signatures if left.pop(text, None) is not None]
     for signature in left:
         digest, _ = parse(signature)
-        owner = next(unit for unit in units if unit.variant is not None and _artifact(unit) == digest)
-        found[owner.name].append(signature)
+        found[next(unit.name for unit in loaded if _artifact(unit) == digest)].append(signature)
     return {name: tuple(sorted(own, key=lambda text: -sizes[text])) for name, own in found.items()}
 
 
-def _of_call(unit: RankUnit) -> CaptureProposal:
-    shapes = max(_shapes(unit), key=lambda shapes: shapes.num_elements, default=None)
-    if shapes is None:
-        size = _num_elements(unit.call)
-        return CaptureProposal(function=unit.name, signature="", shapes="", num_elements=size, planned=False)
-    return _proposal(unit, shapes.to_text(_artifact(unit)), shapes, planned=False)
+def _of_call(unit: RankUnit, every: Sequence[Shapes]) -> CaptureProposal:
+    if every:
+        shapes = max(every, key=lambda shapes: shapes.num_elements)
+        return _proposal(unit, shapes.to_text(_artifact(unit)), shapes, planned=False)
+    import torch
+
+    from warmrank.worker.torch_private.places import leaves
+
+    tensors = leaves((unit.call.args, dict(unit.call.kwargs)))
+    size = sum(leaf.numel() for leaf in tensors if isinstance(leaf, torch.Tensor))
+    return CaptureProposal(function=unit.name, signature="", shapes="", num_elements=size, planned=False)
 
 
 def _proposal(unit: RankUnit, signature: str, shapes: Shapes, *, planned: bool) -> CaptureProposal:
@@ -123,8 +124,7 @@ def _of_plan(entry: PlannedCapture, units: Sequence[RankUnit]) -> tuple[RankUnit
     if unit is None:
         _log.debug("not captured in advance: %s of the plan has artifact %s", entry.function, digest[:12])
         return None
-    inputs = inputs_for(shapes, unit.bound().runner.layout, _example(unit))
-    if isinstance(inputs, str):
+    if isinstance(inputs := _inputs(unit, shapes), str):
         _log.info("not captured in advance: %s of the plan: %s", entry.function, inputs)
         return None
     return unit, shapes
@@ -145,64 +145,11 @@ def _shapes(unit: RankUnit) -> list[Shapes]:
     return [shapes for shapes in found if shapes is not None]
 
 
-def _example(unit: RankUnit) -> tuple[object, ...]:
-    return unit.bound().inputs_of(unit.call.args, unit.call.kwargs)
+def _inputs(unit: RankUnit, shapes: Shapes) -> tuple[object, ...] | str:
+    """Inputs of these shapes, made of the call's own; or why there are none."""
+    variant = unit.bound()
+    return inputs_for(shapes, variant.runner.layout, variant.inputs_of(unit.call.args, unit.call.kwargs))
 
 
 def _artifact(unit: RankUnit) -> str:
     return unit.bound().stored.sha256
-
-
-def _num_elements(call: Call) -> int:
-    """Elements in all tensors among a call's arguments."""
-    import torch
-
-    from warmrank.worker.torch_private.places import leaves
-
-    found = leaves((call.args, dict(call.kwargs)))
-    return sum(leaf.numel() for leaf in found if isinstance(leaf, torch.Tensor))
-
-
-def stream_problem(units: Sequence[RankUnit], proposals: Sequence[CaptureProposal]) -> str:
-    """Warning about the streams of an NPU before the first capture; empty if they suffice."""
-    return problem(
-        graphs_of(units, proposals),
-        expansion=settings().ascend.get("HCCL_OP_EXPANSION_MODE", ""),
-    )
-
-
-def graphs_of(units: Sequence[RankUnit], proposals: Sequence[CaptureProposal]) -> tuple[Captures, ...]:
-    """The graphs that these proposals make, by artifact: calls of equal shapes share one."""
-    by_name = {unit.name: unit for unit in units}
-    owners: dict[str, str] = {}
-    graphs: dict[str, set[str]] = {}
-    artifacts: dict[str, Artifact] = {}
-    for item in proposals:
-        unit = by_name[item.function]
-        if unit.variant is None:
-            continue
-        stored = unit.variant.stored
-        owners.setdefault(stored.sha256, unit.name)
-        graphs.setdefault(stored.sha256, set()).update((item.signature,) if item.planned else unit.signatures)
-        artifacts[stored.sha256] = stored.artifact
-    return tuple(
-        Captures(
-            name=owners[digest],
-            num_graphs=len(own),
-            roles=frozenset(artifacts[digest].roles),
-            num_side_streams=_num_side_streams(artifacts[digest].sections),
-        )
-        for digest, own in graphs.items()
-    )
-
-
-def _num_side_streams(sections: Mapping[str, bytes]) -> int:
-    """Streams that the model switches to (``npu_stream_switch``), which TorchAir lists in its code.
-
-    Each joins the capture of each graph, where the runtime makes a stream for it.
-    """
-    code = sections.get("torchair.py", b"").decode()
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.keyword) and node.arg == "user_stream_label":
-            return len(node.value.elts) if isinstance(node.value, ast.Set | ast.List | ast.Tuple) else 0
-    return 0

@@ -8,9 +8,8 @@ imported from `start` on, not before.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from warmrank.worker.rank.manifests import Fields
     from warmrank.worker.rank.start import RankSpec
-    from warmrank.worker.rank.units import Handed, OpenStore, RankUnit
+    from warmrank.worker.rank.units import Handed, OpenStore, RankUnit, TracePrint
     from warmrank.worker.rank.workload import Workload
     from warmrank.worker.runtime.function import CachedFunction
 
@@ -57,7 +56,6 @@ class RankWorker:
         self._calls: list[RankUnit] = []  # of each call of the workload, the unit that answers it now
         self._groups: dict[str, ProcessGroup] = {}
         self._owns_process_group = False
-        self._proposed: tuple[CaptureProposal, ...] = ()
         self._functions: list[CachedFunction] = []  # all that user code made in the stages of this rank
 
     def start(self) -> dict[str, str]:
@@ -87,7 +85,7 @@ class RankWorker:
 
     def probe(self) -> tuple[FunctionProbe, ...]:
         """Look each unit up."""
-        return tuple(self._probe(unit) for unit in self._units.values())
+        return tuple(map(self._probe, self._units.values()))
 
     def _probe(self, unit: RankUnit) -> FunctionProbe:
         with self._watched(unit):
@@ -115,11 +113,11 @@ class RankWorker:
                 results.append(unit.audit())
         return tuple(results)
 
-    def trace(self, function: str) -> bytes:
+    def trace(self, function: str) -> TracePrint:
         """Print of a unit's trace, for `difference` on another rank."""
-        return self._units[function].trace().to_bytes()
+        return self._units[function].trace()
 
-    def difference(self, function: str, trace: bytes) -> str:
+    def difference(self, function: str, trace: TracePrint) -> str:
         """The first difference between another rank's trace of a unit and this rank's own; empty if none."""
         return self._units[function].difference(trace)
 
@@ -166,29 +164,20 @@ class RankWorker:
             for name, unit in self._units.items()
             if unit.variant is not None and (names is None or name in names)
         ]
-        self._proposed = captures.propose(units, planned)
-        return self._proposed
-
-    def stream_problem(self) -> str:
-        """Warning about the proposed captures; see `worker.devices.failures`."""
-        from warmrank.worker.rank.captures import stream_problem
-
-        return stream_problem(tuple(self._units.values()), self._proposed)
+        return captures.propose(units, planned)
 
     def capture(self, step: CaptureProposal) -> tuple[FunctionResult, ...]:
         """Take one step of the order that the driver made of all ranks' proposals."""
-        unit = self._units[step.function]
-        return (unit.guarded(functools.partial(self._capture, step=step)),)
-
-    def _capture(self, unit: RankUnit, step: CaptureProposal) -> FunctionResult:
         from warmrank.worker.rank import captures
 
-        bound = unit.bound()
-        started = perf_counter()
-        captures.capture(tuple(self._units.values()), step)
-        seconds = perf_counter() - started
-        _log.info("Captured %s in %.3f s: %s", unit.name, seconds, bound.runner.statistics)
-        return unit.timed(capture_s=unit.seconds.capture_s + seconds)
+        def captured(unit: RankUnit) -> FunctionResult:
+            runner, started = unit.bound().runner, perf_counter()
+            captures.capture(tuple(self._units.values()), step)
+            seconds = perf_counter() - started
+            _log.info("Captured %s in %.3f s: %s", unit.name, seconds, runner.statistics)
+            return unit.timed(capture_s=unit.seconds.capture_s + seconds)
+
+        return (self._units[step.function].guarded(captured),)
 
     def first_call(self, place: int) -> tuple[FunctionResult | FunctionProbe, ...]:
         """Run the call before a place (from 0) in the workload, as a user would, and probe the call there.
@@ -227,25 +216,24 @@ class RankWorker:
         return found
 
     def extra(self) -> tuple[FunctionResult, ...]:
-        """Artifacts that the check, or one call inside of another, needed beyond the workload's calls."""
-        used = (function for function in dict.fromkeys(self._functions) if function.variants)
-        return tuple(result for function in used for result in self._extra(function))
+        """Artifacts that the check, or one call inside of another, needed beyond the workload's calls.
 
-    def _extra(self, function: CachedFunction) -> Iterator[FunctionResult]:
-        """Make units of what was loaded or compiled beside the calls, so that the manifest names it."""
+        They become units, so that the manifest names what was loaded or compiled beside the calls.
+        """
         from warmrank.worker.rank.units import RankUnit, check_cache_dir
         from warmrank.worker.rank.workload import Call
 
-        check_cache_dir(function, Path(self._spec.cache_dir))
-        known = {unit.variant for unit in self._units.values()}
-        for variant in reversed(function.variants):
-            if variant in known:
-                continue
-            name = self._free_name(function)
-            result = replace(function.results[variant.stored.sha256], function=name)
-            unit = RankUnit(name=name, call=Call(function=function), variant=variant, result=result)
-            self._units[name] = unit
-            yield result
+        results = []
+        for function in (found for found in dict.fromkeys(self._functions) if found.variants):
+            check_cache_dir(function, Path(self._spec.cache_dir))
+            known = {unit.variant for unit in self._units.values()}
+            for variant in reversed([found for found in function.variants if found not in known]):
+                name = self._free_name(function)
+                result = replace(function.results[variant.stored.sha256], function=name)
+                call = Call(function=function)
+                self._units[name] = RankUnit(name=name, call=call, variant=variant, result=result)
+                results.append(result)
+        return tuple(results)
 
     def _check(self) -> Verification:
         if self._workload is None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -36,7 +35,7 @@ from warmrank.worker.results import (
 )
 from warmrank.worker.runtime.artifact import PortableGuards
 from warmrank.worker.runtime.files import OFFERED, guards_json, is_withheld, offered, release
-from warmrank.worker.runtime.find import Found, other_request
+from warmrank.worker.runtime.find import Found, StoredArtifact, other_request
 from warmrank.worker.runtime.runtime_state import declared_for
 from warmrank.worker.values import Value
 
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
     from warmrank.cache_store.store import Store
     from warmrank.worker.rank.workload import Call
     from warmrank.worker.runtime.artifact import Artifact
-    from warmrank.worker.runtime.find import StoredArtifact
     from warmrank.worker.runtime.function import CachedFunction
     from warmrank.worker.runtime.variant import Variant
 
@@ -69,18 +67,7 @@ class TracePrint(Value):
     @property
     def digest(self) -> str:
         """SHA-256 of all parts, hex."""
-        return hashlib.sha256(_text(dict(self.parts)).encode()).hexdigest()
-
-    def to_bytes(self) -> bytes:
-        """The print for another process."""
-        content = {"parts": list(self.parts.items()), "places": self.places}
-        return zlib.compress(_text(content).encode())
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> TracePrint:
-        """The print that `to_bytes` gave."""
-        content = json.loads(zlib.decompress(data))
-        return cls(parts={name: tuple(lines) for name, lines in content["parts"]}, places=content["places"])
+        return _sha(_text(dict(self.parts)).encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,24 +135,20 @@ class RankUnit:
             msg = f"{where} has other arguments than the function takes: {error}"
             raise WorkloadError(msg, function=self.name) from error
         self.seconds = replace(self.seconds, load_s=perf_counter() - started)
-        asked = self.function.request()
-        stored = found.stored
+        asked, module, stored = self.function.request(), self.function.module, found.stored
         is_open = stored is not None and found.own and is_withheld(stored.path.parent, stored.sha256)
         return FunctionProbe(
             function=self.name,
             request_key=asked.key,
             components=asked.components,
-            state="miss" if found.stored is None else "hit" if found.own else "adoptable",
+            state="miss" if stored is None else "hit" if found.own else "adoptable",
             reason=found.reason,
-            digest=found.stored.sha256 if found.stored is not None else "",
-            runtime_state=declared_for(self.function.module),
-            cost=self._cost() if found.stored is None else 1,
+            digest=stored.sha256 if stored is not None else "",
+            runtime_state=declared_for(module),
+            # Modules are traced one by one, each wherever it is used.
+            cost=len(list(module.named_modules(remove_duplicate=False))) if stored is None else 1,
             trace=self.trace().digest if is_open else "",
         )
-
-    def _cost(self) -> int:
-        """A guess at what a compile takes: modules are traced one by one, each wherever it is used."""
-        return sum(1 for _ in self.function.module.named_modules(remove_duplicate=False))
 
     def compile(self, open_store: OpenStore, *, withheld: bool = False) -> FunctionResult:
         """Trace and compile without running; the artifact goes into the store as well."""
@@ -202,11 +185,13 @@ class RankUnit:
     def audit(self) -> TraceResult:
         """Trace as a compile would, and keep nothing but what a comparison needs."""
         started, cpu_s = perf_counter(), process_time()
-        # As in `compile`: a call that an earlier unit's artifact would cover is not traced.
-        covering = (outline for outline in self.outlines if not self._misfits(outline))
-        outline = next(covering, None)
-        if outline is None:
-            outline = self.function.outline(self.call.args, self.call.kwargs)
+        args, kwargs = self.call.args, self.call.kwargs
+        for outline in self.outlines:  # as in `compile`: a call that an earlier artifact covers is not traced
+            stored = StoredArtifact(artifact=outline, path=Path(), sha256="", size_bytes=0)
+            if not self.function.mismatches(stored, args, kwargs):
+                break
+        else:
+            outline = self.function.outline(args, kwargs)
             self.outlines.append(outline)
         self.outlined = print_of(outline)
         seconds, cpu_s = perf_counter() - started, process_time() - cpu_s
@@ -232,16 +217,9 @@ class RankUnit:
             cpu_s=traced.cpu_s,
         )
 
-    def _misfits(self, outline: Artifact) -> tuple[str, ...]:
-        from warmrank.worker.runtime.find import StoredArtifact
-
-        stored = StoredArtifact(artifact=outline, path=Path(), sha256="", size_bytes=0)
-        return self.function.mismatches(stored, self.call.args, self.call.kwargs)
-
-    def difference(self, trace: bytes) -> str:
+    def difference(self, trace: TracePrint) -> str:
         """The first difference between a trace of another rank and this rank's own, in words."""
-        own = self.outlined or self.trace()
-        return first_difference(TracePrint.from_bytes(trace), own)
+        return first_difference(trace, self.outlined or self.trace())
 
     def _share(self, stored: StoredArtifact, store: Store) -> None:
         """Put an artifact where ranks on other nodes can take it from; without it they compile themselves."""
@@ -341,8 +319,15 @@ class RankUnit:
             raise  # no other unit, and no other attempt, could keep anything there
         except (WorkerError, StoreError) as error:
             kind = type(error).__name__
-            refused = self._refused(f"{kind}: {error}", failure_of(error))
-            self.result = replace(refused, error=kind)
+            failures = {
+                CompileForbidden: Failure.FORBIDDEN,
+                ArtifactCorrupt: Failure.CORRUPT,
+                Corrupt: Failure.CORRUPT,
+                StoreError: Failure.STORE,
+                WorkerError: Failure.ERROR,
+            }
+            failure = next(found for base, found in failures.items() if isinstance(error, base))
+            self.result = replace(self._refused(f"{kind}: {error}", failure), error=kind)
         return self.result
 
     def timed(self, **seconds: float) -> FunctionResult:
@@ -359,46 +344,35 @@ class RankUnit:
 
     def _refused(self, reason: str, failure: Failure) -> FunctionResult:
         return FunctionResult(
-            function=self.name, ok=False, outcome="adopted", reason=reason, failure=failure,
+            function=self.name,
+            ok=False,
+            outcome="adopted",
+            reason=reason,
+            failure=failure,
             seconds=self.seconds,
-        )  # fmt: skip
+        )
 
     def _finish(self) -> FunctionResult:
         result = self.function.last_result
         assert result is not None  # noqa: S101 - every variant that is bound leaves a result
-        looked_s = self.seconds.load_s if result.outcome != "compiled" else 0.0
-        self.seconds = replace(
-            result.seconds, load_s=result.seconds.load_s + looked_s, audit_s=self.seconds.audit_s
-        )
+        load_s = result.seconds.load_s + (self.seconds.load_s if result.outcome != "compiled" else 0.0)
+        self.seconds = replace(result.seconds, load_s=load_s, audit_s=self.seconds.audit_s)
         return replace(result, function=self.name, seconds=self.seconds)
-
-
-def failure_of(error: WorkerError | StoreError) -> Failure:
-    """The kind of a failure that was raised."""
-    if isinstance(error, CompileForbidden):
-        return Failure.FORBIDDEN
-    if isinstance(error, ArtifactCorrupt | Corrupt):
-        return Failure.CORRUPT
-    return Failure.STORE if isinstance(error, StoreError) else Failure.ERROR
 
 
 def units_of(calls: Iterable[Call], cache_dir: Path) -> dict[str, RankUnit]:
     """The units of a workload's calls, in their order, by name."""
     units: dict[str, RankUnit] = {}
     seen: Counter[str] = Counter()
-    refused: dict[CachedFunction, dict[str, str]] = {}
-    outlines: dict[CachedFunction, list[Artifact]] = {}
+    first: dict[CachedFunction, RankUnit] = {}
     for call in calls:
         check_cache_dir(call.function, cache_dir)
-        base = call.function.name
-        name = unit_name(base, seen[base])
-        seen[base] += 1
-        units[name] = RankUnit(
-            name=name,
-            call=call,
-            refused=refused.setdefault(call.function, {}),
-            outlines=outlines.setdefault(call.function, []),
-        )
+        name = unit_name(call.function.name, seen[call.function.name])
+        seen[call.function.name] += 1
+        unit = RankUnit(name=name, call=call)
+        shared = first.setdefault(call.function, unit)
+        unit.refused, unit.outlines = shared.refused, shared.outlines
+        units[name] = unit
     return units
 
 
@@ -420,40 +394,32 @@ def print_of(artifact: Artifact) -> TracePrint:
     neither kernels nor lines of source, which follow from these or change no result. Where an engine compiles
     kernels, conditions on sizes are those of the trace, without what its compiler added.
     """
-    from warmrank.worker.compile import origins
-    from warmrank.worker.compile.readable import conditions, disassembled, origin_of
+    from warmrank.worker.compile.readable import conditions, disassembled, origins_in
 
-    known = origins.read(artifact.sections)
+    known = origins_in(artifact.sections)
     source = next((artifact.sections[name] for name in _AS_TEXT if name in artifact.sections), b"")
     graph = tuple(source.decode().split("\n"))
     guards = PortableGuards.from_json(json.loads(_text(guards_json(artifact.guards))))  # as a file has them
     symbols = ""
     if _AOTI in artifact.sections:  # Inductor adds conditions on sizes, and an outline has none of them
         guards = replace(guards, shapes=())
-        symbols = _text(_without_hints(json.loads(artifact.sections[_AOTI])["described"]))
-    data = guards_json(guards)
-    kept = ((name, artifact.sections.get(name, b"")) for name in _AS_DIGEST)
-    digests = {name: hashlib.sha256(content).hexdigest() for name, content in kept}
+        symbols = _text(json.loads(artifact.sections[_AOTI])["traced"])
+    data = (part for _, part in sorted(guards_json(guards).items()))
     return TracePrint(
         parts={
             "graph": graph,
             "condition": tuple(conditions(guards)),
             "sizes": (symbols,),
-            "constants": tuple(f"{name} {digest}" for name, digest in digests.items()),
+            "constants": tuple(f"{name} {_sha(artifact.sections.get(name, b''))}" for name in _AS_DIGEST),
             "frame": tuple(disassembled(artifact.frame.code)),
-            "names of the frame": (
-                _text(artifact.frame.names),
-                hashlib.sha256(artifact.frame.code).hexdigest(),
-            ),
+            "names of the frame": (_text(artifact.frame.names), _sha(artifact.frame.code)),
             "facts": tuple(f"{name} {_text(value)}" for name, value in asdict(artifact.facts).items()),
             "function": (artifact.name, artifact.function, *artifact.roles),
             "data of conditions": tuple(
-                _text(item)
-                for _, part in sorted(data.items())
-                for item in (part.items() if isinstance(part, dict) else part)
+                _text(item) for part in data for item in (part.items() if isinstance(part, dict) else part)
             ),
         },
-        places={line: place for line in graph if (place := origin_of(line, known))},
+        places={line: place for line in graph if (place := known.line(line))},
     )
 
 
@@ -469,10 +435,8 @@ def first_difference(one: TracePrint, other: TracePrint) -> str:
     return ""
 
 
-def _without_hints(described: dict[str, Any]) -> dict[str, Any]:
-    """The description of a graph's inputs without the sizes of the very call that was traced."""
-    symbols = {name: bounds for name, (_, *bounds) in described["symbols"].items()}
-    return {**described, "symbols": symbols}
+def _sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _text(value: Any) -> str:

@@ -161,7 +161,7 @@ class Artifact(Value):
         name: qualified name and signature, as TorchAir's log prints it.
         function: digest of the function; another one may have the same name.
         frame: unpacks arguments and packs outputs.
-        sections: the engine's own bytes, and `ABOUT`, what `worker.compile.origins` keeps for people.
+        sections: the engine's own bytes, and `ABOUT`, what `worker.compile.readable` keeps for people.
     """
 
     name: str

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from warmrank.worker.configs.compiler_config import GuardMode, OnGearMiss
-    from warmrank.worker.devices.port import DeviceBackend
+    from warmrank.worker.devices import DeviceBackend
     from warmrank.worker.gears.runner import GearedRunner
     from warmrank.worker.runtime.call_guards import CallGuards
 

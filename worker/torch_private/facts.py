@@ -43,7 +43,7 @@ _COMPILE = (
 GROUPS: Final = {
     "compile": _COMPILE,
     "trial": ("trial",),
-    "inductor": ("inductor", "libraries", "library_inputs"),
+    "inductor": ("inductor", "libraries"),
     "torchair": ("torchair",),
     "offline": ("fake_ranks",),
 }

@@ -4,7 +4,9 @@ Relied on (``tests/unit/test_aoti_engine.py``; compiled kernels:
 ``tests/integration/test_max_autotune.py``):
 
 * ``compile_fx_aot`` within a tracing context uses that context's ``ShapeEnv``, so the conditions it puts on
-  symbolic sizes are guards of the trace; it takes no symbolic integer as an input (`library_inputs`);
+  symbolic sizes are guards of the trace. It takes no symbolic integer as an input: a tensor with a symbolic
+  size and stride 0 carries a number into the library, where ``sym_size`` reads it. The value of a ``SymInt``
+  placeholder has its symbol as ``node.expr``, after what was substituted since, and ``node.maybe_as_int()``;
 * with ``aot_inductor.package`` it returns the paths of what it made, one of them the ``.so``; with
   ``model_name_for_generated_files`` no name depends on a hash. Operators that have no C interface are
   called by name; ``<stem>.json`` beside the library lists them;
@@ -15,8 +17,6 @@ Relied on (``tests/unit/test_aoti_engine.py``; compiled kernels:
   (``a.copy_(b)``, ``a.clone()``): such a write then reads an input that another one may have overwritten by
   then. ``post_grad_custom_post_pass`` sees the graph afterwards;
 * ``TORCHINDUCTOR_CACHE_DIR`` is read at each use, so it is set for the length of a compile: one at a time.
-  Settings that come from environment variables read at import are set here, so that equal graphs give equal
-  bytes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ import contextlib
 import os
 import threading
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from warmrank.worker.errors import NotPortable, NotYet
 from warmrank.worker.torch_private.libraries import LIBRARY, NODES
-from warmrank.worker.torch_private.operators import memory_of, mutated_arguments, nodes_at
+from warmrank.worker.torch_private.operators import constant_of, memory_of, mutated_arguments, nodes_at
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
@@ -42,16 +44,110 @@ if TYPE_CHECKING:
 FACTS = {
     "torch._inductor.config": "get_config_copy patch",
     "torch._inductor.lowering": "fallback_handler(kernel, add_to_fallback_set) to_dtype(x, dtype)",
+    "torch._subclasses.fake_tensor": "FakeTensorMode(shape_env)",
 }
 
 _NAME = "graph"
 # Without these a library does the same: it is larger, or takes longer to make.
 _OPTIONAL = frozenset({"aot_inductor.enable_line_tables", "aot_inductor.precompile_headers"})
+_CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _ENVIRONMENT = threading.Lock()
 _IN_CPP = ("torch.ops.aten.", "torch.ops.prims.")  # torch's own operators
 
 
+class Library(Value):
+    """A compiled library, and what it takes: first tensors, then numbers, then constants."""
+
+    files: Mapping[str, bytes]  # ``graph.so``, and what it reads when opened
+    tensors: tuple[int, ...]  # positions of the graph's inputs that are handed on
+    numbers: tuple[int, ...]  # positions of the inputs that are numbers, each a tensor of that size
+    constants: tuple[str, ...]  # names of the graph's constants
+
+
+def compile_library(
+    graph: GraphModule, *, directory: Path, cache: Path, march: str | None, compiler: str
+) -> Library:
+    """Compile a graph, which is rewritten so that all of its inputs are tensors.
+
+    Args:
+        graph: ATen operators over tensors and numbers; may write to its inputs.
+        directory: where the compiler writes; its path is part of the bytes, so use the same one always.
+        cache: where Inductor keeps precompiled headers.
+        march: what the C++ compiler may use of the processor; None leaves it to Inductor.
+        compiler: the C++ compiler.
+
+    Raises:
+        NotPortable: Inductor cannot compile it, an input is neither a tensor nor a number, or a constant
+            cannot be kept.
+        NotYet: this torch's Inductor lacks a setting that it needs.
+    """
+    tensors, numbers, constants = _bind_inputs(graph)
+    inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+    with warnings.catch_warnings():
+        # Inductor's own, some at its import; of no use to who calls a cached function.
+        warnings.simplefilter("ignore")
+        made = _made(graph, inputs, cache, _settings(directory, march, compiler))
+    files = {Path(str(item)).name: Path(str(item)) for item in made}
+    needed = {
+        LIBRARY: files.pop(f"{_NAME}.wrapper.so", None),
+        NODES: files.pop(f"{_NAME}.wrapper.json", None),
+    }
+    others = sorted(name for name in files if not name.endswith((".cpp", "_metadata.json")))
+    if needed[LIBRARY] is None or others:
+        made_instead = ", ".join(others) or "no library"
+        msg = f"Inductor made {made_instead}; a library that needs nothing else was expected"
+        raise NotPortable(msg, what="inductor", made=others)
+    found = {name: path.read_bytes() for name, path in needed.items() if path is not None}
+    return Library(files=found, tensors=tensors, numbers=numbers, constants=constants)
+
+
+def _made(graph: GraphModule, inputs: Sequence[Any], cache: Path, settings: dict[str, Any]) -> Any:
+    """Paths of the files that Inductor makes of a graph."""
+    from torch._dynamo.exc import TorchDynamoException
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx_aot
+    from torch._inductor.exc import InductorError
+
+    changes = [SizeChecks(), WrittenDefaults(), LikeEager()]
+    if _writes_twice(graph.graph):
+        changes.append(OutOfPlace())
+    with _cache_at(cache), config.patch(settings), torch.no_grad(), intercepted(hooks_of(*changes)):
+        try:
+            return compile_fx_aot(graph, list(inputs))
+        except (
+            InductorError, TorchDynamoException, RuntimeError, AssertionError, NotImplementedError
+        ) as error:  # fmt: skip
+            reason = str(error).strip() or repr(error)
+            msg = (
+                f"Inductor cannot compile the graph ahead of time: {type(error).__name__}: {reason[:2000]}\n"
+                'Use mode "reduce-overhead" (engine graph) for this function.'
+            )
+            raise NotPortable(msg, what="inductor", reason=reason) from error
+
+
+@contextlib.contextmanager
+def _cache_at(directory: Path) -> Iterator[None]:
+    """Set Inductor's directory for the process; two at once would put back what the other set."""
+    with _ENVIRONMENT:
+        before = os.environ.get(_CACHE_VARIABLE)
+        os.environ[_CACHE_VARIABLE] = str(directory)
+        try:
+            yield
+        finally:
+            del os.environ[_CACHE_VARIABLE]
+            if before is not None:
+                os.environ[_CACHE_VARIABLE] = before
+
+
 def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, Any]:
+    """Settings for equal bytes of equal graphs, also those that Inductor reads from the environment.
+
+    Raises:
+        NotYet: a setting that decides what is compiled is unknown to this torch.
+    """
+    from torch._inductor import config
+
+    known = config.get_config_copy()
     patches: dict[str, Any] = {
         "aot_inductor.package": True,
         "aot_inductor.output_path": str(directory),
@@ -79,9 +175,131 @@ def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, An
         "size_asserts": True,
         "post_grad_custom_post_pass": _as_libraries_can,
     }
-    from torch._inductor import config
+    unknown = sorted(patches.keys() - set(known) - _OPTIONAL)
+    unknown += [] if any(hooks_of(SizeChecks())) else ["checks of sizes"]
+    if unknown:
+        feature = (
+            f"mode max-autotune with torch {torch.__version__}, whose Inductor has no {', '.join(unknown)}"
+        )
+        raise NotYet(feature, instead="use mode reduce-overhead, or a torch release that has it")
+    return {name: value for name, value in patches.items() if name in known}
 
-    return known_settings(patches, config.get_config_copy())
+
+def _bind_inputs(library: GraphModule) -> tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]:
+    """Rewrite a graph so that all of its inputs are tensors; return tensors, numbers, constants as `Library`.
+
+    Raises:
+        NotPortable: an input is neither a tensor nor a number, or a constant cannot be kept.
+    """
+    placeholders = [node for node in library.graph.nodes if node.op == "placeholder"]
+    tensors = tuple(index for index, node in enumerate(placeholders) if _is_tensor(node))
+    for index in tensors:  # in memory of their own: a library is for inputs that lie apart
+        value = placeholders[index].meta["val"]
+        with value.fake_mode:
+            placeholders[index].meta["val"] = torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=value.device
+            )
+    numbers = _bind_numbers(library, placeholders)
+    constants = _lift_constants(library)
+    library.graph.lint()
+    library.recompile()
+    return tensors, numbers, constants
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _bind_numbers(library: GraphModule, placeholders: list[Node]) -> tuple[int, ...]:
+    """Read numbers from sizes of tensors; return the positions of those that need a tensor of their own."""
+    graph = library.graph
+    sizes = {
+        size.node.expr: (node, dim)
+        for node in reversed(placeholders)
+        if _is_tensor(node)
+        for dim, size in enumerate(node.meta["val"].shape)
+        if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol
+    }
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    carried: list[int] = []
+    for index, node in enumerate(placeholders):
+        if _is_tensor(node):
+            continue
+        value = node.meta.get("val")
+        known = value.node.maybe_as_int() if isinstance(value, torch.SymInt) else value
+        if known is None and isinstance(value, torch.SymInt) and node.users and not value >= 0:
+            known = int(value)  # no size can carry it: a condition of the artifact says that it is this one
+        if not node.users:
+            pass
+        elif known is None and isinstance(value, torch.SymInt):
+            if value.node.expr not in sizes:
+                carried.append(index)
+                sizes[value.node.expr] = (_carrier(library, node), 0)
+            with graph.inserting_before(first):
+                read = graph.call_function(torch.ops.aten.sym_size.int, sizes[value.node.expr])
+            read.meta["val"] = value
+            node.replace_all_uses_with(read)
+        elif type(known) in (bool, int, float):
+            for user in tuple(node.users):
+                _replace(user, node, known)
+        else:
+            msg = f"the graph has an input {value!r} ({type(value).__qualname__}), which no library can take"
+            raise NotPortable(msg, what=repr(value))
+        graph.erase_node(node)
+    return tuple(carried)
+
+
+def _carrier(library: GraphModule, node: Node) -> Node:
+    """A new input whose size is the number that ``node`` stands for.
+
+    As a size it counts as 2 or more, which is a condition of the artifact from then on; Dynamo gives other
+    numbers an artifact of their own.
+    """
+    value = node.meta["val"]
+    env = value.node.shape_env
+    with env.ignore_fresh_unbacked_symbols(), _fake_mode(library, env):
+        fake = torch.empty_strided((value,), (0,), dtype=torch.uint8)
+    return _new_input(library, f"{node.name}_carrier", fake)
+
+
+def _lift_constants(library: GraphModule) -> tuple[str, ...]:
+    """Make constants inputs; return their names."""
+    lifted: dict[str, Node] = {}
+    for node in [node for node in library.graph.nodes if node.op == "get_attr"]:
+        target = str(node.target)
+        if target not in lifted:
+            value = constant_of(library, target)
+            fake = _fake_mode(library).from_tensor(value, static_shapes=True)
+            lifted[target] = _new_input(library, f"constant_{len(lifted)}", fake)
+        node.replace_all_uses_with(lifted[target])
+        library.graph.erase_node(node)
+    return tuple(lifted)
+
+
+def _new_input(library: GraphModule, name: str, fake: torch.Tensor) -> Node:
+    """A placeholder after all others."""
+    graph = library.graph
+    first, *_ = graph.nodes
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1:]
+    with graph.inserting_after(last[0]) if last else graph.inserting_before(first):
+        node = graph.placeholder(name)
+    node.meta["val"] = fake
+    return node
+
+
+def _fake_mode(library: GraphModule, env: Any = None) -> Any:
+    """The mode of a graph's fake tensors; a new one where it has none."""
+    values = (node.meta.get("val") for node in library.graph.nodes)
+    found = (value.fake_mode for value in values if hasattr(value, "fake_mode"))
+    return next(found, None) or FakeTensorMode(shape_env=env)
+
+
+def _replace(user: Node, node: Node, literal: Any) -> None:
+    def swap(argument: Node) -> Any:
+        return literal if argument is node else argument
+
+    user.args = torch.fx.node.map_arg(user.args, swap)
+    user.kwargs = torch.fx.node.map_arg(user.kwargs, swap)
 
 
 class SizeChecks:
@@ -254,108 +472,3 @@ def read_before_overwritten(graph: Graph) -> None:
             copied.meta["val"] = value.meta["val"].clone()
             write.update_arg(1, copied)
         overwritten.update(memory_of(target.meta["val"]))
-
-
-def known_settings(patches: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """The settings of ``patches`` that Inductor knows; only those that change no results may be unknown.
-
-    Raises:
-        NotYet: a setting that decides what is compiled is unknown to this torch.
-    """
-    unknown = sorted(patches.keys() - set(known) - _OPTIONAL)
-    unknown += [] if any(hooks_of(SizeChecks())) else ["checks of sizes"]
-    if unknown:
-        feature = (
-            f"mode max-autotune with torch {torch.__version__}, whose Inductor has no {', '.join(unknown)}"
-        )
-        raise NotYet(feature, instead="use mode reduce-overhead, or a torch release that has it")
-    return {name: value for name, value in patches.items() if name in known}
-
-
-def compile_library(
-    graph: GraphModule,
-    inputs: Sequence[Any],
-    *,
-    directory: Path,
-    cache: Path,
-    march: str | None,
-    compiler: str,
-) -> dict[str, bytes]:
-    """The shared library of a graph, ``graph.so``, and what it reads when opened, by file name.
-
-    Args:
-        graph: ATen operators over tensors; may write to its inputs.
-        inputs: fake tensors.
-        directory: where the compiler writes; its path is part of the bytes, so use the same one always.
-        cache: where Inductor keeps precompiled headers.
-        march: what the C++ compiler may use of the processor; None leaves it to Inductor.
-        compiler: the C++ compiler.
-
-    Raises:
-        NotPortable: Inductor cannot compile it.
-        NotYet: this torch's Inductor lacks a setting that it needs.
-    """
-    with warnings.catch_warnings():
-        # Inductor's own, some at its import; of no use to who calls a cached function.
-        warnings.simplefilter("ignore")
-        made = _made(graph, inputs, cache, _settings(directory, march, compiler))
-    files = {Path(str(item)).name: Path(str(item)) for item in made}
-    needed = {
-        LIBRARY: files.pop(f"{_NAME}.wrapper.so", None),
-        NODES: files.pop(f"{_NAME}.wrapper.json", None),
-    }
-    others = sorted(name for name in files if not name.endswith((".cpp", "_metadata.json")))
-    if needed[LIBRARY] is None or others:
-        made_instead = ", ".join(others) or "no library"
-        msg = f"Inductor made {made_instead}; a library that needs nothing else was expected"
-        raise NotPortable(msg, what="inductor", made=others)
-    return {name: path.read_bytes() for name, path in needed.items() if path is not None}
-
-
-def _made(graph: GraphModule, inputs: Sequence[Any], cache: Path, settings: dict[str, Any]) -> Any:
-    """Paths of the files that Inductor makes of a graph."""
-    from torch._dynamo.exc import TorchDynamoException
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_aot
-    from torch._inductor.exc import InductorError
-
-    with (
-        _environment({"TORCHINDUCTOR_CACHE_DIR": str(cache)}),
-        config.patch(settings),
-        torch.no_grad(),
-        intercepted(
-            hooks_of(
-                SizeChecks(),
-                WrittenDefaults(),
-                LikeEager(),
-                *([OutOfPlace()] if _writes_twice(graph.graph) else []),
-            )
-        ),
-    ):
-        try:
-            return compile_fx_aot(graph, list(inputs))
-        except (
-            InductorError, TorchDynamoException, RuntimeError, AssertionError, NotImplementedError
-        ) as error:  # fmt: skip
-            reason = str(error).strip() or repr(error)
-            msg = (
-                f"Inductor cannot compile the graph ahead of time: {type(error).__name__}: {reason[:2000]}\n"
-                'Use mode "reduce-overhead" (engine graph) for this function.'
-            )
-            raise NotPortable(msg, what="inductor", reason=reason) from error
-
-
-@contextlib.contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Sets variables of the process; two at once would put back what the other set."""
-    with _ENVIRONMENT:
-        before = {name: os.environ.get(name) for name in changes}
-        os.environ.update(changes)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value

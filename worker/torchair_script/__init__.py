@@ -29,7 +29,7 @@ from types import ModuleType, SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
-    from warmrank.worker.devices.port import PoolHandle
+    from warmrank.worker.devices import PoolHandle
 
 _log = logging.getLogger("torchair")
 _HERE = str(Path(__file__).parent)
