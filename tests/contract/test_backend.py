@@ -78,8 +78,6 @@ def private_file(path: Path, data: bytes) -> Path:
     return path
 
 
-
-
 def test_put_new_does_not_replace(backend):
     backend.put_new([new_file(NAME, b"first")])
     assert backend.put_new([new_file(NAME, b"second")]) == ()
@@ -95,8 +93,6 @@ def test_put_new_stores_many_at_once(backend):
     names = [f"cas/sha256/{number:02x}/{number}" for number in range(32)]
     backend.put_new([new_file(name, name.encode()) for name in names])
     assert [read(backend, name) for name in names] == [name.encode() for name in names]
-
-
 
 
 @pytest.mark.parametrize("size_bytes", [3, 5])
@@ -160,8 +156,6 @@ def test_put_new_has_one_winner_among_threads(backend):
 def test_open_misses_what_is_not_there(backend):
     with pytest.raises(NotInStore, match=NAME):
         backend.open(NAME)
-
-
 
 
 def test_list_gives_names_by_prefix(backend):

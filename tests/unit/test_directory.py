@@ -92,8 +92,6 @@ def test_put_new_flushes_bytes_before_names_and_names_last(root, monkeypatch):
     assert list(dict.fromkeys(steps)) == ["bytes of 2", "link ac/ab/1", "link ac/ab/2", "names of 3"]
 
 
-
-
 def test_put_new_flushes_directories_above_again_after_a_flush_that_failed(backend, root, monkeypatch):
     flushed: set[str] = set()
 

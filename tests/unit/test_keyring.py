@@ -71,8 +71,6 @@ def test_link_that_others_can_change_is_refused_on_the_way_to_a_key(tmp_path, na
         read_keyring(keys)
 
 
-
-
 def test_revocations_at_once_are_all_kept_where_locks_do_nothing(tmp_path, monkeypatch):
     ids = [f"{number:032x}" for number in range(8)]
     together = threading.Barrier(len(ids))
@@ -161,8 +159,6 @@ def test_what_the_keyring_revokes_travels_with_the_config(tmp_path, usual):
     revoke(usual, Revocation(key_id=key_id(signer.public_key)))
     located = locate_trust(config(revoked=[REVOKED_ID]), base=tmp_path)
     assert set(located.revoked) == {REVOKED_ID, key_id(signer.public_key)}
-
-
 
 
 def test_store_of_a_config_signs_with_the_keyring_until_the_key_is_revoked(tmp_path, usual):

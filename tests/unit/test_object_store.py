@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import urllib.request
@@ -13,7 +12,6 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from obstore.exceptions import AlreadyExistsError, GenericError
 from obstore.store import ObjectStore, from_url
 
 from tests.support.backends import new_file, read
@@ -91,8 +89,6 @@ def test_place_of_something_else_is_not_made_a_store(open_store, objects):
     with pytest.raises(StoreUnavailable, match="holds 'photos' but no FORMAT"):
         open_store()
     assert names(objects) == ["photos/1.jpg"]
-
-
 
 
 def test_blob_is_kept_compressed(backend):

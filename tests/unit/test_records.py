@@ -25,15 +25,12 @@ from warmrank.cache_store.errors import (
     StoreUnavailable,
     Untrusted,
     UnusableCache,
-    os_errors_are_unavailable,
 )
 from warmrank.cache_store.paths import collision, path_fault
 from warmrank.cache_store.records.manifest import (
-    MAX_COMPONENTS,
     MAX_ENTRIES,
     MAX_NAME_CHARS,
     MAX_RANKS,
-    MAX_TEXT_CHARS,
     CaptureEntry,
     LaunchRecord,
     PartitionManifest,
@@ -150,8 +147,6 @@ def test_artifact_path_of_no_variant_is_refused(path):
         entry(path=path)
 
 
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -233,8 +228,6 @@ def test_key_of_is_pinned():
     assert key_of({"torch": "2.13.0"}) == "851b8dbc83237080a80818d773346b6db2902e26e79f082f70215e36b7fce0e7"
 
 
-
-
 @given(st.text(max_size=40))
 def test_path_fault_lets_no_path_leave_its_directory(path):
     joined = PurePosixPath("/root") / path
@@ -274,5 +267,3 @@ def test_error_keeps_its_fields_through_pickling(error):
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert type(copy) is type(error)
     assert (copy.fields(), str(copy)) == (error.fields(), str(error))
-
-

@@ -37,19 +37,13 @@ from warmrank.cache_store.errors import (
 )
 from warmrank.cache_store.gc import verify as audit
 from warmrank.cache_store.gc.inventory import Inventory, references, take_inventory
-from warmrank.cache_store.layout import manifest_name, record_name
+from warmrank.cache_store.layout import record_name
 from warmrank.cache_store.records.documents import read_stored_form
 from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.signing.keyring import Revocation, Signer, generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store, TierSpec
 from warmrank.cache_store.store import open_store as open_tiers
-
-
-
-
-
-
 
 
 @pytest.fixture
@@ -131,8 +125,6 @@ def audited(root: Path, tmp_path: Path) -> Store:
     audited = open_store(root)
     publish_launch(audited, tmp_path / "cache", world_size=2)
     return audited
-
-
 
 
 def test_manifest_that_a_launch_does_not_pin_is_found(audited, root, tmp_path):
@@ -304,8 +296,6 @@ def test_launch_that_pins_another_manifest_is_refused(store, root, ref):
     assert stored(root, "launch") == []
 
 
-
-
 def test_damaged_record_does_not_hide_the_others(store, root, ref):
     good = make_record((ref,), created=LATE)
     store.commit_launch(make_record((ref,), environment={}, created=EARLY))
@@ -315,14 +305,10 @@ def test_damaged_record_does_not_hide_the_others(store, root, ref):
     assert store.launches() == (good,)
 
 
-
-
 def test_commit_without_a_signing_key_is_refused_under_require(root, ref):
     reader = open_store(root, Trust(policy="require"))
     with pytest.raises(Untrusted, match="no_signing_key"):
         reader.commit_launch(make_record((ref,)))
-
-
 
 
 def test_pin_is_listed_with_its_reason_and_removed_again(memory):

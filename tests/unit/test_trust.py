@@ -24,7 +24,6 @@ from tests.support.stored import (
 from warmrank.cache_store.cache_dir.marks import (
     UNVERIFIED,
     Marks,
-    admit,
     check_marks,
     mark_signers,
     mark_unverified,
@@ -32,7 +31,7 @@ from warmrank.cache_store.cache_dir.marks import (
     permit_copies,
 )
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted, UnusableCache
+from warmrank.cache_store.errors import Corrupt, StoreError, Untrusted, UnusableCache
 from warmrank.cache_store.layout import BLOBS
 from warmrank.cache_store.signing.keyring import (
     Revocation,
@@ -81,10 +80,6 @@ def refused(trust: Trust, data: bytes, *, key: str = KEY) -> str:
     return caught.value.reason
 
 
-
-
-
-
 @pytest.mark.parametrize("policy", ["require", "warn"])
 def test_revoked_key_is_refused_with_its_time_and_reason(policy: TrustPolicy):
     reader = Trust(policy=policy, trusted={"ci": SIGNER.public_key}, revoked=REVOKED)
@@ -98,20 +93,6 @@ def test_revoked_key_of_ones_own_signs_nothing(policy: TrustPolicy):
     own = Trust(policy=policy, signer=SIGNER, revoked=REVOKED)
     with pytest.raises(Untrusted, match=r"untrusted \(revoked\).*warmrank keys generate"):
         own.seal("manifest", KEY, PAYLOAD)
-
-
-
-
-
-
-
-
-
-
-
-
-
-
 
 
 def test_load_trust_adds_keyring_and_files_up(tmp_path):
@@ -130,10 +111,6 @@ def test_load_trust_takes_revocations_from_keyring_and_config(tmp_path):
         key_id(ours.public_key),
         other,
     }
-
-
-
-
 
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -155,7 +132,11 @@ def envelope_of(
 
 
 ENVELOPES = st.builds(
-    envelope_of, kind=TEXT, key=TEXT, payload=st.binary(max_size=64), signature=st.just("unsigned") | SIGNATURES
+    envelope_of,
+    kind=TEXT,
+    key=TEXT,
+    payload=st.binary(max_size=64),
+    signature=st.just("unsigned") | SIGNATURES,
 )
 PLAIN_HEADER = envelope_of(kind="manifest", key="k", payload=b'{"a":1}', signature="unsigned")
 P = digest_bytes(b"p").sha256
@@ -174,10 +155,6 @@ def test_envelope_round_trips(envelope):
 def test_parse_envelope_takes_no_garbage(data):
     with pytest.raises(StoreError):
         parse(data)
-
-
-
-
 
 
 @pytest.mark.parametrize(
@@ -276,8 +253,6 @@ def test_single_blob_is_marked_with_every_key_that_may_have_named_it(root: Path,
 
 
 ONE = "1" * 16
-
-
 
 
 def test_single_blob_is_not_copied_into_a_directory_of_a_revoked_key(tmp_path):
