@@ -5,24 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from warmrank.orchestrator.causes import Budget, FailureKind, Policy, WorkerFailure, causes_of, policy_of
+from warmrank.orchestrator.causes import Budget, FailureKind, WorkerFailure, causes_of, policy_of
 from warmrank.orchestrator.text import brief_names, brief_ranks, count_text, grouped
 
 
 class OrchestratorError(Exception):
-    """Base of every error that `orchestrator` raises; attributes set by a subclass survive pickling."""
+    """Base of every error that `orchestrator` raises; attributes set by a subclass survive pickling.
 
-    @property
-    def budget(self) -> Budget | None:
-        """The budget that another attempt takes; None for an error that ends the launch."""
-        return None
+    Attributes:
+        budget: what another attempt takes; None for an error that ends the launch.
+        is_lost: the cluster is to blame, not the workload: another launch may end well.
+    """
 
-    @property
-    def is_lost(self) -> bool:
-        """True if the cluster is to blame, not the workload: another launch may end well."""
-        return False
+    budget: Budget | None = None
+    is_lost: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, self.__dict__)
@@ -80,6 +78,7 @@ class LaunchFailed(OrchestratorError):
         silent: ranks that had not answered when the launch was stopped.
         logs: where each rank's log lies on its node; empty when ranks ran in the driver's process.
         compiling: `launch.rounds.Compiling` of leaders that were lost.
+        policy: of the failures.
     """
 
     def __init__(
@@ -99,22 +98,9 @@ class LaunchFailed(OrchestratorError):
         self.logs = logs
         self.compiling: tuple[Any, ...] = ()
         self.causes = causes_of(self.failures, hosts or {})
+        self.policy = policy_of(*(failure.kind for failure in self.failures))
+        self.budget, self.is_lost = self.policy.budget, self.policy.exit == "LOST"
         super().__init__(self._describe())
-
-    @property
-    def policy(self) -> Policy:
-        """The policy of its failures."""
-        return policy_of(*(failure.kind for failure in self.failures))
-
-    @property
-    def budget(self) -> Budget | None:
-        """See `OrchestratorError`."""
-        return self.policy.budget
-
-    @property
-    def is_lost(self) -> bool:
-        """See `OrchestratorError`."""
-        return self.policy.exit == "LOST"
 
     def _describe(self) -> str:
         if self.num_ranks == 1:
@@ -151,33 +137,13 @@ class VerificationFailed(OrchestratorError):
 class CannotStart(OrchestratorError):
     """The ranks could not be started; the message names what is missing and the remedy.
 
-    Another attempt ``may_pass``: nothing is known to lack. ``blames_cluster``: a later launch may succeed,
-    but none is tried at once: nothing answers where the head should, or nodes that are missing were there at
-    first. ``has_lost_node``: a node was lost while ranks started on it.
+    Another attempt may pass only with a ``budget``: nothing is known to lack. Without one, ``is_lost`` says
+    that nothing answers where the head should, or nodes that are missing were there at first.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        may_pass: bool = False,
-        blames_cluster: bool = False,
-        has_lost_node: bool = False,
-    ) -> None:
-        self.may_pass = may_pass
-        self.blames_cluster = blames_cluster
-        self.has_lost_node = has_lost_node
+    def __init__(self, message: str, *, budget: Budget | None = None, is_lost: bool = False) -> None:
+        self.budget, self.is_lost = budget, is_lost or budget is not None
         super().__init__(message)
-
-    @property
-    def budget(self) -> Budget | None:
-        """See `OrchestratorError`."""
-        return ("node" if self.has_lost_node else "start") if self.may_pass else None
-
-    @property
-    def is_lost(self) -> bool:
-        """See `OrchestratorError`."""
-        return self.blames_cluster or self.may_pass
 
 
 class LacksDevice(CannotStart, BadInput):
@@ -200,8 +166,7 @@ class DemoFailed(OrchestratorError):
         self.exit_code = exit_code
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForbiddenCompile:
+class ForbiddenCompile(NamedTuple):
     """One function that would have to be compiled, for one reason, on some ranks."""
 
     function: str
@@ -209,22 +174,14 @@ class ForbiddenCompile:
     ranks: tuple[int, ...]
 
 
-def forbidden_compiles(found: Iterable[tuple[str, str, int]]) -> tuple[ForbiddenCompile, ...]:
-    """Functions that would have to be compiled, with the reason, on a rank each; equal ones together."""
-    ranks = grouped(((function, reason), rank) for function, reason, rank in found)
-    return tuple(
-        ForbiddenCompile(function=name, reason=why, ranks=tuple(own)) for (name, why), own in ranks.items()
-    )
-
-
 class CompileForbidden(OrchestratorError):
-    """The launch may not compile (``--no-compile``), and something missed."""
+    """The launch may not compile (``--no-compile``), and missed functions, each with reason and rank."""
 
-    def __init__(self, misses: Iterable[ForbiddenCompile]) -> None:
-        self.misses = tuple(misses)
+    def __init__(self, missed: Iterable[tuple[str, str, int]]) -> None:
+        ranks = grouped(((function, reason), rank) for function, reason, rank in missed)
+        self.misses = tuple(ForbiddenCompile(*key, tuple(own)) for key, own in ranks.items())
         lines = [f"  {miss.function} on {ranks_text(miss.ranks)}: {miss.reason}" for miss in self.misses]
-        missed = count_text(len(self.misses), "function")
-        head = f"compiling is forbidden (no_compile), and {missed} missed:"
+        head = f"compiling is forbidden (no_compile), and {count_text(len(lines), 'function')} missed:"
         remedy = policy_of(FailureKind.COMPILE_FORBIDDEN).remedy
         super().__init__("\n".join([head, *lines, f"  remedy: {remedy}"]))
 

@@ -46,8 +46,6 @@ from warmrank.worker.results import LeftOut, Retraced
 if TYPE_CHECKING:
     from warmrank.worker.rank.offline import OfflineRank
 
-logger = logging.getLogger(__name__)
-
 BOOTSTRAP = (
     "import json, sys\n"
     "hello = json.loads(sys.argv[1])\n"
@@ -110,9 +108,8 @@ class OfflineHost(RankHost):
     def _retrace(self, name: str) -> Retraced:
         try:
             return self._worker.retrace(name)
-        except Exception as error:  # the rank's edge, as in `RankHost._compile`
-            logger.exception("%s cannot be traced", name)
-            failure = failure_of(error, rank=self._init.rank, stage="compile")
+        except Exception as error:  # noqa: BLE001 - the rank's edge, as in `RankHost._compile`
+            failure = failure_of(error, rank=self._spec.rank, stage="compile")
             reason = f"{failure.kind}: {failure.message}"
             return Retraced(function=name, outcome="failed", reason=reason)
 

@@ -338,10 +338,7 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
     world_size: _WorldSize = None,
     replace_: Annotated[
         bool,
-        typer.Option(
-            "--replace",
-            help="Replace files with other bytes, and remove what only an earlier pull put there.",
-        ),
+        typer.Option("--replace", help="Replace files with other bytes."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -27,8 +27,8 @@ from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig, is_url
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.eligible import nodes_of_ray
 from warmrank.orchestrator.gang.node_group import Lost, NodeGroup
+from warmrank.orchestrator.gang.placement import nodes_of_ray
 from warmrank.orchestrator.inspect import machine
 from warmrank.orchestrator.inspect.machine import PATIENCE_S, Finding, Level, judged
 from warmrank.orchestrator.inspect.store_contents import can_be_made

@@ -174,9 +174,8 @@ def render_pulls(reports: Sequence[PullReport], misses: Sequence[NotInStore]) ->
     parts: list[RenderableType] = []
     for report in reports:
         rewritten = f", {report.num_rewritten} changed to name it" if report.num_rewritten else ""
-        removed = f", {report.num_removed} removed" if report.num_removed else ""
         text = (
-            f"  {count_text(report.num_new, 'file')} new, {report.num_replaced} replaced{removed} "
+            f"  {count_text(report.num_new, 'file')} new, {report.num_replaced} replaced "
             f"({size_text(report.bytes_copied)}{rewritten}), {report.num_kept} there before; "
             f"pushed {time_text(report.pushed)}; key {report.key[:KEY_CHARS]}"
         )
