@@ -33,7 +33,6 @@ from typer.models import ArgumentInfo
 
 from warmrank.cache_store.errors import NoStoreYet, StoreError, StoreUnavailable
 from warmrank.orchestrator import signals
-from warmrank.orchestrator.causes import policy_of
 from warmrank.orchestrator.errors import (
     BadInput,
     CannotStart,
@@ -42,6 +41,7 @@ from warmrank.orchestrator.errors import (
     DemoFailed,
     LaunchFailed,
     OrchestratorError,
+    policy_of,
 )
 from warmrank.orchestrator.ui.table import pairs
 from warmrank.worker.errors import NotYet, WorkerError

@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from warmrank.orchestrator.causes import DIED, NODE_LOST, FailureKind, WorkerFailure
-from warmrank.orchestrator.errors import first_line
+from warmrank.orchestrator.errors import DIED, NODE_LOST, FailureKind, WorkerFailure, first_line
 
 T = TypeVar("T")
 

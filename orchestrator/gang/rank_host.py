@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any
 from warmrank.cache_store.cache_dir.marks import admit
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir, make_private_directories
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache, UnwritableDisk
-from warmrank.orchestrator.causes import FailureKind, WorkerFailure
-from warmrank.orchestrator.errors import FunctionFailed, VerificationFailed
+from warmrank.orchestrator.errors import FailureKind, FunctionFailed, VerificationFailed, WorkerFailure
 from warmrank.orchestrator.gang import rank_files
 from warmrank.orchestrator.gang.launcher import Process, Shared, free_port
 from warmrank.orchestrator.nodes import Seat

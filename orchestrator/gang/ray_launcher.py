@@ -15,9 +15,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, WorkerFailure
 from warmrank.orchestrator.config.models import Config, packed_ranks
-from warmrank.orchestrator.errors import CannotStart, LaunchFailed
+from warmrank.orchestrator.errors import (
+    CLUSTER_LOST,
+    DIED,
+    NODE_LOST,
+    CannotStart,
+    LaunchFailed,
+    WorkerFailure,
+)
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.launcher import NOBODY_WAITS, Process, Shared, logs_of, seat_ranks
 from warmrank.orchestrator.gang.liveness import HeadWatch, NodesUp, silent_among

@@ -31,9 +31,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from warmrank.orchestrator import import_root
-from warmrank.orchestrator.causes import Budget
 from warmrank.orchestrator.config.models import HASH_SEED, RayConfig
-from warmrank.orchestrator.errors import CannotStart
+from warmrank.orchestrator.errors import Budget, CannotStart
 from warmrank.orchestrator.reaper import Process, children, kill, runs
 from warmrank.orchestrator.reaper_client import ReapedRanks
 from warmrank.orchestrator.signals import (

@@ -26,8 +26,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED, FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import WatchConfig
+from warmrank.orchestrator.errors import DIED, NODE_LOST, STOPPED, FailureKind, WorkerFailure
 from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch, Said

@@ -18,10 +18,16 @@ from warmrank.cache_store.backends.deadline import TierState
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache
 from warmrank.cache_store.publish_pending import add_launch
 from warmrank.cache_store.records.manifest import environments_of, utc_now
-from warmrank.orchestrator.causes import Budget
 from warmrank.orchestrator.config.models import Retries, identity, launch_key
 from warmrank.orchestrator.config.reading import Config, require_workload
-from warmrank.orchestrator.errors import CannotStart, LaunchFailed, OrchestratorError, in_words, ranks_text
+from warmrank.orchestrator.errors import (
+    Budget,
+    CannotStart,
+    LaunchFailed,
+    OrchestratorError,
+    in_words,
+    ranks_text,
+)
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch import steps

@@ -29,8 +29,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal, NamedTuple
 
-from warmrank.orchestrator.causes import OF_THE_FUNCTION, FailureKind
 from warmrank.orchestrator.config.models import AuditMode
+from warmrank.orchestrator.errors import OF_THE_FUNCTION, FailureKind
 from warmrank.orchestrator.launch.events import ClassAction, RankClass
 from warmrank.orchestrator.text import grouped
 from warmrank.worker.results import FunctionProbe, function_of_unit

@@ -13,9 +13,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from warmrank.orchestrator.causes import FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import positions
-from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed, ranks_text
+from warmrank.orchestrator.errors import (
+    CompileForbidden,
+    FailureKind,
+    LaunchFailed,
+    WorkerFailure,
+    ranks_text,
+)
 from warmrank.orchestrator.gang.launcher import Shared
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport

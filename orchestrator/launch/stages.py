@@ -10,9 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
-from warmrank.orchestrator.causes import TIMEOUT, FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import Config, ScriptWorkload
-from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed, in_words
+from warmrank.orchestrator.errors import (
+    TIMEOUT,
+    CompileForbidden,
+    FailureKind,
+    LaunchFailed,
+    WorkerFailure,
+    in_words,
+)
 from warmrank.orchestrator.gang.launcher import Dumping, Launcher, ProcessStatus, Waiting
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch import events

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 from warmrank.cache_store.records.manifest import environments_of
 from warmrank.cache_store.text import changed_components
-from warmrank.orchestrator.causes import FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import launch_key, packed_ranks
 from warmrank.orchestrator.config.reading import declared_caches
-from warmrank.orchestrator.errors import ranks_text
+from warmrank.orchestrator.errors import FailureKind, WorkerFailure, ranks_text
 from warmrank.orchestrator.gang.rank_host import RankHost, init_of
 from warmrank.orchestrator.launch.report import NodeFetch, NodeReport
 from warmrank.orchestrator.launch.rounds import Ledger, settle_all

@@ -22,7 +22,7 @@ from tests.support.netns import Node
 from tests.support.netns_cluster import Cluster
 from tests.support.processes import ENDS_S, LaunchProcess, await_true
 from tests.support.stored import open_store
-from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, STOPPED, TIMEOUT
+from warmrank.orchestrator.errors import CLUSTER_LOST, DIED, NODE_LOST, STOPPED, TIMEOUT
 from warmrank.orchestrator.inspect.store_contents import verify
 from warmrank.orchestrator.launch.report import Report, from_json
 

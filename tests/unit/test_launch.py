@@ -14,9 +14,8 @@ from tests.support.in_process import InProcessLauncher
 from tests.support.launching import NodeLauncher
 from warmrank.cache_store.errors import Conflict, NewerFormat
 from warmrank.cache_store.store import Store
-from warmrank.orchestrator.causes import DIED, TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.reading import Config, parse
-from warmrank.orchestrator.errors import CannotStart, LaunchFailed
+from warmrank.orchestrator.errors import DIED, TIMEOUT, CannotStart, LaunchFailed, WorkerFailure
 from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.launch import steps
 from warmrank.orchestrator.launch.driver import Launch, launch

@@ -11,22 +11,20 @@ import pytest
 from rich.console import Console
 
 from tests.support.made_reports import failing, made_report, result, seats, state_of
-from warmrank.orchestrator.causes import (
+from warmrank.orchestrator.config.models import Retries
+from warmrank.orchestrator.errors import (
     CLUSTER_LOST,
     DIED,
     NODE_LOST,
     STOPPED,
     TIMEOUT,
     Budget,
-    WorkerFailure,
-    causes_of,
-)
-from warmrank.orchestrator.config.models import Retries
-from warmrank.orchestrator.errors import (
     CannotStart,
     CompileForbidden,
     LaunchFailed,
     OrchestratorError,
+    WorkerFailure,
+    causes_of,
 )
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch import events as e

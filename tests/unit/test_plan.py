@@ -16,9 +16,9 @@ from tests.support.in_process import InProcessLauncher
 from tests.support.planned_world import PlannedWorld, carried_out, digest_of
 from tests.support.tracing import in_mode
 from warmrank.inference import cache_compile
-from warmrank.orchestrator.causes import TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.models import AuditMode
 from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.errors import TIMEOUT, WorkerFailure
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.events import silence

@@ -19,8 +19,8 @@ import ray
 from tests.support.processes import marked, still_there
 from tests.support.ray_cluster import free_ports
 from warmrank.orchestrator import reaper
-from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED, WorkerFailure
 from warmrank.orchestrator.config.models import WatchConfig
+from warmrank.orchestrator.errors import DIED, NODE_LOST, STOPPED, WorkerFailure
 from warmrank.orchestrator.gang import liveness, ray_watch
 from warmrank.orchestrator.gang.launcher import Process, ProcessStatus, seat_ranks
 from warmrank.orchestrator.gang.liveness import HeadWatch
