@@ -30,8 +30,7 @@ from warmrank.worker.results import StageSeconds
 from warmrank.worker.runtime.runtime_state import in_words
 
 if TYPE_CHECKING:
-    from warmrank.orchestrator.build.plan import BuildReport
-    from warmrank.orchestrator.build.retrace import CacheAudit
+    from warmrank.orchestrator.build.plan import BuildReport, CacheAudit
 
 MAX_RANKS_SHOWN = 16  # A launch of more ranks shows one row for all ranks that did the same
 MAX_ROWS_SHOWN = 60  # and of these rows at most so many
