@@ -324,10 +324,11 @@ def _signature(args: ast.arguments) -> inspect.Signature:
     for each in ast.walk(args):
         if isinstance(each, ast.arg):
             each.annotation = None
-    for defaults in (args.defaults, args.kw_defaults):
-        defaults[:] = [
-            each if each is None or isinstance(each, ast.Constant) else ast.Constant(...) for each in defaults
-        ]
+    unknown = ast.Constant(...)
+    args.defaults = [each if isinstance(each, ast.Constant) else unknown for each in args.defaults]
+    args.kw_defaults = [
+        each and (each if isinstance(each, ast.Constant) else unknown) for each in args.kw_defaults
+    ]
     stub = ast.fix_missing_locations(ast.Expression(ast.Lambda(args, ast.Constant(None))))
     return inspect.signature(eval(compile(stub, "<signature>", "eval")))  # noqa: S307 - constants alone
 
