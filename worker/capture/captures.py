@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
     from warmrank.worker.capture.statistics import PoolStatistics
     from warmrank.worker.devices import CapturedGraph, DeviceBackend
-    from warmrank.worker.engines.port import Graph
+    from warmrank.worker.engines import Graph
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.runtime.runner import CaptureOptions, InputLayout, Settled, Tally
 

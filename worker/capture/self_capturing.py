@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
     from warmrank.worker.capture.statistics import CaptureStatistics
     from warmrank.worker.devices import DeviceBackend
-    from warmrank.worker.engines.port import SelfCapturing
+    from warmrank.worker.engines import SelfCapturing
     from warmrank.worker.runtime.artifact import GraphFacts
 
 _ONE_AT_A_TIME = threading.RLock()

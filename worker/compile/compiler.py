@@ -41,8 +41,7 @@ from warmrank.worker import data_dump
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.compile.readable import about
 from warmrank.worker.devices import backend_for
-from warmrank.worker.engines import Site
-from warmrank.worker.engines.port import Built
+from warmrank.worker.engines import Built, Site
 from warmrank.worker.errors import (
     BackwardNotSupported,
     BadPass,

@@ -54,7 +54,7 @@ from warmrank.worker.values import Value
 if TYPE_CHECKING:
     from types import CodeType
 
-    from warmrank.worker.engines.port import Engine
+    from warmrank.worker.engines import Engine
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
 WIDTH = 100

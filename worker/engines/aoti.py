@@ -47,7 +47,7 @@ from warmrank.worker.runtime.artifact import STATE
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from warmrank.worker.engines.port import Built, Files, Graph, Groups, Sections
+    from warmrank.worker.engines import Built, Files, Graph, Groups, Sections
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
@@ -244,8 +244,8 @@ class AotiEngine:
 
     def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Built:
         """See `Engine.compile`; raises `NotPortable` where a library cannot return what eager does."""
+        from warmrank.worker.engines import Built
         from warmrank.worker.engines.aoti_compile import compile_parts
-        from warmrank.worker.engines.port import Built
 
         sections = dict(self.outline(lowered, facts, site=site))
         digest = hashlib.sha256(b"".join(sections[name] for name in sorted(sections))).hexdigest()[:32]

@@ -20,8 +20,7 @@ import torch
 from warmrank.worker.torch_private.warm import is_called, replaced_operator
 
 if TYPE_CHECKING:
-    from warmrank.worker.engines import Site
-    from warmrank.worker.engines.port import Built, Files, Graph, Groups, Sections
+    from warmrank.worker.engines import Built, Files, Graph, Groups, Sections, Site
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
@@ -43,8 +42,8 @@ class GraphEngine:
     def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Built:
         """See `Engine.compile`."""
         del facts, site
+        from warmrank.worker.engines import Built
         from warmrank.worker.engines.graph_source import pack_constants, written
-        from warmrank.worker.engines.port import Built
 
         source, constants = written(lowered)
         code = compile(source, "<warmrank graph>", "exec", dont_inherit=True)

@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmrank.cache_store.cache_dir.private_files import discard_tree
 from warmrank.worker.devices import backend_for
-from warmrank.worker.engines import Site
-from warmrank.worker.engines.port import Built
+from warmrank.worker.engines import Built, Site
 from warmrank.worker.engines.torchair_code import (
     Written,
     bound,
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from warmrank.worker.configs.compiler_config import CompilerConfig
-    from warmrank.worker.engines.port import Files, Graph, Groups, Sections
+    from warmrank.worker.engines import Files, Graph, Groups, Sections
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import CapturedCall, LoweredGraph
 

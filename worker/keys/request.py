@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from warmrank.worker.configs.compiler_config import CacheOptions, CompilerConfig
-    from warmrank.worker.engines.port import Engine
+    from warmrank.worker.engines import Engine
 
 _KEY_CHARS = 32
 _CPU_INFO = Path("/proc/cpuinfo")

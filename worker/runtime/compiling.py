@@ -23,7 +23,7 @@ from warmrank.worker.values import replace
 if TYPE_CHECKING:
     from warmrank.worker.compile.compiler import Compiled
     from warmrank.worker.configs.compiler_config import CacheOptions
-    from warmrank.worker.engines.port import Engine
+    from warmrank.worker.engines import Engine
     from warmrank.worker.runtime.artifact import Artifact
     from warmrank.worker.runtime.function import CachedFunction
     from warmrank.worker.runtime.variant import Variant
