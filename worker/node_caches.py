@@ -5,8 +5,8 @@ the store is put there (`cache_store.cache_dir.node_files`). Known without a con
 graphs that engine torchair's tools make beside ``compiled_module``, and CANN's compiled operators. The
 former lie in a private directory that lasts as long as its process: `KernelFiles` packs them into one
 archive in a node cache, and unpacks it where a later process of the same artifact looks for them. No NPU
-has seen any of this. An archive is whole or absent, its name says what it holds, and a new one takes the place
-of the one before, because an index of GE fits its own graphs only::
+has seen any of this. An archive is whole or absent, its name says what it holds, and a new one takes the
+place of the one before, because an index of GE fits its own graphs only::
 
     <node cache>/<artifact>/<storage formats>/<digest of the archive>.tar
 
@@ -21,7 +21,7 @@ Facts:
   (``static_kernel.py`` of torchair and npugraph_ex, torch_npu 2.13.0). A load looks there, and local rank 0
   runs the packages of the first such directory that has any.
 * CANN's compiled operators lie in ``kernel_cache`` (and ``fuzzy_kernel_cache``) below
-  ``ACL_OP_COMPILER_CACHE_DIR``, else ``ASCEND_CACHE_PATH``, else ``~/atc_data``; servers share them only where
+  ``ACL_OP_COMPILER_CACHE_DIR``, else ``ASCEND_CACHE_PATH``, else ``~/atc_data``; servers share them where
   model of the NPU, firmware, driver and CANN are equal, as the environment of a launch makes sure of
   (https://www.hiascend.com/document/detail/en/canncommercial/850/maintenref/envvar/envref_07_0006.html).
 * ``ASCEND_WORK_PATH`` is one machine's own. Triton's ``__grp__*.json`` name files by absolute path, so its
