@@ -1,22 +1,32 @@
 """What TorchAir's documents say a cached function can be: one function per case, the same cold and warm.
 
 A case builds its model anew, calls the cached function, and compares each result with eager, at once. It
-returns what was seen; `Seen.run` collects it. Weights come from a seed, so a later process has the same.
+returns what was seen. Weights come from a seed, so a later process has the same.
+
+Usage: python -m tests.support.npu_cases emulated|npu MODE CACHE_DIR [CASE ...]
+prints as JSON what it saw.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import json
+import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree
 
+from tests import npu_emulator
+from tests.support.checkout import printed_by
 from warmrank.inference import cache_compile, set_dim_gears
 from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.devices import backend_for
 
 
 @dataclasses.dataclass
@@ -351,3 +361,61 @@ CASES: dict[str, Callable[[Bench], None]] = {
         buffer_of_the_module, views, two_models, gradient_modes, gears, warm_up, eager,
     )
 }  # fmt: skip
+
+
+MODES = ("reduce-overhead", "npugraph_ex")
+# How many graphs TorchAir holds at the end, per cached function of the case.
+CAPTURES = {
+    "dynamic_shapes": [3],
+    "static_shapes": [2],
+    "capture_limit": [0],
+    "dataclass_arguments": [2],
+    "recompile": [2],
+    "nested_results": [3],
+    "custom_pools": [1, 1],
+    "two_models": [1, 1],
+    "gears": [3],
+    "eager": [0],
+}
+
+AllSeen = dict[tuple[str, str], dict[str, Any]]
+"""What was seen of each case, by mode and ``cold`` or ``warm``."""
+
+
+def run(device: str, mode: str, cache_dir: Path, *cases: str) -> dict[str, Any]:
+    """What was seen of each case in one new process; ``device`` is ``emulated`` or ``npu``."""
+    printed = printed_by("tests.support.npu_cases", device, mode, str(cache_dir), *cases)
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return found
+
+
+def cold_and_warm(device: str, directory: Path) -> AllSeen:
+    """All cases in all modes, each compiled in one process and loaded in the next."""
+    return {
+        (mode, temperature): run(device, mode, directory / mode)
+        for mode in MODES
+        for temperature in ("cold", "warm")
+    }
+
+
+def main(device: str, mode: str, cache_dir: str, *names: str) -> None:
+    if device == "emulated":
+        npu_emulator.install()
+    else:
+        backend_for("npu")  # imports torch_npu
+        globals()["DEVICE"] = torch.device("npu", 0)
+    found = {}
+    for name in names or CASES:
+        bench = Bench(mode, str(Path(cache_dir) / name))
+        try:
+            CASES[name](bench)
+        except Exception:  # noqa: BLE001 - told to the test
+            bench.seen.wrong.append(traceback.format_exc(limit=-6))
+        found[name] = dataclasses.asdict(bench.done())
+    print(json.dumps(found), file=sys.__stdout__)
+
+
+if __name__ == "__main__":
+    from tests.support import npu_cases  # under its own name, by which the models' classes are known
+
+    npu_cases.main(*sys.argv[1:])

@@ -50,7 +50,7 @@ OURS: Mapping[str, str] = {
     "torchair.ge_concrete_graph.ge_converter": "",
     "torchair.ge_concrete_graph.ge_converter.experimental": "",
     **{
-        f"torchair.ge_concrete_graph.ge_converter.experimental.{name}": "warmrank.worker.hcom"
+        f"torchair.ge_concrete_graph.ge_converter.experimental.{name}": "warmrank.worker.torchair_scope"
         for name in (
             "patch_for_hcom_allreduce",
             "hcom_allreduce",
