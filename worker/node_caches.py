@@ -43,18 +43,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from warmrank.cache_store.cache_dir import private_files
 from warmrank.cache_store.cache_dir.node_files import Collect, NodeCache, is_reserved
-from warmrank.cache_store.cache_dir.private_files import (
-    create_private,
-    digest_owned,
-    discard_tree,
-    make_private_directories,
-    open_owned,
-    os_errors_are_unusable,
-    sweep_debris,
-    sync_directory,
-    temporary_name,
-)
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.paths import path_fault
@@ -193,19 +183,19 @@ def pack(private: Path, target: Path, patterns: Sequence[str]) -> None:
     members = _members(private, patterns)
     if not members:
         return
-    temporary = target / f"{_TEMPORARY}{temporary_name()}"
+    temporary = target / f"{_TEMPORARY}{private_files.temporary_name()}"
     try:
-        with os_errors_are_unusable("directory", target):
-            make_private_directories(target)
-            with create_private(temporary) as file:
+        with private_files.os_errors_are_unusable("directory", target):
+            private_files.make_private_directories(target)
+            with private_files.create_private(temporary) as file:
                 with tarfile.open(fileobj=file, mode="w") as archive:
                     for name in members:
                         _add(archive, private / name, name)
                 file.flush()
                 os.fsync(file.fileno())
-            kept = target / archive_name(digest_owned(temporary))
+            kept = target / archive_name(private_files.digest_owned(temporary))
             temporary.replace(kept)
-            sync_directory(target)
+            private_files.sync_directory(target)
             for other in target.glob("*.tar"):
                 if other != kept:
                     other.unlink()
@@ -213,7 +203,7 @@ def pack(private: Path, target: Path, patterns: Sequence[str]) -> None:
         _log.warning("Not kept for the next process, so it is compiled again: %s", error)
     finally:
         temporary.unlink(missing_ok=True)
-        sweep_debris(target, _TEMPORARY)
+        private_files.sweep_debris(target, _TEMPORARY)
 
 
 def unpack(kept: Path, private: Path) -> None:
@@ -221,8 +211,8 @@ def unpack(kept: Path, private: Path) -> None:
     with contextlib.suppress(OSError):
         for path in sorted(kept.glob("*.tar"), key=lambda path: path.lstat().st_mtime, reverse=True):
             try:
-                with os_errors_are_unusable("file", path):
-                    if archive_name(digest_owned(path)) == path.name:
+                with private_files.os_errors_are_unusable("file", path):
+                    if archive_name(private_files.digest_owned(path)) == path.name:
                         _extract(path, private)
                         os.utime(path)  # `drop_unused` goes by it
                         return
@@ -238,7 +228,7 @@ def drop_unused(node_cache: Path, *, age_s: float) -> None:
         with contextlib.suppress(OSError):
             times = [prefix.lstat().st_mtime, *(path.lstat().st_mtime for path in prefix.iterdir())]
             if time.time() - max(times) > age_s:
-                discard_tree(prefix)
+                private_files.discard_tree(prefix)
                 _log.info("Removed %s, which was not used for long", prefix)
                 prefix.parent.rmdir()
 
@@ -254,7 +244,7 @@ def _members(private: Path, patterns: Sequence[str]) -> list[str]:
 
 def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
     """Raises `OSError` where the file is written meanwhile, `UnusableCache` where others could have."""
-    with open_owned(path) as file:
+    with private_files.open_owned(path) as file:
         before = os.fstat(file.fileno())
         entry = tarfile.TarInfo(name)
         entry.size = before.st_size
@@ -266,14 +256,14 @@ def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
 
 def _extract(path: Path, private: Path) -> None:
     """Write the files of an archive below a directory; none of its names leads out of it."""
-    with open_owned(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+    with private_files.open_owned(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
         for entry in archive:
             source = archive.extractfile(entry)
             if source is None or path_fault(entry.name):
                 raise OSError(f"{entry.name!r} is no file below a directory")
             target = private / entry.name
-            make_private_directories(target.parent)
-            with create_private(target) as writer:
+            private_files.make_private_directories(target.parent)
+            with private_files.create_private(target) as writer:
                 shutil.copyfileobj(source, writer)
                 if target.suffix == ".run":
                     os.fchmod(writer.fileno(), 0o700)

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,44 +115,24 @@ def options_as_before(npu: Any) -> Iterator[None]:
     options.update(before)
 
 
-CHANGES: list[tuple[str, Callable[[Any], None], Callable[[Any], None]]] = [
-    (
-        "npu hf32 matmul: False -> True",
-        lambda npu: setattr(npu.matmul, "allow_hf32", True),
-        lambda npu: setattr(npu.matmul, "allow_hf32", False),
-    ),
-    (
-        "npu hf32 convolution: True -> False",
-        lambda npu: setattr(npu.conv, "allow_hf32", False),
-        lambda npu: setattr(npu.conv, "allow_hf32", True),
-    ),
-    (
-        "npu internal format: False -> True",
-        lambda npu: setattr(npu.config, "allow_internal_format", True),
-        lambda npu: setattr(npu.config, "allow_internal_format", False),
-    ),
-    (
-        "npu jit compile: disable -> enable",
-        lambda npu: npu.set_compile_mode(jit_compile=True),
-        lambda npu: npu.set_compile_mode(jit_compile=False),
-    ),
-    (
-        "npu compatible implementation: False -> True",
-        lambda npu: npu.use_compatible_impl(True),
-        lambda npu: npu.use_compatible_impl(False),
-    ),
-]
+CHANGES = {
+    "npu hf32 matmul: False -> True": lambda npu, on: setattr(npu.matmul, "allow_hf32", on),
+    "npu hf32 convolution: True -> False": lambda npu, on: setattr(npu.conv, "allow_hf32", not on),
+    "npu internal format: False -> True": lambda npu, on: setattr(npu.config, "allow_internal_format", on),
+    "npu jit compile: disable -> enable": lambda npu, on: npu.set_compile_mode(jit_compile=on),
+    "npu compatible implementation: False -> True": lambda npu, on: npu.use_compatible_impl(on),
+}
 
 
-@pytest.mark.parametrize(("expected", "change", "back"), CHANGES, ids=[name for name, *_ in CHANGES])
-def test_public_switch_of_torch_npu_is_a_condition(npu, expected, change, back):
-    back(npu)
+@pytest.mark.parametrize("expected", CHANGES)
+def test_public_switch_of_torch_npu_is_a_condition(npu: Any, expected: str) -> None:
+    CHANGES[expected](npu, False)
     traced = encode(snapshot("npu"))
-    change(npu)
+    CHANGES[expected](npu, True)
     try:
         assert differences(traced, snapshot("npu")) == (expected,)
     finally:
-        back(npu)
+        CHANGES[expected](npu, False)
 
 
 def test_deterministic_level_of_torch_npu_is_a_condition(npu: Any) -> None:

@@ -138,14 +138,16 @@ class CompiledGraph:
         if self._open is not None:
             if self._numbers is not None and max(map(abs, self._numbers(inputs))) > _LARGEST_NUMBER:
                 return self._replay(*inputs)
-            if self._overlap is not None and self._may_not_be_written(inputs):
-                return self._replay(*inputs)  # which raises as eager does
-            if self._overlap is not None and self._overlap(inputs):
-                self._warn(
-                    "inputs of a graph that writes to its inputs share memory, which compiled kernels "
-                    "are not made for; the graph is replayed operator by operator whenever they do"
-                )
-                return self._replay(*inputs)
+            if self._overlap is not None:
+                from_inference = any(map(torch.Tensor.is_inference, self._written(inputs)))
+                if from_inference and not torch.is_inference_mode_enabled():
+                    return self._replay(*inputs)  # may not be written to; raises as eager does
+                if self._overlap(inputs):
+                    self._warn(
+                        "inputs of a graph that writes to its inputs share memory, which compiled kernels "
+                        "are not made for; the graph is replayed operator by operator whenever they do"
+                    )
+                    return self._replay(*inputs)
             taken = self._take(inputs)
             if self._run is None:
                 on = (item.device for item in taken if item.device.type != "cpu")
@@ -183,11 +185,6 @@ class CompiledGraph:
             "operator whenever they do"
         )
         return results
-
-    def _may_not_be_written(self, inputs: Sequence[Any]) -> bool:
-        """True if an input that the library writes to was made in inference mode, which this is not."""
-        is_one = any(map(torch.Tensor.is_inference, self._written(inputs)))
-        return is_one and not torch.is_inference_mode_enabled()
 
     def _own(self, made: Sequence[torch.Tensor], taken: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The results, copied where they lie in the memory of an input or of an earlier result."""

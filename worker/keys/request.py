@@ -112,7 +112,7 @@ def _registered(mode: str) -> dict[str, str]:
 
     package = "npugraph_ex" if mode == "npugraph_ex" else "torchair"
     registered = {
-        "patterns": [repr(pattern) for pattern in registered_patterns(package, reachable_digest)],
+        "patterns": registered_patterns(package, reachable_digest),
         "converters": registered_converters(reachable_digest) if mode == "max-autotune" else [],
     }
     return {name: f"{len(texts)}, {_digest(' '.join(texts))}" for name, texts in registered.items() if texts}
