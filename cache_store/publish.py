@@ -292,7 +292,7 @@ def _standing_record(documents: Documents, record: LaunchRecord) -> str | None:
         name = record_name("launch", record.launch_key, digest_bytes(same.to_bytes()).sha256)
         if summary.name == name:
             return name
-        if take_launches(documents, [summary.name]):
+        if take_launches(documents, [summary]):
             return None  # another one, and usable
     return None
 

@@ -10,14 +10,13 @@ Layout, below a cache directory, mode 0700 and 0600, each file canonical JSON of
 A partition waits on its rank's node, a launch on the driver's, which names partitions by key only: the record
 is completed with what then stands in the store. Nothing is signed while it waits. A file leaves the queue
 once every writable place has it, or when an artifact is lost. Of a rank, and of launches, the newest
-`MAX_WAITING` stay.
+64 stay.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,9 +53,8 @@ from warmrank.cache_store.store import Store
 
 logger = logging.getLogger(__name__)
 QUEUE = ".queue"
-MAX_WAITING = 64
-_PARTITION = re.compile(r"(rank[0-9]+of[0-9]+)-([0-9a-f]{64})\.partition", re.ASCII)
-_LAUNCH = re.compile(r"()([0-9a-f]{64})\.launch", re.ASCII)
+_MAX_WAITING = 64
+_WHAT = "queued publish"
 
 
 class WaitingPartition(Document):
@@ -98,14 +96,9 @@ class WaitingLaunch(Environments):
 
     def record(self, refs: Mapping[str, PartitionRef]) -> LaunchRecord:
         """The record, with what stands in the store under each manifest's key."""
+        fields = {name: value for name, value in self if name not in ("format", "partitions")}
         return LaunchRecord(
-            launch_key=self.launch_key,
-            identity=self.identity,
-            world_size=self.world_size,
-            environment=self.environment,
-            others=self.others,
-            partitions=tuple(refs[awaited.manifest_key] for awaited in self.partitions),
-            created=self.created,
+            **fields, partitions=tuple(refs[awaited.manifest_key] for awaited in self.partitions)
         )
 
 
@@ -127,35 +120,41 @@ def add_partition(cache_root: Path, launch_key: str, manifest: PartitionManifest
     Raises `UnusableCache` where ``cache_root`` cannot be written.
     """
     waiting = WaitingPartition(launch_key=launch_key, manifest=manifest)
-    name = f"rank{manifest.rank}of{manifest.world_size}-{waiting.key}.partition"
-    _add(cache_root / QUEUE, name, waiting.to_bytes())
+    of_rank = f"rank{manifest.rank}of{manifest.world_size}-"
+    _add(cache_root, f"{of_rank}{waiting.key}.partition", waiting.to_bytes(), of=f"{of_rank}*.partition")
     return waiting.key
 
 
 def add_launch(cache_root: Path, launch: WaitingLaunch) -> None:
     """Let a launch wait for its partitions; raises as `add_partition`."""
     data = launch.to_bytes()
-    _add(cache_root / QUEUE, f"{digest_bytes(data).sha256}.launch", data)
+    _add(cache_root, f"{digest_bytes(data).sha256}.launch", data, of="*.launch")
+
+
+def _add(cache_root: Path, name: str, data: bytes, *, of: str) -> None:
+    """Add a file; of those with names like ``of`` the newest stay."""
+    path = cache_root / QUEUE / name
+    with os_errors_are_unusable("directory", path.parent):
+        sweep_debris(path.parent, WRITING)
+        write_whole(path, data)
+    for old in _files(cache_root, of)[:-_MAX_WAITING]:
+        forget(old)
+        logger.warning("Forgot %s: the newest %d wait", old, _MAX_WAITING)
+    logger.info("Queued %s until the store answers", path)
 
 
 def discard_partition(cache_root: Path, key: str) -> None:
     """Forget a partition that was published otherwise; raises as `add_partition`."""
-    directory = cache_root / QUEUE
-    with os_errors_are_unusable("directory", directory):
-        for path in _names(directory, _PARTITION):
-            if path.name.endswith(f"-{key}.partition"):
-                path.unlink(missing_ok=True)
+    for path in _files(cache_root, f"*-{key}.partition"):
+        forget(path)
 
 
 def pending(cache_root: Path) -> Pending:
     """Read the queue; a file that is not private, or damaged, is a problem and left where it is."""
-    directory = cache_root / QUEUE
     problems: list[str] = []
-    with os_errors_are_unusable("directory", directory):
-        partitions, launches = _names(directory, _PARTITION), _names(directory, _LAUNCH)
     return Pending(
-        partitions=_read_all(WaitingPartition, partitions, problems),
-        launches=_read_all(WaitingLaunch, launches, problems),
+        partitions=_read_all(WaitingPartition, _files(cache_root, "rank*-*.partition"), problems),
+        launches=_read_all(WaitingLaunch, _files(cache_root, "*.launch"), problems),
         problems=tuple(problems),
     )
 
@@ -166,48 +165,27 @@ def forget(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _add(directory: Path, name: str, data: bytes) -> None:
-    with os_errors_are_unusable("directory", directory):
-        sweep_debris(directory, WRITING)
-        write_whole(directory / name, data)
-        for pattern in (_PARTITION, _LAUNCH):
-            _trim(directory, pattern)
-    logger.info("Queued %s until the store answers", directory / name)
-
-
-def _trim(directory: Path, pattern: re.Pattern[str]) -> None:
-    groups: dict[str, list[Path]] = {}
-    for path in _names(directory, pattern):
-        match = pattern.fullmatch(path.name)
-        groups.setdefault(match[1] if match else "", []).append(path)
-    for path in (path for paths in groups.values() for path in paths[:-MAX_WAITING]):
-        path.unlink(missing_ok=True)
-        logger.warning("Forgot %s: the newest %d wait", path, MAX_WAITING)
-
-
-def _names(directory: Path, pattern: re.Pattern[str]) -> list[Path]:
-    """Files of one kind, the oldest first; none where there is no directory. Raises ``OSError``."""
-    found: list[tuple[int, str, Path]] = []
-    with contextlib.suppress(FileNotFoundError):
-        for path in directory.iterdir():
-            if pattern.fullmatch(path.name):
-                with contextlib.suppress(FileNotFoundError):  # another process was faster
-                    found.append((path.lstat().st_mtime_ns, path.name, path))
-    return [path for _, _, path in sorted(found)]
+def _files(cache_root: Path, pattern: str) -> list[Path]:
+    """Files of the queue, the oldest first; none where there is no directory."""
+    found: list[tuple[int, Path]] = []
+    with os_errors_are_unusable("directory", cache_root / QUEUE):
+        for path in (cache_root / QUEUE).glob(pattern):
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                found.append((path.lstat().st_mtime_ns, path))
+    return [path for _, path in sorted(found)]
 
 
 def _read_all(model: type[W], paths: list[Path], problems: list[str]) -> dict[Path, W]:
     found: dict[Path, W] = {}
-    what = "queued publish"
     for path in paths:
         try:
             data = read_private(path)
-            one = parse_document(model, data, what=what, where=str(path))
+            one = parse_document(model, data, what=_WHAT, where=str(path))
             named = path.stem.rpartition("-")[2]
             actual = one.key if isinstance(one, WaitingPartition) else digest_bytes(data).sha256
             if named != actual:
                 expected = f"what is named {named[:12]}"
-                raise Corrupt(what=what, where=str(path), expected=expected, actual=actual[:12])
+                raise Corrupt(what=_WHAT, where=str(path), expected=expected, actual=actual[:12])
             found[path] = one
         except StoreError as error:
             problems.append(str(error))
@@ -273,12 +251,12 @@ def _commit(store: Store, path: Path, launch: WaitingLaunch, lost: set[str], rep
 
 def _is_done(store: Store, path: Path, label: str, report: QueueReport) -> bool:
     """Take what was published out of the queue, unless a place did not get it."""
-    away = [tier for tier in store.tiers if tier.state == "away" and tier.mode != "ro"]
-    if away:
+    if store.is_behind:
+        away = (tier for tier in store.tiers if tier.state == "away" and tier.mode != "ro")
         report.kept[label] = "; ".join(f"{tier.location} is away: {tier.reason}" for tier in away)
     else:
         forget(path)
-    return not away
+    return not store.is_behind
 
 
 def _drop(path: Path, label: str, reason: str, report: QueueReport) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from warmrank.cache_store.cache_dir.marks import Marks
 from warmrank.cache_store.cache_dir.node_files import NodeCaches, NodeFile, place_files, refusal
-from warmrank.cache_store.errors import StoreError, outcome_of
+from warmrank.cache_store.errors import StoreError, is_final, outcome_of
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.fetch.fetch import FetchOutcome, FetchReport
 from warmrank.cache_store.fetch.node_artifacts import Launch
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 MAX_LAUNCHES = 8
 MAX_OTHER_RANKS = 1024
-MAX_NODE_LAUNCHES = 4
+_MAX_NODE_LAUNCHES = 4
 """Launches whose manifests are looked through for node artifacts; each takes over what it was given, so the
 others have what its nodes did not take or declare, and copies of what cannot be had of it."""
 
@@ -100,35 +100,33 @@ def seed(
     chosen, reason = _find(store, wanted, faults)
     records = [stored.record for stored in chosen]
     node = _seed_node(store, records, wanted, cache_root, options, faults)
-    refs = _choose(store, records, wanted, cache_root, faults)
-    outcome = _fetch(store, refs, chosen, cache_root, options, faults)
-    fetched = _merge(outcome.partitions)
-    if fetched:
+    outcome = FetchOutcome()
+    if refs := _choose(store, records, wanted, cache_root, faults):
+        found = outcome_of(lambda: store.fetch_partitions(refs, cache_root, options=options, records=chosen))
+        if isinstance(found, StoreError):
+            faults.append(str(found))
+        else:
+            outcome = found
+            faults.extend(str(fault.error) for fault in outcome.faults)
+    if outcome.partitions:
         try:
             store.mark_used(chosen[0].name)
         except StoreError as error:
             logger.debug("The use of %s was not noted: %s", chosen[0].name, error)
+    world_sizes = [record.world_size for record in records]
     report = SeedReport(
         found=bool(chosen),
         reason=reason,
-        world_size=min(
-            (each.world_size for each in records), key=lambda size: size != wanted.world_size, default=0
-        ),
-        partitions=fetched,
+        world_size=wanted.world_size if wanted.world_size in world_sizes else next(iter(world_sizes), 0),
+        partitions=_merge(outcome.partitions),
         faults=tuple(faults),
         seconds=time.perf_counter() - started,
         node=node,
         bytes_read=outcome.bytes_read,
         bytes_brought=outcome.bytes_brought,
     )
-    logger.info(
-        "Seeded %s with %d partitions, %d bytes copied, %.3f s: %s",
-        cache_root,
-        len(fetched),
-        report.bytes_copied,
-        report.seconds,
-        reason,
-    )
+    said = "Seeded %s with %d partitions, %d bytes copied, %.3f s: %s"
+    logger.info(said, cache_root, len(report.partitions), report.bytes_copied, report.seconds, reason)
     return report
 
 
@@ -160,17 +158,16 @@ def pick_launches(
 
 
 def _find(store: Store, wanted: Wanted, faults: list[str]) -> tuple[tuple[StoredLaunch, ...], str]:
+    """The launches to lay out, and a line that says which, or why there is none."""
     num_known = len(store.problems)
-
-    def find() -> tuple[Sequence[LaunchSummary], tuple[StoredLaunch, ...]]:
+    try:
         launches = store.launch_summaries(wanted.launch_key)
-        return launches, _take(store, launches, wanted)
-
-    found = outcome_of(find)
-    if isinstance(found, StoreError):
-        faults.append(str(found))
-        return (), f"the store could not be read: {found}"
-    launches, chosen = found
+        chosen = _take(store, launches, wanted)
+    except StoreError as error:
+        if is_final(error):
+            raise
+        faults.append(str(error))
+        return (), f"the store could not be read: {error}"
     faults.extend(store.problems[num_known:])
     if not chosen:
         return (), _none_fits(launches, wanted, faults)
@@ -186,7 +183,7 @@ def _take(store: Store, launches: Sequence[LaunchSummary], wanted: Wanted) -> tu
     while True:
         usable = [item for item in launches if item.name not in unusable]
         picked = pick_launches(usable, environment=wanted.environment, world_size=wanted.world_size)
-        taken = store.take_launches([item.name for item in picked])
+        taken = store.take_launches(picked)
         if len(taken) == len(picked):
             return taken
         unusable |= {item.name for item in picked} - {stored.name for stored in taken}
@@ -194,17 +191,17 @@ def _take(store: Store, launches: Sequence[LaunchSummary], wanted: Wanted) -> tu
 
 def _none_fits(launches: Sequence[LaunchSummary], wanted: Wanted, faults: Sequence[str]) -> str:
     launch = f"no launch {wanted.launch_key[:12]}"
-    records = count_text(len(faults), "record")
-    skipped = f"; {records} could not be used, the first: {faults[0]}" if faults else ""
-    others = [item for item in launches if wanted.environment not in item.environments]
-    if not others:
-        return f"{launch} is in the store{skipped}"
     candidates = [
         (f"the launch made {time_text(item.created)}", stored)
-        for item in others
+        for item in launches
+        if wanted.environment not in item.environments
         for stored in item.environments
     ]
-    return f"{launch} has this environment; {explain_miss(wanted.environment, candidates)}"
+    if candidates:
+        return f"{launch} has this environment; {explain_miss(wanted.environment, candidates)}"
+    records = count_text(len(faults), "record")
+    skipped = f"; {records} could not be used, the first: {faults[0]}" if faults else ""
+    return f"{launch} is in the store{skipped}"
 
 
 def _choose(
@@ -231,24 +228,6 @@ def _choose(
     return tuple(dict.fromkeys((*(own if is_covered else ()), *distinct.kept)))
 
 
-def _fetch(
-    store: Store,
-    refs: Sequence[PartitionRef],
-    chosen: Sequence[StoredLaunch],
-    cache_root: Path,
-    options: FetchOptions,
-    faults: list[str],
-) -> FetchOutcome:
-    if not refs:
-        return FetchOutcome()
-    outcome = outcome_of(lambda: store.fetch_partitions(refs, cache_root, options=options, records=chosen))
-    if isinstance(outcome, StoreError):
-        faults.append(str(outcome))
-        return FetchOutcome()
-    faults.extend(str(fault.error) for fault in outcome.faults)
-    return outcome
-
-
 def _seed_node(
     store: Store,
     records: Sequence[LaunchRecord],
@@ -261,26 +240,23 @@ def _seed_node(
 
     A node cache that the trust policy refuses gets none, and is no error.
     """
-    if wanted.node_caches is None:
-        return NodeSeedReport()
-    reasons = {
-        name: refusal(Path(cache.directory), store.policy, store.revoked)
-        for name, cache in wanted.node_caches.items()
-    }
-    caches = {name: cache for name, cache in wanted.node_caches.items() if not reasons[name]}
-    refused = tuple(f"node cache {name}: {reason}" for name, reason in reasons.items() if reason)
+    caches, refused = dict(wanted.node_caches or {}), list[str]()
+    for name, cache in (wanted.node_caches or {}).items():
+        if reason := refusal(Path(cache.directory), store.policy, store.revoked):
+            refused.append(f"node cache {name}: {reason}")
+            del caches[name]
     launches: list[Launch] = []
-    for record in records[:MAX_NODE_LAUNCHES]:
+    for record in records[:_MAX_NODE_LAUNCHES]:
         here = record.made_in(wanted.environment)
         ranks = {ref.rank for ref in here}
         is_known = record.world_size == wanted.world_size and ranks.issuperset(wanted.ranks or ())
         launches.append((here, wanted.ranks if is_known else None))
-    if not launches:
-        return NodeSeedReport(skipped=refused)
+    if wanted.node_caches is None or not launches:
+        return NodeSeedReport(skipped=tuple(refused))
     fetched = outcome_of(lambda: store.fetch_node_files(launches, caches, cache_root, options=options))
     if isinstance(fetched, StoreError):
         faults.append(f"node artifacts: {fetched}")
-        return NodeSeedReport(skipped=refused)
+        return NodeSeedReport(skipped=tuple(refused))
     vouched = Marks(policy=store.policy, signers=fetched.signers)
     placed = place_files(cache_root, fetched.files, caches, vouched)
     return NodeSeedReport(
@@ -294,6 +270,7 @@ def _seed_node(
 
 
 def _merge(reports: Iterable[FetchReport]) -> tuple[FetchReport, ...]:
+    """One report for each partition, whatever the number of launches that it came from."""
     merged: dict[str, FetchReport] = {}
     for report in reports:
         first = merged.setdefault(report.partition, report)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.metadata
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
@@ -192,13 +192,6 @@ def waiting_launch(config: Config, published: Mapping[int, Published]) -> Waitin
 def silent_places(config: StoreConfig) -> tuple[str, ...]:
     """The places of the store that gave no answer in this process."""
     return tuple(tier.path for tier in config.tiers if connect.is_left_alone(tier.path, tier.options))
-
-
-def leave_alone(config: StoreConfig, places: Collection[str]) -> None:
-    """Ask these places no more in this process."""
-    for tier in config.tiers:
-        if tier.path in places:
-            connect.leave_alone(tier.path, tier.options, reason="it gave other ranks no answer")
 
 
 def decided(config: StoreConfig) -> StoreConfig:

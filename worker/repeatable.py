@@ -47,28 +47,8 @@ def _plain(value: Any) -> Any:
     if not all(cls.__flags__ & _HEAP_TYPE and "__slots__" not in vars(cls) for cls in classes) or callable(
         value
     ):
-        msg = f"{kind.__qualname__} cannot be compared by its attributes"
-        raise TypeError(msg)
+        raise TypeError(f"{kind.__qualname__} cannot be compared by its attributes")
     return (f"{kind.__module__}:{kind.__qualname__}", _plain(vars(value)))
-
-
-def call_registered(registry: Any, kinds: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call what is registered for the first of some classes, the bases of a class in their order."""
-    for kind in kinds:
-        if kind in registry:
-            return registry[kind](*args, **kwargs)
-    raise TypeError
-
-
-def call_method(function: Any, instance: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a method by the class of its argument; the tracer follows another call in its place."""
-    return function.dispatch(type(args[0]))(instance, *args, **kwargs)
-
-
-def get_dispatching(self: Any, instance: Any, owner: Any = None) -> Any:
-    """``functools.singledispatchmethod.__get__``, for functions."""
-    del owner
-    return partial(call_method, self.dispatcher, instance)
 
 
 def get_cached(self: Any, instance: Any, owner: Any = None) -> Any:

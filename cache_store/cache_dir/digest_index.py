@@ -114,10 +114,6 @@ class DigestIndex:
         if identity[2] == digest.size_bytes:
             self._add(self._key(path), _Seen(*identity, time.time_ns() + 2 * BACK_NS, digest.sha256))
 
-    def remembered(self) -> dict[str, Digest]:
-        """Each file's digest when it was last read or written, by its path; it may have changed since."""
-        return {key: Digest(sha256=seen.sha256, size_bytes=seen.size) for key, seen in self._seen.items()}
-
     def now_ns(self) -> int:
         """Time by the file system's clock, on NFS the server's; 0 where nothing can be remembered."""
         try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import io
 import logging
 import os
@@ -33,17 +32,9 @@ BACK_NS = 4_000_000_000  # twice the coarsest tick of a file system's times (FAT
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _MAX_LINKS = 40  # as in Linux
-_PRIVATE_REMEDIES = (
-    "remove {path}",
-    "remove it or run as its owner: an artifact is code, and only its owner uses it",
-    "remove it, or chmod 600 {path} if nobody else can have written it",
-)
-_OWNED_REMEDIES = ("publish only what you alone could have written: leave it out, or chmod go-w it",) * 3
-_CACHE_REMEDIES = (
-    "name another cache_dir",
-    "name a cache_dir of your own",
-    "chmod 700 {path}, or name another cache_dir",
-)
+_PRIVATE_REMEDY = "remove it; or, if nobody else can have written it, make it your own and chmod 600 {path}"
+_OWNED_REMEDY = "publish only what you alone could have written: leave it out, or chmod go-w it"
+_CACHE_REMEDY = "name a cache_dir of your own, or chmod 700 {path}"
 
 
 def check_status(  # noqa: PLR0913 - one check for every file and directory that is code or decides about it
@@ -51,50 +42,49 @@ def check_status(  # noqa: PLR0913 - one check for every file and directory that
     status: os.stat_result,
     *,
     what: str,
-    remedies: tuple[str, str, str],
+    remedy: str,
     directory: bool = False,
     root_too: bool = False,
     private: bool = False,
 ) -> None:
     """Refuse a file or directory of another kind or owner, or that others can write; raises `UnusableCache`.
 
-    ``remedies`` are for the kind, the owner and the mode, ``{path}`` in them stands for the path; ``private``
-    asks for mode 0600 exactly.
+    ``{path}`` in the remedy stands for the path; ``private`` asks for mode 0600 exactly.
     """
     uid, mode = os.geteuid(), stat.S_IMODE(status.st_mode)
     if not (stat.S_ISDIR if directory else stat.S_ISREG)(status.st_mode):
         expected, actual = "a directory" if directory else "a regular file", stat.filemode(status.st_mode)
-        remedy = remedies[0]
     elif status.st_uid != uid and not (root_too and status.st_uid == 0):
         expected, actual = f"owner uid {uid}{' or root' * root_too}", f"uid {status.st_uid}"
-        remedy = remedies[1]
     elif mode != FILE_MODE if private else mode & OTHERS_WRITE:
         expected = f"mode {FILE_MODE:04o}" if private else "not writable by group or others"
-        actual, remedy = f"mode {mode:04o}", remedies[2]
+        actual = f"mode {mode:04o}"
     else:
         return
-    raise UnusableCache(
-        what=what, where=str(path), expected=expected, actual=actual, remedy=remedy.format(path=path)
-    )
+    remedy = remedy.format(path=path)
+    raise UnusableCache(what=what, where=str(path), expected=expected, actual=actual, remedy=remedy)
 
 
 def check_owned(path: Path, status: os.stat_result, *, directory: bool = False) -> None:
     """Refuse what is not this user's, or what others can write; raises as `check_status`."""
     what = "directory" if directory else "file"
-    check_status(path, status, what=what, remedies=_OWNED_REMEDIES, directory=directory)
+    check_status(path, status, what=what, remedy=_OWNED_REMEDY, directory=directory)
 
 
 def check_private(path: Path) -> None:
     """Refuse what is no regular file of this user with mode 0600, because an artifact is code."""
     with os_errors_are_unusable("file", path):
         status = path.lstat()
-    check_status(path, status, what="file", remedies=_PRIVATE_REMEDIES, private=True)
+    _check_private(path, status)
+
+
+def _check_private(path: Path, status: os.stat_result) -> None:
+    check_status(path, status, what="file", remedy=_PRIVATE_REMEDY, private=True)
 
 
 def open_private(path: Path) -> io.BufferedReader:
     """Open a file for reading, checked as `check_private` does; also raises ``OSError``."""
-    check = functools.partial(check_status, what="file", remedies=_PRIVATE_REMEDIES, private=True)
-    return _open_checked(path, check)
+    return _open_checked(path, _check_private)
 
 
 def open_owned(path: Path) -> io.BufferedReader:
@@ -249,7 +239,7 @@ def ensure_cache_dir(path: Path) -> None:
     with os_errors_are_unusable("directory", path):
         make_private_directories(path)
         status = path.stat()
-    check_status(path, status, what="directory", remedies=_CACHE_REMEDIES, directory=True)
+    check_status(path, status, what="directory", remedy=_CACHE_REMEDY, directory=True)
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         actual = f"mode {stat.S_IMODE(status.st_mode):04o}, or a read-only file system"
         remedy = f"chmod u+rwx {path}, or name another cache_dir"

@@ -235,6 +235,7 @@ class LaunchSummary:
     world_size: int
     environments: tuple[Mapping[str, str], ...]
     created: str
+    payload: bytes = field(repr=False)  # the record, read once
 
 
 class _Other(BaseModel):
@@ -256,7 +257,7 @@ class _Head(BaseModel):
 
 def read_launch(documents: Documents, name: str) -> LaunchRecord:
     """Read one record without touching it; raises as `Documents.read`."""
-    return _read(documents, name, parse_launch_record)
+    return _read(documents, name, parse_launch_record)[1]
 
 
 def read_launches(documents: Documents, launch_key: str | None = None) -> tuple[StoredLaunch, ...]:
@@ -264,9 +265,14 @@ def read_launches(documents: Documents, launch_key: str | None = None) -> tuple[
     return _newest_first(documents, launch_key, _read_whole)
 
 
-def take_launches(documents: Documents, names: Sequence[str]) -> tuple[StoredLaunch, ...]:
-    """Read records whole, in the order of ``names``; see `take_usable`."""
-    return take_usable(documents, names, _read_whole)
+def take_launches(documents: Documents, summaries: Sequence[LaunchSummary]) -> tuple[StoredLaunch, ...]:
+    """The records that were summarized, in their order; see `take_usable`."""
+    payloads = {summary.name: summary.payload for summary in summaries}
+
+    def parse(_: Documents, name: str) -> StoredLaunch:
+        return StoredLaunch(name=name, record=parse_launch_record(payloads[name], name))
+
+    return take_usable(documents, list(payloads), parse)
 
 
 def summarize_launches(documents: Documents, launch_key: str) -> tuple[LaunchSummary, ...]:
@@ -294,16 +300,21 @@ def _read_whole(documents: Documents, name: str) -> StoredLaunch:
 
 
 def _summarize(documents: Documents, name: str) -> LaunchSummary:
-    head = _read(documents, name, lambda data, where: parse_document(_Head, data, what=_RECORD, where=where))
-    environments = head.environment, *(other.environment for other in head.others)
+    payload, head = _read(
+        documents, name, lambda data, where: parse_document(_Head, data, what=_RECORD, where=where)
+    )
     return LaunchSummary(
-        name=name, world_size=head.world_size, environments=environments, created=head.created
+        name=name,
+        world_size=head.world_size,
+        environments=(head.environment, *(other.environment for other in head.others)),
+        created=head.created,
+        payload=payload,
     )
 
 
-def _read(documents: Documents, name: str, parse: Callable[[bytes, str], R]) -> R:
+def _read(documents: Documents, name: str, parse: Callable[[bytes, str], R]) -> tuple[bytes, R]:
     key, payload, _ = documents.read_record("launch", name)
     record = parse(payload, name)
     if record.launch_key != key:
         raise Corrupt(what=_RECORD, where=name, expected=key, actual=record.launch_key)
-    return record
+    return payload, record

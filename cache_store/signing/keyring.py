@@ -53,17 +53,8 @@ _MAX_REVOCATION_BYTES = 1 << 20
 _LOCK_TIMEOUT_S = 10.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _KEY_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
-# Each for another kind of file, another owner, and a mode that lets others write.
-_FILE_REMEDIES = (
-    "remove {path}",
-    "copy it to a file of your own once you know whose key it is",
-    "check whose key it is, then chmod 644 {path}",
-)
-_DIRECTORY_REMEDIES = (
-    "name another keyring",
-    "name a keyring of your own",
-    "check what is in it, then chmod 700 {path}",
-)
+_FILE_REMEDY = "check whose key it is, then copy it to a file of your own, or chmod 644 {path}"
+_DIRECTORY_REMEDY = "name a keyring of your own; or check what is in it, then chmod 700 {path}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +288,7 @@ def _is_usable_directory(path: Path) -> bool:
             status = path.stat()
         except FileNotFoundError:
             return False
-    check_status(path, status, what="keyring", remedies=_DIRECTORY_REMEDIES, directory=True, root_too=True)
+    check_status(path, status, what="keyring", remedy=_DIRECTORY_REMEDY, directory=True, root_too=True)
     return True
 
 
@@ -325,7 +316,7 @@ def _read_vouched(path: Path, *, limit_bytes: int) -> bytes | None:
         except FileNotFoundError:
             return None
         with os.fdopen(descriptor, "rb") as file:
-            check_status(path, os.fstat(descriptor), what="file", remedies=_FILE_REMEDIES, root_too=True)
+            check_status(path, os.fstat(descriptor), what="file", remedy=_FILE_REMEDY, root_too=True)
             data = file.read(limit_bytes + 1)
     if len(data) > limit_bytes:
         expected, remedy = f"at most {limit_bytes} bytes", "name another file"

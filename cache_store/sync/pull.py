@@ -2,9 +2,9 @@
 
 Nothing gets its name before every file is verified, changed where it must name another path, and flushed,
 because other tools verify nothing; an absent or empty directory appears by one rename. Where files are there
-with other bytes nothing is laid out, unless they are to be replaced or are cut short. What an earlier pull
-put there and the listing no longer names goes only where files are replaced and nobody changed it. Files are
-private to this user (0600, or 0700), and the directory bears the marks of those who vouch for them.
+with other bytes nothing is laid out, unless they are to be replaced or are cut short. What the
+listing does not name stays. Files are private to this user (0600, or 0700), and the directory bears the marks
+of those who vouch for them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -64,11 +64,10 @@ class PullReport:
     num_files: int  # in that listing
     num_new: int  # that the directory lacked, or had cut short
     num_replaced: int  # that it had with other bytes
-    num_removed: int  # of an earlier pull
     num_kept: int  # that it had already, with the same bytes, which were not touched
     bytes_copied: int  # of the new and the replaced ones
     num_rewritten: int  # of them, those in which the directory's path was replaced
-    problems: tuple[str, ...]  # listings that could not be used, and files of an earlier pull that stay
+    problems: tuple[str, ...]  # listings that could not be used
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +118,7 @@ def pull_lock(root: Path) -> Iterator[None]:
 def pull(documents: Documents, plan: PullPlan, *, replaces: bool = False) -> PullReport:
     """Restore what was planned; the caller holds `pull_lock`.
 
-    With ``replaces``, files that are there with other bytes are replaced, those of an earlier pull removed.
+    With ``replaces``, files that are there with other bytes are replaced.
 
     Raises:
         NotInStore: blobs of it are missing.
@@ -134,10 +133,7 @@ def pull(documents: Documents, plan: PullPlan, *, replaces: bool = False) -> Pul
     # Our own names are none of the tool's: they would decide what may be done with the directory.
     files = {file.path: file for file in listing.files if not is_ours(file.path)}
     index = DigestIndex(root, "files", at=place, opened=open_owned)
-    laid_before = DigestIndex(root, f"pulled-{key}", at=place, opened=open_owned)
-    stale = _stale(laid_before, files, root, index)
-    removed = [path for path, is_unchanged in stale.items() if replaces and is_unchanged]
-    _refuse_obstacles(files, removed, root)
+    _refuse_obstacles(files, root)
     are_there = each(
         lambda file: file.path not in moved.paths and _holds(root / file.path, file.digest, index),
         list(files.values()),
@@ -154,20 +150,11 @@ def pull(documents: Documents, plan: PullPlan, *, replaces: bool = False) -> Pul
             if not replaces:
                 _refuse_others([path for path, kind in kinds.items() if kind == "other"], root)
             kinds = {path: kind for path, kind in kinds.items() if kind != "equal"}
-            _remove(removed, root)
             if kinds:
                 kinds = _place(staging, root, kinds, lambda: _permit(documents, plan, root))
-    else:
-        _remove(removed, root)
-    for path in kinds:
-        with contextlib.suppress(UnusableCache, OSError):  # the tool was faster, so it is the tool's
-            if path in moved.paths:
-                laid_before.remember_own(root / path, index.digest(root / path))
-            else:
-                index.remember_own(root / path, files[path].digest)
-                laid_before.remember_own(root / path, files[path].digest)
+    for path in kinds.keys() - moved.paths:
+        index.remember_own(root / path, files[path].digest)
     index.save()
-    laid_before.save()
     mark_used(documents.backend, plan.stored.name)
     logger.info("Pulled %s of %s: %d of %d files came", root, plan.tool, len(kinds), len(files))
     num_replaced = sum(kind == "other" for kind in kinds.values())
@@ -178,11 +165,10 @@ def pull(documents: Documents, plan: PullPlan, *, replaces: bool = False) -> Pul
         num_files=len(files),
         num_new=len(kinds) - num_replaced,
         num_replaced=num_replaced,
-        num_removed=len(removed),
         num_kept=len(files) - len(kinds),
         bytes_copied=sum(files[path].size_bytes for path in kinds),
         num_rewritten=len(moved.paths & kinds.keys()),
-        problems=(*plan.problems, *_staying(stale, removed)),
+        problems=plan.problems,
     )
 
 
@@ -269,9 +255,8 @@ def _refuse_others(paths: Sequence[str], root: Path) -> None:
         )
 
 
-def _refuse_obstacles(files: Iterable[str], stale: Collection[str], root: Path) -> None:
-    """Refuse to lay out a directory where a file is that does not go as stale, or the other way round."""
-    gone = {root / path for path in stale}
+def _refuse_obstacles(files: Iterable[str], root: Path) -> None:
+    """Refuse to lay out a directory where a file is, or the other way round."""
     kinds = {**dict.fromkeys(_directories(files), "directory"), **dict.fromkeys(files, "file")}
     for path, kind in kinds.items():
         place = f"{root}/{path}"  # as text: there may be thousands, and nearly all are absent
@@ -281,7 +266,7 @@ def _refuse_obstacles(files: Iterable[str], stale: Collection[str], root: Path) 
             except (FileNotFoundError, NotADirectoryError):
                 continue
             # What is no directory where a file should be is compared with that.
-            if stat.S_ISDIR(mode) == (kind == "directory") or _is_emptied(root / path, mode, gone):
+            if stat.S_ISDIR(mode) == (kind == "directory"):
                 continue
         found = "directory" if stat.S_ISDIR(mode) else "link" if stat.S_ISLNK(mode) else "file"
         raise Conflict(
@@ -289,55 +274,13 @@ def _refuse_obstacles(files: Iterable[str], stale: Collection[str], root: Path) 
             where=str(root),
             expected=f"{path} to be a {kind}, or absent",
             actual=f"a {found}; nothing was changed",
-            remedy="remove it; --replace removes only what an earlier pull put there",
+            remedy="remove it",
         )
-
-
-def _is_emptied(path: Path, mode: int, gone: Collection[Path]) -> bool:
-    """Return True for a directory that `_remove` takes away, with all in it."""
-    if not stat.S_ISDIR(mode):
-        return path in gone
-    below = list(path.iterdir())
-    return bool(below) and all(_is_emptied(entry, entry.lstat().st_mode, gone) for entry in below)
-
-
-def _remove(paths: Collection[str], root: Path) -> None:
-    """Remove files, and the directories that they leave empty."""
-    with os_errors_are_unusable("directory", root):
-        for path in sorted(paths):
-            (root / path).unlink(missing_ok=True)
-            for directory in Path(path).parents[:-1]:
-                with contextlib.suppress(OSError):
-                    (root / directory).rmdir()
 
 
 def _directories(paths: Iterable[str]) -> list[str]:
     """Every directory that files lie in, each after the one above it."""
     return sorted({str(directory) for path in paths for directory in Path(path).parents} - {"."})
-
-
-def _stale(
-    laid_before: DigestIndex, named: Collection[str], root: Path, index: DigestIndex
-) -> dict[str, bool]:
-    """Files that earlier pulls put there and the listing does not name: whether each is as it was then."""
-    real = root.resolve()
-    return {
-        path: _holds(root / path, digest, index)
-        for path, digest in laid_before.remembered().items()
-        # What is reached through a link lies elsewhere by now.
-        if path not in named and os.path.lexists(root / path) and (root / path).resolve() == real / path
-    }
-
-
-def _staying(stale: Mapping[str, bool], removed: Collection[str]) -> Iterator[str]:
-    """A line for the files of an earlier pull that stay as they came, and one for those that were changed."""
-    for is_unchanged, why in (
-        (True, "not in this one: pull with --replace to have them removed"),
-        (False, "not in this one, and changed since: remove them by hand"),
-    ):
-        staying = sorted(path for path in stale if stale[path] == is_unchanged and path not in removed)
-        if staying:
-            yield f"{shortened(staying)}: of an earlier pull, {why}"
 
 
 def _holds(path: Path, digest: Digest, index: DigestIndex) -> bool:

@@ -33,9 +33,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
-from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.models import HASH_SEED, Config, EntrypointWorkload
-from warmrank.orchestrator.errors import CannotStart
+from warmrank.orchestrator.errors import CannotStart, WorkerFailure
 from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit, answer, failure_of
 from warmrank.orchestrator.gang.ray_session import import_paths
 from warmrank.orchestrator.nodes import Gang, Seat
@@ -45,8 +44,6 @@ from warmrank.worker.results import LeftOut, Retraced
 
 if TYPE_CHECKING:
     from warmrank.worker.rank.offline import OfflineRank
-
-logger = logging.getLogger(__name__)
 
 BOOTSTRAP = (
     "import json, sys\n"
@@ -110,9 +107,8 @@ class OfflineHost(RankHost):
     def _retrace(self, name: str) -> Retraced:
         try:
             return self._worker.retrace(name)
-        except Exception as error:  # the rank's edge, as in `RankHost._compile`
-            logger.exception("%s cannot be traced", name)
-            failure = failure_of(error, rank=self._init.rank, stage="compile")
+        except Exception as error:  # noqa: BLE001 - the rank's edge, as in `RankHost._compile`
+            failure = failure_of(error, rank=self._spec.rank, stage="compile")
             reason = f"{failure.kind}: {failure.message}"
             return Retraced(function=name, outcome="failed", reason=reason)
 

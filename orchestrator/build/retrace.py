@@ -148,7 +148,7 @@ def _manifests(
         store.launch_summaries(launch_key(config)), environment=environment, world_size=config.ranks
     )
     own = [item for item in picked if item.world_size == config.ranks]
-    records = [taken.record for taken in store.take_launches([item.name for item in own or picked])]
+    records = [taken.record for taken in store.take_launches(own or picked)]
     if not records:
         stages.problem("the store holds no launch of this config for this environment")
     return [

@@ -52,7 +52,7 @@ def build(  # noqa: PLR0913, PLR0917 - options of a command
     from warmrank.orchestrator.build.plan import to_json
     from warmrank.orchestrator.launch.report import make_way, write_whole
     from warmrank.orchestrator.ui.progress import progress
-    from warmrank.orchestrator.ui.table import render_build
+    from warmrank.orchestrator.ui.report_table import render_build
 
     loaded = _load(config, overrides, device, world_size)
     options = _options(environment_file, real_tensors=real_tensors, every_rank=every_rank, jobs=jobs)
@@ -87,7 +87,7 @@ def audit(  # noqa: PLR0913, PLR0917 - options of a command
     from warmrank.orchestrator.build.retrace import audit_cache
     from warmrank.orchestrator.inspect.store_contents import open_if_there
     from warmrank.orchestrator.ui.progress import progress
-    from warmrank.orchestrator.ui.table import render_audit
+    from warmrank.orchestrator.ui.report_table import render_audit
 
     loaded = _load(config, overrides, device, world_size)
     options = _options(environment_file, real_tensors=real_tensors, every_rank=every_rank, jobs=jobs)

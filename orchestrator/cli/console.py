@@ -5,7 +5,7 @@ Results go to stdout, everything else to stderr, so that ``--json`` leaves nothi
 No text of another's document moves the terminal's cursor or changes its title: names in a store may be
 anybody's where nothing is signed. Characters that are not printable come out as question marks, but for line
 feeds and tabs; styles and progress bars, which are ours, stay; libraries' codes for colours are dropped. What
-libraries print on stdout goes to stderr: Ray tells there, whatever it is told, who died, at length.
+libraries print on stdout goes to stderr.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import logging
 import os
 import re
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -30,19 +29,19 @@ from pydantic_core import to_jsonable_python
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
+from typer.models import ArgumentInfo
 
 from warmrank.cache_store.errors import NoStoreYet, StoreError, StoreUnavailable
 from warmrank.orchestrator import signals
-from warmrank.orchestrator.causes import policy_of
 from warmrank.orchestrator.errors import (
     BadInput,
     CannotStart,
     CompileForbidden,
     ConfigError,
-    ConfigProblem,
     DemoFailed,
     LaunchFailed,
     OrchestratorError,
+    policy_of,
 )
 from warmrank.orchestrator.ui.table import pairs
 from warmrank.worker.errors import NotYet, WorkerError
@@ -86,8 +85,10 @@ def defused(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
 
 
-def defused_json(text: str) -> str:
-    """JSON in which those control characters are escaped too that its grammar allows as they are."""
+def defused_json(value: object, *, indent: int | None = 2) -> str:
+    """A plain value, or a dataclass or model of such, as JSON that is safe for a terminal."""
+    text = json.dumps(to_jsonable_python(value), indent=indent, ensure_ascii=False)
+    # Control characters that JSON's grammar allows as they are.
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -119,7 +120,7 @@ def output(*, stderr: bool = False) -> Console:
     """A console for stdout or stderr as they are now; plain and of fixed width where there is no terminal."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
-    return SafeConsole(file=stream, width=width, highlight=False)
+    return SafeConsole(file=stream, width=width, highlight=False, emoji=False)
 
 
 def say(*lines: str, stderr: bool = False) -> None:
@@ -139,7 +140,7 @@ def answer(found: T, render: Callable[[T], RenderableType], *, as_json: bool) ->
 
 def print_json(value: object) -> None:
     """Write a plain value, or a dataclass or model of such, to stdout as JSON."""
-    typer.echo(defused_json(json.dumps(to_jsonable_python(value), indent=2, ensure_ascii=False)))
+    typer.echo(defused_json(value))
 
 
 @contextmanager
@@ -170,26 +171,43 @@ def session(*, debug: bool = False, bad_input: tuple[type[StoreError], ...] = ()
 
 
 _DEBUG = Annotated[bool, typer.Option("--debug", help="Log everything, and show the traceback of an error.")]
+_CONFIG = Annotated[Path | None, typer.Option("--config", metavar="FILE", hidden=True)]
 
 
 def command(
     function: Callable[..., None] | None = None, *, bad_input: tuple[type[StoreError], ...] = ()
 ) -> Callable[..., Any]:
-    """Decorate a command: it takes ``--debug``, and runs in a `session`."""
+    """Decorate a command: it takes ``--debug``, and its argument CONFIG as an option too."""
     if function is None:
         return partial(command, bad_input=bad_input)
+    signature = inspect.signature(function, eval_str=True)
+    parameters = dict(signature.parameters)
+    config = parameters.get("config")
+    kinds = getattr(config.annotation, "__metadata__", ()) if config is not None else ()
+    is_argument = any(isinstance(each, ArgumentInfo) for each in kinds)
 
     @wraps(function)
-    def run(*args: Any, debug: bool = False, **options: Any) -> None:
+    def run(*, debug: bool = False, config_file: Path | None = None, **options: Any) -> None:
+        if is_argument:
+            options["config"] = config_file or options["config"]
+            if options["config"] is None and config is not None and config.default is config.empty:
+                raise typer.BadParameter("expected a config", param_hint="CONFIG")
         with session(debug=debug, bad_input=bad_input):
-            function(*args, **options)
+            function(**options)
 
-    signature = inspect.signature(function, eval_str=True)
-    flag = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_DEBUG)
-    run.__signature__ = signature.replace(  # type: ignore[attr-defined]  # which typer reads
-        parameters=[*signature.parameters.values(), flag]
+    if is_argument and config is not None:
+        parameters["config"] = config.replace(default=None)
+        parameters["config_file"] = _option("config_file", None, _CONFIG)
+    parameters["debug"] = _option("debug", False, _DEBUG)
+    # Typer reads it; an argument that may be left out need not stand last there.
+    run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[each.replace(kind=each.KEYWORD_ONLY) for each in parameters.values()]
     )
     return run
+
+
+def _option(name: str, default: object, annotation: object) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def exit_code_of(error: BaseException) -> int:
@@ -210,26 +228,31 @@ def exit_code_of(error: BaseException) -> int:
 def show_error(error: Exception) -> None:
     """Print an error as one block on stderr."""
     console = output(stderr=True)
-    head, rows, rest = describe(error)
+    head, blocks, rest = _describe(error)
     console.print(Text.assemble(("error: ", "bold red"), head))
-    for index, block in enumerate(rows):
+    for index, block in enumerate(blocks):
         if index:
             console.print()
-        console.print(pairs(block, style="bold"))
+        console.print(pairs([(name, text) for name, text in block if text], style="bold"))
     for line in rest:
         console.print(Text(line))
 
 
-Rows = tuple[tuple[str, str], ...]
-
-
-def describe(error: Exception) -> tuple[str, tuple[Rows, ...], tuple[str, ...]]:
+def _describe(error: Exception) -> tuple[str, list[list[tuple[str, str]]], list[str]]:
     """An error as a head line, blocks of named rows, and further lines."""
     if isinstance(error, ConfigError):
         num = len(error.problems)
         head = f"the {error.document} cannot be used" + (f": {num} problems" if num > 1 else "")
-        notes = tuple(f"  note: {note}" for note in getattr(error, "__notes__", ()))
-        return head, tuple(_problem_rows(problem) for problem in error.problems), notes
+        blocks = [
+            [
+                ("where", f"{problem.place}: {problem.key}" if problem.key else problem.place),
+                ("found", problem.found),
+                ("expected", problem.expected),
+                ("remedy", f"did you mean {problem.nearest}?" if problem.nearest else problem.remedy),
+            ]
+            for problem in error.problems
+        ]
+        return head, blocks, [f"  note: {note}" for note in getattr(error, "__notes__", ())]
     if isinstance(error, StoreError):
         rows = [(name, str(getattr(error, field))) for field, name in _STORE_ROWS if hasattr(error, field)]
         if isinstance(error, NoStoreYet) and "://" not in error.where:
@@ -237,10 +260,9 @@ def describe(error: Exception) -> tuple[str, tuple[Rows, ...], tuple[str, ...]]:
         if isinstance(error, StoreUnavailable) and error.required:
             rows.append(("required", "mode: required stands in the config, so nothing goes on without it"))
         name = re.sub(r"(?<!^)([A-Z])", r" \1", type(error).__name__).lower()
-        return f"{name}: {error.what}", (tuple(rows),), ()
-    text = str(error).strip() or type(error).__name__
-    head, *rest = text.splitlines()
-    return head, (), tuple(rest)
+        return f"{name}: {error.what}", [rows], []
+    head, *rest = (str(error).strip() or type(error).__name__).splitlines()
+    return head, [], rest
 
 
 _STORE_ROWS = (
@@ -256,41 +278,21 @@ _STORE_ROWS = (
 """Fields of the store's errors, by the names under which they are shown."""
 
 
-def _problem_rows(problem: ConfigProblem) -> Rows:
-    rows = [("where", f"{problem.place}: {problem.key}" if problem.key else problem.place)]
-    remedy = f"did you mean {problem.nearest}?" if problem.nearest else problem.remedy
-    rows += [("found", problem.found), ("expected", problem.expected), ("remedy", remedy)]
-    return tuple((name, text) for name, text in rows if text)
-
-
-_MAX_CHARS = 200  # characters of a line; Ray's have a thousand
-
-
-class _FoldedLines:
-    """Stderr, but without colours, and with lines cut to `_MAX_CHARS` characters."""
-
-    def __init__(self) -> None:
-        self._stream, self._rest = sys.stderr, ""
+class _PlainStderr:
+    """Stderr without the codes of colours that libraries write."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+        return getattr(sys.stderr, name)
 
     def write(self, text: str) -> int:
-        """Pass whole lines on; the rest of one waits for its end."""
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in (_COLOURS.sub("", each) for each in lines):
-            is_long = len(line) > _MAX_CHARS
-            cut = textwrap.shorten(line, _MAX_CHARS, placeholder=" ... (all of it with --debug)")
-            self._stream.write(f"{cut if is_long else line}\n")
+        """Write a text without its codes."""
+        sys.stderr.write(_COLOURS.sub("", text))
         return len(text)
 
 
 @contextmanager
 def others_on_stderr() -> Iterator[None]:
-    """Send to stderr what libraries print on stdout; with ``--debug`` their lines are left whole."""
-    stream: Any = sys.stderr if logging.getLogger().isEnabledFor(logging.DEBUG) else _FoldedLines()
+    """Send to stderr what libraries print on stdout."""
+    stream: Any = _PlainStderr()
     with redirect_stdout(stream):
-        try:
-            yield
-        finally:
-            stream.write("\n" if getattr(stream, "_rest", "") else "")  # the end of a line without one
+        yield

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
-from typer.core import TyperGroup
 
 from warmrank.orchestrator.errors import BadArgument, ConfigError, ConfigProblem
 
@@ -100,112 +99,46 @@ def lint_here(
 
 
 def refuse_what_fails(
-    config: Config,
-    place: str,
-    overrides: Sequence[str] | None = None,
-    *,
-    reads_only: bool = False,
-    starts_ray: bool = True,
-    is_elsewhere: bool = False,
+    config: Config, place: str, overrides: Sequence[str] | None = None, **how: bool
 ) -> None:
-    """Refuse, before Ray starts, what `config check` calls an error; see `lint_here`.
+    """Refuse, before Ray starts, what `config check` calls an error; ``how`` as `lint_here` takes it.
 
     ``place`` is the config's file. Raises `ConfigError`, or `UnusableCache` if the ranks of an own Ray could
     not use the cache directory.
     """
-    from warmrank.orchestrator.config.problems import place_of
+    from warmrank.cache_store.backends.deadline import all_within
+    from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
+    from warmrank.orchestrator.config.reading import place_of
+    from warmrank.orchestrator.config.store import LOOK_S
     from warmrank.orchestrator.gang.ray_session import way_in_now
     from warmrank.orchestrator.gang.upload import own_places, refuse_in_job
 
     way = way_in_now(config.ray)
     if way == "job":
         refuse_in_job(own_places(config, Path.cwd()), place)
-    found = lint_here(config, reads_only=reads_only, starts_ray=starts_ray, is_elsewhere=is_elsewhere)
+    errors = [finding for finding in lint_here(config, **how) if finding.level == "error"]
     problems = []
-    for finding in found:
-        if finding.level == "error":
-            key = ", ".join(finding.keys)
-            where = place_of(key, place, overrides or ())
-            problems.append(ConfigProblem(place=where, key=key, found=finding.found, remedy=finding.remedy))
+    for finding in errors:
+        key = ", ".join(finding.keys)
+        where = place_of(key, place, overrides or ())
+        problems.append(ConfigProblem(place=where, key=key, found=finding.found, remedy=finding.remedy))
     if problems:
         raise ConfigError(problems)
-    if way == "local" and starts_ray and not is_elsewhere:
-        _refuse_unusable(config.cache_dir)
-
-
-def _refuse_unusable(cache_dir: Path) -> None:
-    """Refuse a cache directory that is not private to this user, or cannot be made or written."""
-    from warmrank.cache_store.backends.deadline import all_within
-    from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
-    from warmrank.orchestrator.config.store import LOOK_S
-
-    # A disk that does not answer is left to the ranks, whose stages have time-outs.
-    all_within([partial(ensure_cache_dir, cache_dir)], timeout_s=LOOK_S)
+    if way == "local" and how.get("starts_ray", True) and not how.get("is_elsewhere"):
+        # A disk that does not answer is left to the ranks, whose stages have time-outs.
+        all_within([partial(ensure_cache_dir, config.cache_dir)], timeout_s=LOOK_S)
 
 
 def refuse_shadows() -> None:
     """Refuse a directory with a module that ranks and nodes would import in place of `warmrank`."""
     from warmrank.orchestrator.config.lint import shadow, shadow_finding
 
-    path = shadow(Path.cwd())
-    if path is not None:
+    if (path := shadow(Path.cwd())) is not None:
         finding = shadow_finding(path)
         raise BadArgument(f"{finding.found}: {finding.remedy}")
-
-
-class ConfigGroup(TyperGroup):
-    """A group of commands; those with an argument CONFIG also take it as an option."""
-
-    def get_params(self, ctx: Any) -> Any:
-        """See `click.Command.get_params`; flags take no value that --help should name."""
-        return _with_plain_flags(super().get_params(ctx))
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """See `click.Group.get_command`."""
-        command = super().get_command(ctx, cmd_name)
-        if command is not None:
-            _with_plain_flags(command.get_params(ctx))
-        return command
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """See `click.Group.resolve_command`."""
-        name, command, rest = super().resolve_command(ctx, args)
-        params = command.params if command else ()
-        arguments = [each.name for each in params if each.param_type_name == "argument"]
-        return name, command, as_argument(rest, arguments)
-
-
-def _with_plain_flags(params: Sequence[Any]) -> Sequence[Any]:
-    for each in params:
-        if getattr(each, "is_flag", False):
-            each.metavar = ""
-    return params
-
-
-_OPTION = "--config"
-
-
-def as_argument(words: Sequence[str], arguments: Sequence[str | None]) -> list[str]:
-    """The words of a command, with ``--config FILE`` moved to where its argument CONFIG is looked for.
-
-    ``arguments`` are the names of the command's arguments, in order; words after ``--`` are not touched.
-    """
-    end = words.index("--") if "--" in words else len(words)
-    own, rest = list(words[:end]), list(words[end:])
-    for index, word in enumerate(own if "config" in arguments else ()):
-        if word == _OPTION and index + 1 < len(own):
-            value, others = own[index + 1], own[:index] + own[index + 2 :]
-        elif word.startswith(f"{_OPTION}="):
-            value, others = word.partition("=")[2], own[:index] + own[index + 1 :]
-        else:
-            continue
-        return [value, *others, *rest] if arguments[0] == "config" else [*others, value, *rest]
-    return [*own, *rest]
 
 
 def group_of_commands(about: str, **options: Any) -> typer.Typer:
     """A group that shows its help where no command is named."""
     help_options = {"help_option_names": ["-h", "--help"]}
-    return typer.Typer(
-        cls=ConfigGroup, no_args_is_help=True, help=about, context_settings=help_options, **options
-    )
+    return typer.Typer(no_args_is_help=True, help=about, context_settings=help_options, **options)

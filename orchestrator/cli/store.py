@@ -114,8 +114,8 @@ def verify(
     """Read store and cache again, byte for byte, and say what is wrong."""
     from warmrank.orchestrator.inspect import store_contents as look
     from warmrank.orchestrator.inspect.store_contents import verify as run
-    from warmrank.orchestrator.ui.inspect_tables import render_verified
     from warmrank.orchestrator.ui.progress import fetch_progress
+    from warmrank.orchestrator.ui.table import render_verified
 
     loaded = load_optional(config, overrides)
     only_cache = cache is not None and loaded is None and store is None
@@ -338,10 +338,7 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
     world_size: _WorldSize = None,
     replace_: Annotated[
         bool,
-        typer.Option(
-            "--replace",
-            help="Replace files with other bytes, and remove what only an earlier pull put there.",
-        ),
+        typer.Option("--replace", help="Replace files with other bytes."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -10,7 +10,7 @@ import posixpath
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, JsonValue, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, JsonValue, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from warmrank.cache_store.cache_dir.node_files import Collect
@@ -21,12 +21,11 @@ from warmrank.worker.configs.compiler_config import EngineChoice, GuardMode
 from warmrank.worker.settings import DeviceKind
 
 AuditMode = Literal["one", "all", "off"]
-Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
-
-TOOL_PATTERN = r"^[a-z0-9][a-z0-9_-]{0,63}$"
-VARIABLE_PATTERN = r"^([A-Za-z_][A-Za-z0-9_]*)?$"
-PATH_PATTERN = r"^([/~$].*)?$"
-
+ToolName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
+VariableName = Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")]
+AxisName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,15}$")]
+Word = Annotated[str, Field(min_length=1)]
+Size = Annotated[int, Field(ge=1)]
 KNOWN_VARIABLES = {
     "inductor": "TORCHINDUCTOR_CACHE_DIR",
     "triton": "TRITON_CACHE_DIR",
@@ -39,16 +38,14 @@ triton/knobs.py, vllm/envs.py."""
 class SyncedCache(Strict):
     """A cache directory of a tool, brought to each node before the command and back when it is ready."""
 
-    tool: str = Field(pattern=TOOL_PATTERN, description="inductor, triton, vllm, or the name of another tool")
+    tool: ToolName = Field(description="inductor, triton, vllm, or another name: a-z, 0-9, '-', '_'")
     path: str = Field(
         default="",
-        pattern=PATH_PATTERN,
+        pattern=r"^([/~$].*)?$",
         description="directory on each node, absolute, ~ or $NAME first; none: below cache_dir",
     )
-    variable: str = Field(
-        default="",
-        pattern=VARIABLE_PATTERN,
-        description="environment variable that tells the tool its directory; known for the three",
+    variable: VariableName = Field(
+        default="", description="environment variable that tells the tool its directory; known for the three"
     )
 
     @model_validator(mode="after")
@@ -62,10 +59,8 @@ class SyncedCache(Strict):
 class ExecConfig(Strict):
     """Caches that `warmrank exec` keeps for the user's command besides the ranks' own."""
 
-    sync: tuple[SyncedCache, ...] = Field(
-        default=(), description="list of mappings with tool, and path or variable if need be"
-    )
-    keys: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+    sync: tuple[SyncedCache, ...] = Field(default=(), description="list of mappings: tool, path, variable")
+    keys: tuple[Word, ...] = Field(
         default=(),
         description="list of NAME or NAME=VALUE that must be equal for a directory to come back; none: "
         "the environment and the launch",
@@ -75,9 +70,8 @@ class ExecConfig(Strict):
     def _has_each_tool_once(self) -> ExecConfig:
         tools = [cache.tool for cache in self.sync]
         if twice := sorted({tool for tool in tools if tools.count(tool) > 1}):
-            raise PydanticCustomError(
-                "synced_cache", "each tool once, found {tool} twice", {"tool": twice[0]}
-            )
+            text = "each tool once, found {tool} twice"
+            raise PydanticCustomError("synced_cache", text, {"tool": twice[0]})
         return self
 
 
@@ -86,8 +80,6 @@ def variable_of(cache: SyncedCache) -> str:
     return cache.variable or KNOWN_VARIABLES.get(cache.tool, "")
 
 
-ENTRYPOINT_PATTERN = r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
-AXIS_PATTERN = r"^[a-z][a-z0-9]{0,15}$"
 HASH_SEED = ("PYTHONHASHSEED", "0")
 """Variable of every rank, and its value: sets of strings then have one order in all launches."""
 OWN_VARIABLES = {
@@ -98,14 +90,13 @@ OWN_VARIABLES = {
 }
 """Variables that a launch sets itself, and the key that says to what; none where that is its own affair."""
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-
 
 class EntrypointWorkload(Strict):
     """A workload that a Python function builds."""
 
     entrypoint: str = Field(
-        pattern=ENTRYPOINT_PATTERN, description="module:function that returns a warmrank.Workload"
+        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$",
+        description="module:function that returns a warmrank.Workload",
     )
     arguments: dict[str, JsonValue] = Field(default={}, description="keyword arguments of the function")
 
@@ -113,14 +104,8 @@ class EntrypointWorkload(Strict):
 class ScriptWorkload(Strict):
     """A workload that is a plain script, run on every rank under torchrun's variables."""
 
-    script: str = Field(min_length=1, description="path of a Python script, from the current directory")
+    script: Word = Field(description="path of a Python script, from the current directory")
     arguments: tuple[Text, ...] = Field(default=(), description="list of strings, the script's arguments")
-
-
-AxisName = Annotated[str, Field(pattern=AXIS_PATTERN)]
-
-
-VariableName = Annotated[str, Field(pattern=VARIABLE_PATTERN)]
 
 
 class Parallel(Strict):
@@ -129,14 +114,14 @@ class Parallel(Strict):
     From the innermost: `tp`, `cp`, `ep`, those of `axes` in their order, `pp`, and `dp` as the outermost.
     """
 
-    tp: int = Field(default=1, ge=1, description="tensor-parallel size, a whole number from 1")
-    cp: int = Field(default=1, ge=1, description="context-parallel size, a whole number from 1")
-    ep: int = Field(default=1, ge=1, description="expert-parallel size, a whole number from 1")
-    axes: dict[AxisName, Annotated[int, Field(ge=1)]] = Field(
+    tp: Size = Field(default=1, description="tensor-parallel size, a whole number from 1")
+    cp: Size = Field(default=1, description="context-parallel size, a whole number from 1")
+    ep: Size = Field(default=1, description="expert-parallel size, a whole number from 1")
+    axes: dict[AxisName, Size] = Field(
         default={}, description="mapping of the names of other axes to their sizes, from the innermost"
     )
-    pp: int = Field(default=1, ge=1, description="pipeline-parallel size, a whole number from 1")
-    dp: int = Field(default=1, ge=1, description="data-parallel size, a whole number from 1")
+    pp: Size = Field(default=1, description="pipeline-parallel size, a whole number from 1")
+    dp: Size = Field(default=1, description="data-parallel size, a whole number from 1")
 
     @field_validator("axes")
     @classmethod
@@ -154,40 +139,32 @@ class Parallel(Strict):
         }
 
 
-NodeName = Annotated[str, Field(min_length=1)]
-
-
 class RayConfig(Strict):
     """Placement of ranks on Ray."""
 
     address: str | None = Field(
-        default=None,
-        description="address of a running cluster; none starts a local one (a Ray job joins)",
+        default=None, description="address of a running cluster; none starts a local one (a Ray job joins)"
     )
     num_cpus_per_rank: float = Field(default=1.0, ge=0, description="CPUs reserved for each rank")
-    num_cpus: int | None = Field(
-        default=None, ge=1, description="CPUs of the local Ray; none counts those of the machine"
+    num_cpus: Size | None = Field(default=None, description="CPUs of the local Ray; none: the machine's")
+    omp_num_threads: Size = Field(default=1, description="OMP_NUM_THREADS of every rank")
+    placement: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"] = Field(
+        default="PACK", description="Ray's placement strategy"
     )
-    omp_num_threads: int = Field(default=1, ge=1, description="OMP_NUM_THREADS of every rank")
-    placement: Placement = Field(default="PACK", description="Ray's placement strategy")
-    pack: str = Field(
-        default="tp",
-        pattern=AXIS_PATTERN,
-        description="axis whose groups, with the axes inside, are each on one node; none for no axis",
+    pack: AxisName = Field(
+        default="tp", description="axis whose groups, with the axes inside, are each on one node, or none"
     )
-    nodes: tuple[NodeName, ...] = Field(
+    nodes: tuple[Word, ...] = Field(
         default=(), description="list of nodes that may have ranks: id, address or host name; none for all"
     )
-    exclude_nodes: tuple[NodeName, ...] = Field(
+    exclude_nodes: tuple[Word, ...] = Field(
         default=(), description="list of nodes that get no ranks: id, address or host name"
     )
     labels: dict[str, Text] = Field(
         default={}, description="mapping of Ray's label selectors that a node must meet to have ranks"
     )
-    placement_group: str | None = Field(
-        default=None,
-        min_length=1,
-        description="id or name of a placement group that is there, to start ranks in; none reserves one",
+    placement_group: Word | None = Field(
+        default=None, description="id or name of a placement group to start ranks in; none reserves one"
     )
     runtime_env: dict[str, JsonValue] = Field(
         default={}, description="mapping, Ray's runtime environment of every rank, such as {pip: [einops]}"
@@ -209,16 +186,13 @@ class NodeCacheConfig(Strict):
     path: str = Field(
         default="", description="directory on each node, absolute; ~ is its user's home, and $NAME a variable"
     )
-    patterns: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+    patterns: tuple[Word, ...] = Field(
         default=("*",), min_length=1, description="list of patterns of paths below it; * stands for / too"
     )
     scope: Literal["node"] = Field(default="node", description="node: its files are kept once a node")
     collect: Collect = Field(
         default="new", description="new: what a launch adds or changes; all: also what was there before"
     )
-
-
-NodeCacheName = Annotated[str, Field(pattern=TOOL_PATTERN)]
 
 
 class Timeouts(Strict):
@@ -254,24 +228,17 @@ class WatchConfig(Strict):
     """Intervals of the watch over nodes and ranks while a launch runs."""
 
     every_s: Seconds = Field(default=1.0, description="seconds between two looks at a node's ranks")
-    node_silent_s: Seconds = Field(
-        default=15.0, description="seconds without an answer after which a node, or the head, is lost"
-    )
-    stopped_s: Seconds = Field(
-        default=5.0, description="seconds that a rank's process may be held by a signal"
-    )
-    lease_s: Seconds = Field(
-        default=30.0, description="seconds after which a node ends ranks whose driver is silent"
-    )
+    node_silent_s: Seconds = Field(default=15.0, description="seconds until a silent node, or head, is lost")
+    stopped_s: Seconds = Field(default=5.0, description="seconds that a signal may hold a rank's process")
+    lease_s: Seconds = Field(default=30.0, description="seconds until a node ends ranks of a silent driver")
 
     @model_validator(mode="after")
     def _looks_come_in_time(self) -> WatchConfig:
         """Between two looks nothing is known, and no lease is renewed."""
         for name in ("node_silent_s", "lease_s"):
             if getattr(self, name) < 2 * self.every_s:
-                raise ValueError(
-                    f"{name} {getattr(self, name):g} is less than two looks, every_s {self.every_s:g} apart"
-                )
+                seconds = getattr(self, name)
+                raise ValueError(f"{name} {seconds:g} is less than two looks, every_s {self.every_s:g} apart")
         return self
 
 
@@ -292,44 +259,38 @@ class Config(Strict):
 
     name: str = Field(
         default="launch",
-        pattern=NAME_PATTERN,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         description="name for people: letters, digits, '.', '-', '_'",
     )
     workload: Workload | None = Field(
         default=None, description="mapping with entrypoint (or script) and arguments; none for exec and sync"
     )
-    ranks: int = Field(default=1, ge=1, description="number of ranks, a whole number from 1")
+    ranks: Size = Field(default=1, description="number of ranks, a whole number from 1")
     parallel: Parallel = Field(default=Parallel(), description="tp, pp and dp; their product is ranks")
     device: DeviceKind = Field(default="cpu", description="device kind")
-    cache_dir: Path = Field(
-        default=Path(".torchair_cache"), description="cache directory, on each node's disk"
-    )
+    cache_dir: Path = Field(default=Path(".torchair_cache"), description="directory on each node's disk")
     store: Store | None = Field(
         default=None, description="mapping with path, mode and trust; or with tiers and trust"
     )
     guards: GuardMode = Field(default="always", description="when guards are checked")
-    engine: EngineChoice = Field(
-        default="auto", description="which engine compiles, for functions that do not say"
-    )
+    engine: EngineChoice = Field(default="auto", description="engine that compiles where functions name none")
     env: dict[VariableName, Text] = Field(
-        default={}, description="mapping of environment variables of every rank, such as HCCL_IF_BASE_PORT"
+        default={}, description="mapping of environment variables of every rank, letters, digits and '_'"
     )
-    node_caches: dict[NodeCacheName, NodeCacheConfig | None] = Field(
+    node_caches: dict[ToolName, NodeCacheConfig | None] = Field(
         default={},
-        description="mapping of a name to {path, patterns, collect}, or to null to leave an engine's own out",
+        description="mapping of a name (a-z, 0-9, '-', '_') to {path, patterns, collect}, or to null: none",
     )
     audit: AuditMode = Field(
         default="one", description="ranks that trace too while a class compiles, and must come to the same"
     )
     no_compile: bool = Field(default=False, description="true or false: whether a miss is an error")
-    max_rounds: int = Field(default=4, ge=1, description="rounds before ranks compile alone")
+    max_rounds: Size = Field(default=4, description="rounds before ranks compile alone")
     ray: RayConfig = Field(default=RayConfig(), description="mapping of how ranks are placed on Ray")
     timeouts: Timeouts = Field(default=Timeouts(), description="mapping such as {compile_s: 600}")
     retries: Retries = Field(default=Retries(), description="mapping such as {node: 3}")
     watch: WatchConfig = Field(default=WatchConfig(), description="mapping such as {node_silent_s: 30}")
-    exec: ExecConfig = Field(
-        default=ExecConfig(), description="mapping with sync and keys, for warmrank exec"
-    )
+    exec: ExecConfig = Field(default=ExecConfig(), description="mapping with sync and keys, for exec")
 
     @field_validator("store")
     @classmethod
@@ -370,9 +331,8 @@ class Config(Strict):
             raise ValueError(f"parallel {factors} = {product}, but ranks = {self.ranks}")
         known = [*sizes, "none"]
         if self.ray.pack not in known:
-            raise ValueError(
-                f"ray.pack is {self.ray.pack}; expected one of the axes, or none: {', '.join(known)}"
-            )
+            expected = f"one of the axes, or none: {', '.join(known)}"
+            raise ValueError(f"ray.pack is {self.ray.pack}; expected {expected}")
         return self
 
 
@@ -441,9 +401,7 @@ def launch_key(config: Config) -> str:
     return key_of(identity(config))
 
 
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"
-
-
-def schema_of(model: type[BaseModel], *, title: str) -> dict[str, Any]:
-    """The schema of a model, as it is."""
-    return {"$schema": _DIALECT, **model.model_json_schema(), "title": title}
+def config_schema() -> dict[str, Any]:
+    """The JSON Schema of a config."""
+    dialect = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": dialect, **Config.model_json_schema(), "title": "Config of a launch with warmrank"}

@@ -2,24 +2,28 @@
 
 Relative paths (``cache_dir``, directories of the store, keys) resolve against the directory the launch is
 started in, so that one config serves a checkout, an installed package and a Ray job, whose working directory
-is a copy.
-An absolute path means the same path on every node.
+is a copy. An absolute path means the same path on every node. Pydantic's refusals are told by the key as the
+user wrote it; no secret is ever shown.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
+from warmrank.cache_store.backends.object_client import KNOWN_OPTIONS
 from warmrank.cache_store.cache_dir.node_files import NodeCache
+from warmrank.orchestrator.config import models
+from warmrank.orchestrator.config import store as store_config
 from warmrank.orchestrator.config.models import Config, ScriptWorkload, groups
-from warmrank.orchestrator.config.problems import shown, translate
 from warmrank.orchestrator.config.store import absolute, is_url, locate_trust, warn_of_off
 from warmrank.orchestrator.errors import ConfigError, ConfigProblem
 from warmrank.worker import node_caches
@@ -38,52 +42,18 @@ def load(path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int |
     Raises:
         ConfigError: the file cannot be read, or anything in it is not as expected.
     """
-    data = read_data(path, overrides, world_size=world_size)
+    data = _read_data(path, overrides, world_size=world_size)
     config = _resolved(parse(data, place=str(path), overrides=overrides), Path.cwd())
-    _check_node_caches(config, str(path))
+    problems = []
+    for name, fault in place_faults(config).items():
+        given = config.node_caches[name]
+        written = given.path if given is not None else ""
+        if not written.startswith(("~", "$")):  # nodes look at homes by themselves
+            expected = f"a directory of that tool alone; this one {fault}"
+            problems.append(_problem(str(path), f"node_caches.{name}.path", shown(written), expected))
+    if problems:
+        raise ConfigError(problems)
     return config
-
-
-def read_data(
-    path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int | None = None
-) -> dict[str, Any]:
-    """The data of a config file, unchecked, with overrides and what follows from them; as `load` says."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        found = f"no readable file ({error})"
-        raise ConfigError([problem(str(path), "", found, "a YAML file")]) from error
-    data = read_yaml(text, str(path))
-    if not isinstance(data, dict):
-        found = f"{shown(data)} at the top level"
-        raise ConfigError([problem(str(path), "", found, "a mapping of keys such as workload and ranks")])
-    for override in (*overrides, *([] if world_size is None else [f"ranks={world_size}"])):
-        _apply(data, override)
-    is_given = any(override.startswith("parallel.dp=") for override in overrides)
-    parallel = data.get("parallel", {})
-    if not is_given and (world_size is not None or (isinstance(parallel, dict) and "dp" not in parallel)):
-        _fill_with_replicas(data)
-    data.setdefault("name", Path(path).stem)
-    return data
-
-
-def relative_places(path: Path | str, overrides: tuple[str, ...] = ()) -> dict[str, str]:
-    """Relative paths of the cache directory and the store's directories, by their keys; raises as `load`."""
-    data = read_data(path, overrides)
-    config = parse(data, place=str(path), overrides=overrides)
-    tiers = config.store.tiers if config.store else ()
-    name = "store.tiers.{}.path" if tiers and "tiers" in data["store"] else "store.path"
-    places = {"cache_dir": str(config.cache_dir)} | {
-        name.format(index): tier.path for index, tier in enumerate(tiers) if not is_url(tier.path)
-    }
-    return {key: place for key, place in places.items() if not Path(place).expanduser().is_absolute()}
-
-
-def require_workload(config: Config, place: str = "config") -> None:
-    """Refuse a config that names nothing to launch; raises `ConfigError`."""
-    if config.workload is None:
-        expected = "mapping with entrypoint (or script) and arguments; only exec and sync go without"
-        raise ConfigError([problem(place, "workload", "nothing", expected)])
 
 
 def parse(data: Mapping[str, Any], *, place: str = "config", overrides: tuple[str, ...] = ()) -> Config:
@@ -97,49 +67,75 @@ def parse(data: Mapping[str, Any], *, place: str = "config", overrides: tuple[st
         return Config.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         details = error.errors(include_url=False)
-        raise ConfigError(translate(detail, place, overrides) for detail in details) from None
+        raise ConfigError(_translate(detail, place, overrides) for detail in details) from None
 
 
-def _check_node_caches(config: Config, place: str) -> None:
-    """Refuse node caches that can lie on no node where the config says; nodes look at homes by themselves."""
-    problems = []
-    for name, fault in place_faults(config).items():
-        given = config.node_caches[name]
-        written = given.path if given is not None else ""
-        if not written.startswith(("~", "$")):
-            expected = f"a directory of that tool alone; this one {fault}"
-            problems.append(problem(place, f"node_caches.{name}.path", shown(written), expected))
-    if problems:
-        raise ConfigError(problems)
+def relative_places(path: Path | str, overrides: tuple[str, ...] = ()) -> dict[str, str]:
+    """Relative paths of the cache directory and the store's directories, by their keys; raises as `load`."""
+    data = _read_data(path, overrides)
+    config = parse(data, place=str(path), overrides=overrides)
+    tiers = config.store.tiers if config.store else ()
+    name = "store.tiers.{}.path" if tiers and "tiers" in data["store"] else "store.path"
+    places = {"cache_dir": str(config.cache_dir)} | {
+        name.format(index): tier.path for index, tier in enumerate(tiers) if not is_url(tier.path)
+    }
+    return {key: place for key, place in places.items() if not Path(place).expanduser().is_absolute()}
 
 
-def _fill_with_replicas(data: dict[str, Any]) -> None:
-    """Let the data-parallel size follow from the others; what is no mapping of numbers is refused later."""
-    parallel, world_size = data.setdefault("parallel", {}), data.get("ranks")
-    if isinstance(parallel, dict) and type(world_size) is int:
-        more = parallel.get("axes")
-        others = (*parallel.items(), *(more.items() if isinstance(more, dict) else ()))
-        sizes = [size for axis, size in others if axis not in {"dp", "axes"}]
-        if all(type(size) is int and size > 0 for size in sizes):
-            parallel["dp"] = max(1, world_size // math.prod(sizes))
+def require_workload(config: Config, place: str = "config") -> None:
+    """Refuse a config that names nothing to launch; raises `ConfigError`."""
+    if config.workload is None:
+        expected = "mapping with entrypoint (or script) and arguments; only exec and sync go without"
+        raise ConfigError([_problem(place, "workload", "nothing", expected)])
+
+
+def _read_data(
+    path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int | None = None
+) -> dict[str, Any]:
+    """The data of a config file, unchecked, with overrides and what follows from them; as `load` says."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        found = f"no readable file ({error})"
+        raise ConfigError([_problem(str(path), "", found, "a YAML file")]) from error
+    data = read_yaml(text, str(path))
+    if not isinstance(data, dict):
+        found = f"{shown(data)} at the top level"
+        raise ConfigError([_problem(str(path), "", found, "a mapping of keys such as workload and ranks")])
+    for override in (*overrides, *([] if world_size is None else [f"ranks={world_size}"])):
+        _apply(data, override)
+    is_given = any(override.startswith("parallel.dp=") for override in overrides)
+    parallel = data.setdefault("parallel", {})
+    if isinstance(parallel, dict) and not is_given and (world_size is not None or "dp" not in parallel):
+        _fill_with_replicas(parallel, data.get("ranks"))
+    data.setdefault("name", Path(path).stem)
+    return data
+
+
+def _fill_with_replicas(parallel: dict[str, Any], world_size: object) -> None:
+    """Let the data-parallel size follow from the others; what is no number is refused later."""
+    more = parallel.get("axes")
+    others = (*parallel.items(), *(more.items() if isinstance(more, dict) else ()))
+    sizes = [size for axis, size in others if axis not in {"dp", "axes"}]
+    if type(world_size) is int and all(type(size) is int and size > 0 for size in sizes):
+        parallel["dp"] = max(1, world_size // math.prod(sizes))
 
 
 def _apply(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
-    parts = key.split(".")
+    place, parts = f"--set {override}", key.split(".")
     if not equals or not all(parts):
-        raise ConfigError([problem(f"--set {override}", "", repr(override), "key=value, such as ranks=4")])
+        raise ConfigError([_problem(place, "", repr(override), "key=value, such as ranks=4")])
     here: Any = data
     for depth, part in enumerate(parts):
         is_item = isinstance(here, list) and part.isdecimal() and int(part) < len(here)
         if not (is_item or isinstance(here, dict)):
             at = ".".join(parts[:depth])
-            raise ConfigError([problem(f"--set {override}", at, shown(here), f"what {key} can be set in")])
+            raise ConfigError([_problem(place, at, shown(here), f"what {key} can be set in")])
         if depth < len(parts) - 1:
             here = here[int(part)] if isinstance(here, list) else here.setdefault(part, {})
-    here[int(parts[-1]) if isinstance(here, list) else parts[-1]] = read_yaml(
-        text, f"--set {override}", key=tuple(parts)
-    )
+    value = read_yaml(text, place, key=tuple(parts))
+    here[int(parts[-1]) if isinstance(here, list) else parts[-1]] = value
 
 
 def _resolved(config: Config, base: Path) -> Config:
@@ -162,7 +158,9 @@ def _resolved(config: Config, base: Path) -> Config:
     return config.model_copy(update=changes)
 
 
-_TEXTS = (
+_Paths = list[tuple[str, ...]]
+
+_TEXTS: _Paths = [
     ("env", "{}"),
     ("workload", "arguments", "[]"),
     ("ray", "labels", "{}"),
@@ -170,8 +168,8 @@ _TEXTS = (
     ("store", "trust", "policy"),
     ("store", "trust", "revoked", "[]"),
     ("audit",),
-)
-"""Places of texts in a config, of which YAML would make numbers, dates or booleans (``off``).
+]
+"""Places of texts in a config, of which YAML would make numbers or booleans (``off``).
 
 ``{}`` is each key of a mapping, ``[]`` each item of a list.
 """
@@ -180,105 +178,221 @@ _TEXTS = (
 def read_yaml(text: str, place: str, *, key: tuple[str, ...] = ()) -> Any:
     """The data in a text of YAML, which stands at ``key`` of a config; raises `ConfigError`.
 
-    A key that stands twice is an error, and so is what JSON cannot hold: a date, not-a-number, a key that is
-    no string. A number, boolean or date at `_TEXTS` is the text as it is written.
+    A key that stands twice is an error, and so is what JSON cannot hold: not-a-number, a key that is no
+    string. A number or boolean at `_TEXTS`, and a date anywhere, is the text as it is written.
     """
-    loader = _Loader(text)
-    loader.name = place
+    paths = _TEXTS
+    for part in key:
+        paths = _below(paths, part)
     try:
-        node = loader.get_single_node()
-        paths = [path[len(key) :] for path in _TEXTS if _leads(path, key)]
-        data = None if node is None else loader.construct_document(_with_texts(node, paths))
-        odd = tuple(_not_plain(data, key))
+        return _with_texts(_loaded(_Loader, text, place), _loaded(_TextLoader, text, place), paths)
     except RecursionError:
         found = "an alias of what it stands in, or hundreds of levels"
-        raise ConfigError([problem(place, "", found, "a document of a person's size")]) from None
+        raise ConfigError([_problem(place, "", found, "a document of a person's size")]) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         cause = getattr(error, "problem", None) or "not YAML"
-        raise ConfigError([problem(place + line, "", f"broken YAML ({cause})", "valid YAML")]) from error
+        raise ConfigError([_problem(place + line, "", f"broken YAML ({cause})", "valid YAML")]) from error
+
+
+def _with_texts(value: Any, text: Any, paths: _Paths) -> Any:
+    """Data with texts at these paths in place of numbers; the same data is taken from ``text``."""
+    if isinstance(value, dict):
+        return {name: _with_texts(item, text[name], _below(paths, name)) for name, item in value.items()}
+    if isinstance(value, list):
+        items = enumerate(zip(value, text, strict=True))
+        return [_with_texts(item, written, _below(paths, str(at))) for at, (item, written) in items]
+    return text if () in paths else value
+
+
+def _below(paths: _Paths, part: str) -> _Paths:
+    """Rests of paths below a key of a mapping, or an index of a list."""
+    tags = {part, "{}", "[]"} if part.isdecimal() else {part, "{}"}
+    return [path[1:] for path in paths if path and path[0] in tags]
+
+
+def _loaded(kind: type[_Loader], text: str, place: str) -> Any:
+    loader = kind(text)
+    loader.name = place
+    try:
+        return loader.get_single_data()
     finally:
         loader.dispose()
-    if odd:
-        raise ConfigError(problem(place, ".".join(at), shown(value), _PLAIN) for at, value in odd)
-    return data
 
 
-def _leads(path: tuple[str, ...], key: tuple[str, ...]) -> bool:
-    """True if a key is a path's, or above it."""
-    steps = zip(path, key, strict=False)
-    return len(key) <= len(path) and all(
-        step in {part, "{}"} or (step == "[]" and part.isdecimal()) for step, part in steps
-    )
-
-
-_GUESSED = {f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "bool", "timestamp")}
-
-
-def _with_texts(node: yaml.Node, paths: Sequence[tuple[str, ...]]) -> yaml.Node:
-    """The node with texts at these paths; a copy, because an alias may use the same node elsewhere."""
-    place = node.start_mark, node.end_mark
-    if isinstance(node, yaml.ScalarNode) and () in paths and node.tag in _GUESSED:
-        return yaml.ScalarNode("tag:yaml.org,2002:str", node.value, *place)
-    if isinstance(node, yaml.SequenceNode) and (below := [path[1:] for path in paths if path[:1] == ("[]",)]):
-        return yaml.SequenceNode(node.tag, [_with_texts(item, below) for item in node.value], *place)
-    if isinstance(node, yaml.MappingNode) and (keyed := [path for path in paths if path and path[0] != "[]"]):
-        items = [(key, _with_texts(value, _below(keyed, key))) for key, value in node.value]
-        return yaml.MappingNode(node.tag, items, *place)
-    return node
-
-
-def _below(paths: Sequence[tuple[str, ...]], key: yaml.Node) -> list[tuple[str, ...]]:
-    """Rests of paths below a key; below a merge (``<<``) the whole paths, also in each mapping of a list."""
-    if key.tag == "tag:yaml.org,2002:merge":
-        return [*paths, *(("[]", *path) for path in paths)]
-    return [path[1:] for path in paths if path[0] in {key.value, "{}"}]
-
-
-def problem(place: str, key: str, found: str, expected: str) -> ConfigProblem:
-    """A `ConfigProblem` without a nearest key."""
-    return ConfigProblem(place=place, key=key, found=found, expected=expected)
-
-
-_PLAIN = "strings, finite numbers, true, false, null, lists, and mappings with string keys"
-
-
-def _not_plain(value: object, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], object]]:
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _not_plain(item, (*key, name))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _not_plain(item, (*key, str(index)))
-    elif not isinstance(value, str | bool | int | None) and not (
-        isinstance(value, float) and math.isfinite(value)
-    ):
-        yield key, value
+_TAG = "tag:yaml.org,2002:"
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one mapping, where YAML would drop the first in silence."""
+    """Refuses what has no sense in a config, such as a key that stands twice, where YAML would drop one."""
+
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {
+        tag: construct
+        for tag, construct in yaml.SafeLoader.yaml_constructors.items()
+        if tag not in {f"{_TAG}{kind}" for kind in ("binary", "omap", "pairs", "set")}
+    } | {
+        f"{_TAG}timestamp": yaml.SafeLoader.construct_yaml_str,
+        f"{_TAG}float": lambda self, node: self.finite(node),
+    }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[object] = set()
         for key_node, _ in node.value:
-            if key_node.tag == "tag:yaml.org,2002:merge":
+            if key_node.tag == f"{_TAG}merge":
                 continue
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
-                self._refuse(
-                    key_node, f"the key {key!r} ({type(key).__name__})", "a string; put it in quotes"
-                )
+                found = f"the key {key!r} ({type(key).__name__})"
+                self.refuse(key_node, found, "a string; put it in quotes")
             if key in seen:
-                self._refuse(key_node, f"the key {key!r} twice in one mapping", "each key once")
+                self.refuse(key_node, f"the key {key!r} twice in one mapping", "each key once")
             seen.add(key)
         return super().construct_mapping(node, deep)
 
+    def finite(self, node: yaml.ScalarNode) -> float:
+        """A number that JSON can hold."""
+        value = self.construct_yaml_float(node)
+        if not math.isfinite(value):
+            self.refuse(node, node.value, "a finite number")
+        return value
+
     @staticmethod
-    def _refuse(node: yaml.Node, found: str, expected: str) -> None:
+    def refuse(node: yaml.Node, found: str, expected: str) -> None:
+        """Raise `ConfigError` that names a node's place."""
         place = f"{node.start_mark.name}:{node.start_mark.line + 1}"
-        raise ConfigError([problem(place, "", found, expected)])
+        raise ConfigError([_problem(place, "", found, expected)])
+
+
+class _TextLoader(_Loader):
+    """Makes texts of numbers and booleans."""
+
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {
+        **_Loader.yaml_constructors,
+        **dict.fromkeys((f"{_TAG}{kind}" for kind in ("int", "float", "bool")), _Loader.construct_yaml_str),
+    }
+
+
+_MODELS: dict[tuple[str, ...], type[BaseModel]] = {
+    (): models.Config,
+    ("workload", "entrypoint"): models.EntrypointWorkload,
+    ("workload", "script"): models.ScriptWorkload,
+    ("parallel",): models.Parallel,
+    ("store", "short"): store_config.StoreInShort,
+    ("store", "short", "trust"): store_config.TrustConfig,
+    ("store", "full"): store_config.StoreConfig,
+    ("store", "full", "tiers"): store_config.TierConfig,
+    ("store", "full", "trust"): store_config.TrustConfig,
+    ("ray",): models.RayConfig,
+    ("timeouts",): models.Timeouts,
+    ("retries",): models.Retries,
+    ("watch",): models.WatchConfig,
+    ("node_caches",): models.NodeCacheConfig,
+    ("exec",): models.ExecConfig,
+    ("exec", "sync"): models.SyncedCache,
+}
+"""The model at each place of a config; a workload's and a store's have the tag of its kind, a tier's has no
+index, and a node cache's no name."""
+
+_OF_JSON = {"an object": "a mapping", "a valid dictionary": "a mapping", "a valid array": "a list"}
+"""Pydantic's word for a value of JSON: YAML's word."""
+
+
+def _translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...]) -> ConfigProblem:
+    """One problem out of one of pydantic's details."""
+    where, given, kind = tuple(str(part) for part in detail["loc"]), detail["input"], detail["type"]
+    if (option := detail.get("ctx", {}).get("option")) is not None:  # of a mapping of options that one
+        where, given = (*where, option), given[option]
+    dotted = _as_written(where)
+    # Nothing else of a config depends on more than one key than the axes, which are to fill the ranks.
+    key = ".".join(dotted) or "ranks, parallel"
+    secret = kind == "secret" or _is_secret(where)
+    found, nearest = "(a value that is not shown here)" if secret else shown(given), ""
+    if kind == "unknown_option":
+        found, expected = f"an unknown option with value {found}", detail["msg"]
+        nearest = _nearest(dotted, sorted(KNOWN_OPTIONS))
+    elif kind == "extra_forbidden":
+        known = [*_MODELS[_place(where[:-1])].model_fields]
+        known += ["tiers"] if where[:-1] == ("store", "short") else []
+        found, expected = f"an unknown key with value {found}", f"only {', '.join(known)}"
+        nearest = _nearest(dotted, known) or _elsewhere(where[-1])
+    elif kind == "missing":
+        found, expected = "nothing", f"this key: {_description(where)}"
+    elif not where:
+        found, expected = str(detail["ctx"]["error"]), "the product of all axes to be the number of ranks"
+    else:
+        expected = detail["msg"] if kind == "secret" else _expected(detail, where)
+    place = place_of(key, place, overrides, hides=secret)
+    return ConfigProblem(place=place, key=key, found=found, expected=expected, nearest=nearest)
+
+
+def place_of(key: str, place: str, overrides: Sequence[str], *, hides: bool = False) -> str:
+    """The source of the values of dotted keys with commas between them: an override, or the file.
+
+    The last override that set any of the keys counts; its value can be left out (``hides``).
+    """
+    for override in reversed(overrides):
+        name = override.partition("=")[0]
+        if any(
+            f"{name}.".startswith(f"{each}.") or f"{each}.".startswith(f"{name}.") for each in key.split(", ")
+        ):
+            return f"--set {name if hides or _is_secret(tuple(name.split('.'))) else override}"
+    return place
+
+
+def _is_secret(where: tuple[str, ...]) -> bool:
+    return bool(where) and (where[-1] == "options" or store_config.is_secret(where[-1]))
+
+
+def _as_written(where: tuple[str, ...]) -> tuple[str, ...]:
+    """The keys that a user wrote: without the tag of a workload's or a store's kind."""
+    return (*where[:1], *where[2:]) if where[:1] in {("workload",), ("store",)} else where
+
+
+def _place(where: tuple[str, ...]) -> tuple[str, ...]:
+    """The key of `_MODELS` for what stands at a location."""
+    if where[:1] == ("node_caches",):
+        return (*where[:1], *where[2:])
+    return tuple(part for part in where if not part.isdigit())
+
+
+def _nearest(dotted: tuple[str, ...], known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(dotted[-1], known, n=1)
+    return ".".join((*dotted[:-1], *close)) if close else ""
+
+
+def _elsewhere(name: str) -> str:
+    """The dotted path of a key of that name at another level; empty for none."""
+    places = (place for place, model in _MODELS.items() if name in model.model_fields)
+    return next((".".join((*_as_written(place), name)) for place in places), "")
+
+
+def _expected(detail: ErrorDetails, where: tuple[str, ...]) -> str:
+    """Allowed values in pydantic's words and the key's own; not twice where those say the same."""
+    description, what = _description(where), detail["msg"].removeprefix("Input should be ")
+    what = _OF_JSON.get(what, what)
+    if detail["type"] == "string_pattern_mismatch" or description.startswith(what.removeprefix("a ")):
+        return description
+    return ": ".join(filter(None, (what, description)))
+
+
+def _description(where: tuple[str, ...]) -> str:
+    """The schema's description of a key, or of the nearest key above it that has one."""
+    for depth in range(len(where), 0, -1):
+        model = _MODELS.get(_place(where[: depth - 1]))
+        if model is not None and where[depth - 1] in model.model_fields:
+            return model.model_fields[where[depth - 1]].description or ""
+    return ""
+
+
+def shown(value: object) -> str:
+    """A value with its type, cut short."""
+    text = repr(value)
+    return f"{text if len(text) <= 80 else text[:77] + '...'} ({type(value).__name__})"
+
+
+def _problem(place: str, key: str, found: str, expected: str) -> ConfigProblem:
+    return ConfigProblem(place=place, key=key, found=found, expected=expected)
 
 
 def node_caches_of(config: Config) -> tuple[NodeCache, ...]:

@@ -1,8 +1,9 @@
 """Checks on a machine: accelerators, limits, names and ports; Python, torch, Ray, CANN and the compiler.
 
-Nothing is waited for longer than `PATIENCE_S`: what does not answer is left in its thread, or ended. torch is
-imported by an interpreter of its own, with the variables that a rank would have, and within `PROBE_S`. The
-ranges are those of ``pyproject.toml``; a test compares the two.
+A finding is plain data: it crosses Ray, and becomes JSON as it stands. Nothing is waited for longer than
+`PATIENCE_S`: what does not answer is left in its thread, or ended. torch is imported by an interpreter of its
+own, with the variables that a rank would have, and within `PROBE_S`. The ranges of versions are those of
+``pyproject.toml``.
 """
 
 from __future__ import annotations
@@ -10,11 +11,9 @@ from __future__ import annotations
 import importlib.metadata
 import ipaddress
 import json
-import math
 import os
 import platform
 import re
-import resource
 import socket
 import subprocess
 import sys
@@ -22,98 +21,116 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from warmrank.cache_store.backends.deadline import all_within
 from warmrank.orchestrator import import_root
-from warmrank.orchestrator.inspect.findings import Finding, error, judged, note, ok, warning
 from warmrank.orchestrator.text import size_text
 from warmrank.worker.ascend import Installation, fit, installation, visible_devices
 from warmrank.worker.engines.aoti import check_cpp_compiler, check_cuda
 from warmrank.worker.errors import DeviceUnavailable, ToolchainError
 
+Level = Literal["ok", "note", "warning", "error"]
+"""``note``: not checked; ``warning``: some launches fail; ``error``: a launch on this node fails."""
+
 PATIENCE_S = 5.0
-
-FEWEST_FILES = 4096
-"""Ray warns below it (ray/_private/worker.py, 2.60): its daemons hold sockets to every worker."""
-
-FILES_PER_RANK = 256
-"""Roughly what the processes of one rank hold open: libraries, logs, sockets, Ray's channels."""
-
 SMALLEST_SHM_BYTES = 256 * 2**20
 """128 MiB for the object store of a launch's own Ray, and some for collectives; Docker gives 64 MiB."""
 
-VARIABLES = {"cuda": "CUDA_VISIBLE_DEVICES", "npu": "ASCEND_RT_VISIBLE_DEVICES"}
-_FILES = {"cuda": "nvidia", "npu": "davinci"}
-_NEEDED: dict[str, tuple[str, ...]] = {
-    "cuda": (),
-    "npu": ("dev/davinci_manager", "dev/devmm_svm", "dev/hisi_hdc", "usr/local/Ascend/driver/lib64"),
-}
-"""Files that every process needs besides the device's own."""
 
-_DRIVERS = {
-    "cuda": "install the NVIDIA driver and look with `nvidia-smi`; in a container, --gpus all",
-    "npu": "install the Ascend driver and look with `npu-smi info`; in a container, Ascend Docker Runtime, "
-    "or --device for each /dev/davinciN and for /dev/davinci_manager, /dev/devmm_svm and /dev/hisi_hdc, and "
-    "-v /usr/local/Ascend/driver:/usr/local/Ascend/driver:ro",
-}
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Outcome of one check, named ``topic.subject``; ``remedy`` is empty where there is nothing to do."""
 
-_FIRST_HCCL_PORT, _NUM_HCCL_PORTS = 60000, 16
+    check: str
+    level: Level
+    what: str
+    remedy: str = ""
+
+
+def judged(check: str, is_fine: bool, fine: str, fault: str, remedy: str, level: Level = "error") -> Finding:
+    """What is ``fine``, or else the ``fault`` with its remedy."""
+    return Finding(check, "ok", fine) if is_fine else Finding(check, level, fault, remedy)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What a device kind is known by on a machine."""
+
+    file: str  # in /dev, before the number of a device
+    variable: str  # that hides devices
+    needed: tuple[str, ...]  # files that every process needs besides the device's own
+    group: str  # that may open them
+    install: str
+
+
+_KINDS = {
+    "cuda": _Kind(
+        file="nvidia",
+        variable="CUDA_VISIBLE_DEVICES",
+        needed=(),
+        group="video",
+        install="install the NVIDIA driver and look with `nvidia-smi`; in a container, --gpus all",
+    ),
+    "npu": _Kind(
+        file="davinci",
+        variable="ASCEND_RT_VISIBLE_DEVICES",
+        needed=("dev/davinci_manager", "dev/devmm_svm", "dev/hisi_hdc", "usr/local/Ascend/driver/lib64"),
+        group="HwHiAiUser",
+        install="install the Ascend driver and look with `npu-smi info`; in a container, Ascend Docker "
+        "Runtime, or --device for each /dev/davinciN and for /dev/davinci_manager, /dev/devmm_svm and "
+        "/dev/hisi_hdc, and -v /usr/local/Ascend/driver:/usr/local/Ascend/driver:ro",
+    ),
+}
 
 
 def device_files(device: str, root: Path = Path("/")) -> list[Path]:
     """One file for each accelerator, such as ``/dev/davinci0``."""
-    return sorted(
-        (root / "dev").glob(f"{_FILES[device]}[0-9]*"), key=lambda path: (len(path.name), path.name)
-    )
+    found = (root / "dev").glob(f"{_KINDS[device].file}[0-9]*")
+    return sorted(found, key=lambda path: (len(path.name), path.name))
 
 
 def check_devices(
     device: str, environ: Mapping[str, str], probe: Probe, *, root: Path = Path("/")
 ) -> Iterator[Finding]:
     """Check that accelerators are there, open to this user, visible, and usable by torch."""
-    files = device_files(device, root)
+    kind, files = _KINDS[device], device_files(device, root)
+    there = f"{len(files)} of kind {device}: {_names(files)}"
+    yield judged("devices.present", bool(files), there, f"there is no /dev/{kind.file}[0-9]*", kind.install)
     if not files:
-        yield error("devices.present", f"there is no /dev/{_FILES[device]}[0-9]*", _DRIVERS[device])
         return
-    yield ok("devices.present", f"{len(files)} of kind {device}: {_names(files)}")
-    needed = [root / name for name in _NEEDED[device]]
+    needed = [root / name for name in kind.needed]
     if missing := [path for path in needed if not path.exists()]:
         what = f"{_names(missing)} not there, without which no process can use an NPU"
-        yield error("devices.driver", what, _DRIVERS[device])
+        yield Finding("devices.driver", "error", what, kind.install)
     rights = {path: os.R_OK if path.is_dir() else os.R_OK | os.W_OK for path in (*files, *needed)}
     if closed := [path for path, right in rights.items() if path.exists() and not os.access(path, right)]:
-        group = "HwHiAiUser" if device == "npu" else "video"
-        remedy = f"usermod -a -G {group} USER (see ls -l /dev) and log in anew; in a container, --group-add"
-        yield error("devices.access", f"this user may not open {_names(closed)}", remedy)
-    yield _visible(device, environ, len(files))
+        remedy = (
+            f"usermod -a -G {kind.group} USER (see ls -l /dev) and log in anew; in a container, --group-add"
+        )
+        yield Finding("devices.access", "error", f"this user may not open {_names(closed)}", remedy)
+    value, fault = environ.get(kind.variable), ""
+    try:
+        if value is not None and not (
+            visible_devices(environ, len(files)) if device == "npu" else value.strip()
+        ):
+            fault = "it names none"
+    except DeviceUnavailable as refused:
+        fault = str(refused)
+    yield judged(
+        "devices.visible",
+        not fault,
+        f"{kind.variable} is not set: all are visible" if value is None else f"{kind.variable}={value}",
+        f"{kind.variable}={value!r} hides devices: {fault}",
+        f"unset it before `ray start`, or name numbers from 0 to {len(files) - 1}, such as 0,1",
+    )
     yield usable(device, probe)
-
-
-def _visible(device: str, environ: Mapping[str, str], num_devices: int) -> Finding:
-    name = VARIABLES[device]
-    value = environ.get(name)
-    if value is None:
-        return ok("devices.visible", f"{name} is not set: all are visible; Ray sets it for each rank")
-    fault = "" if value.strip() else "it names none"
-    if device == "npu":
-        try:
-            fault = "" if visible_devices(environ, num_devices) else "it names none"
-        except DeviceUnavailable as refused:
-            fault = str(refused)
-    elif not re.search(r"[A-Za-z]", value):  # UUIDs are not compared
-        # CUDA reads up to the first unknown one.
-        parts = [part.strip() for part in value.split(",")] if value.strip() else []
-        fault = next((f"no device {p}" for p in parts if not p.isdecimal() or int(p) >= num_devices), fault)
-    remedy = f"unset it before `ray start`, or name numbers from 0 to {num_devices - 1}, such as 0,1"
-    hidden = f"{name}={value!r} hides devices: {fault}"
-    return judged("devices.visible", not fault, f"{name}={value}", hidden, remedy)
 
 
 def usable(device: str, probe: Probe) -> Finding:
     """Check that torch can use devices."""
     if probe.error:
-        return note("devices.usable", "torch does not import, see versions.import")
+        return Finding("devices.usable", "note", "not checked: torch does not import, see versions.import")
     return judged(
         "devices.usable",
         probe.num_devices > 0 and not probe.device_error,
@@ -124,23 +141,8 @@ def usable(device: str, probe: Probe) -> Finding:
     )
 
 
-def check_limits(num_ranks: int) -> Iterator[Finding]:
-    """Compare limits with what Ray and the ranks need; no threshold is exact, so none is an error.
-
-    ``num_ranks`` is 0 where that is not known.
-    """
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # Ray raises the soft limit by itself
-    num_files = math.inf if hard == resource.RLIM_INFINITY else hard
-    wanted = max(FEWEST_FILES, FILES_PER_RANK * num_ranks)
-    yield judged(
-        "limits.files",
-        num_files >= wanted,
-        f"{wanted} open files or more are allowed",
-        f"at most {num_files:g} open files are allowed, expected {wanted} or more",
-        "raise the hard limit as root: /etc/security/limits.conf, LimitNOFILE of the service that starts "
-        "Ray, or --ulimit nofile=65536:65536 of the container",
-        "warning",
-    )
+def check_limits() -> Iterator[Finding]:
+    """Compare the shared memory that is free with what Ray and collectives need."""
     try:
         shm = os.statvfs("/dev/shm")  # noqa: S108 - a mount point
         shm_bytes = shm.f_frsize * shm.f_bavail
@@ -167,10 +169,23 @@ def check_network(
     interfaces = [name for _, name in socket.if_nameindex()]
     for name in ("GLOO_SOCKET_IFNAME", *(["HCCL_SOCKET_IFNAME"] if device == "npu" else [])):
         if value := environ.get(name, ""):
-            yield _interface(name, value, interfaces)
-    if device == "npu":
-        yield _hccl_ports(environ)
-    if (problem := _connect(ray_address)) is not None:
+            # HCCL takes prefixes, and with = or ^ in front exact names or what to leave out.
+            wanted = [part.lstrip("=^") for part in value.split(",")]
+            missing = [part for part in wanted if not any(there.startswith(part) for there in interfaces)]
+            yield judged(
+                f"network.{name.partition('_')[0].lower()}_interface",
+                not missing,
+                f"{name}={value}",
+                f"{name} names {', '.join(missing)}, which is not there",
+                f"unset it, or name one of {', '.join(interfaces)}",
+            )
+    host, _, port = ray_address.rpartition(":")
+    if host and "/" not in ray_address and port.isdecimal():
+        problem = ""
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE_S).close()
+        except (OSError, OverflowError) as refused:
+            problem = str(refused) or type(refused).__name__
         yield judged(
             "network.ray",
             not problem,
@@ -183,14 +198,13 @@ def check_network(
 
 def _host_name(host: str) -> Finding:
     """Check that other nodes reach the host by its name."""
-    (addresses,) = all_within([partial(_addresses, host)], timeout_s=PATIENCE_S)
-    there = ", ".join(addresses or ())
-    found = there or ("not answered in time" if addresses is None else "unknown")
+    (found,) = all_within([partial(_addresses, host)], timeout_s=PATIENCE_S)
+    there = ", ".join(found or ()) or ("not answered in time" if found is None else "unknown")
     return judged(
         "network.host_name",
-        bool(there) and not any(ipaddress.ip_address(each).is_loopback for each in addresses or ()),
+        bool(found) and not any(ipaddress.ip_address(each).is_loopback for each in found or ()),
         f"the host's name {host} is {there}",
-        f"the host's name, at whose address gloo listens for ranks on other nodes, is {found}",
+        f"the host's name, at whose address gloo listens for ranks on other nodes, is {there}",
         "correct its line in /etc/hosts, or export GLOO_SOCKET_IFNAME=INTERFACE before `ray start`",
         "warning",
     )
@@ -204,65 +218,11 @@ def _addresses(host: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
 
 
-def _interface(name: str, value: str, interfaces: Sequence[str]) -> Finding:
-    """Check that a variable names interfaces that are there; one that is not ends every process group."""
-    check = f"network.{name.partition('_')[0].lower()}_interface"
-    # HCCL takes prefixes, and with = or ^ in front exact names or what to leave out.
-    wanted = [part.lstrip("=^") for part in value.split(",")]
-    missing = [part for part in wanted if not any(there.startswith(part) for there in interfaces)]
-    what = f"{name} names {', '.join(missing)}, which is not there"
-    return judged(
-        check, not missing, f"{name}={value}", what, f"unset it, or name one of {', '.join(interfaces)}"
-    )
-
-
-def _hccl_ports(environ: Mapping[str, str]) -> Finding:
-    """Ports that HCCL takes on a node: by default 60000 to 60015, see `worker.rank.start`."""
-    text = environ.get("HCCL_IF_BASE_PORT", "")
-    first = int(text) if text.isdecimal() and int(text) < 2**16 - _NUM_HCCL_PORTS else _FIRST_HCCL_PORT
-    ports = range(first, first + _NUM_HCCL_PORTS)
-    busy = [str(port) for port in ports if not _is_free(port)]
-    return judged(
-        "network.hccl_ports",
-        not busy,
-        f"ports {ports[0]}-{ports[-1]} are free for HCCL",
-        f"others hold {', '.join(busy)} of HCCL's ports {ports[0]}-{ports[-1]}, another launch for example",
-        "end it, or give this launch a range with HCCL_IF_BASE_PORT, outside of net.ipv4.ip_local_port_range",
-        "warning",
-    )
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-        return True
-
-
-def _connect(address: str) -> str | None:
-    """Error text if nothing listens at a host:port, else ``""``; None for an address of another form."""
-    host, _, port = address.rpartition(":")
-    if not host or "/" in address or not port.isdecimal():
-        return None
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=PATIENCE_S).close()
-    except (OSError, OverflowError) as refused:
-        return str(refused) or type(refused).__name__
-    return ""
-
-
 def _names(paths: Sequence[Path]) -> str:
     return ", ".join(map(str, paths))
 
 
-RANGES: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "python": ((3, 11), (4,)),
-    "torch": ((2, 11), (3,)),
-    "ray": ((2, 50), (3,)),
-    "torch_npu": ((2, 11), (3,)),
-}
+RANGES = {"python": ("3.11", "4"), "torch": ("2.11", "3"), "ray": ("2.50", "3"), "torch_npu": ("2.11", "3")}
 """The oldest release that is supported, and the first that is not any more."""
 
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -303,20 +263,18 @@ class Probe:
     torch: str = ""  # version
     num_devices: int = 0  # devices of the kind asked for that torch can use
     device_error: str = ""  # why it cannot use them, in torch's words
-    facts: tuple[tuple[str, str, str], ...] = ()  # that compiles rely on: module, fact, what is there instead
+    facts: Sequence[Sequence[str]] = ()  # that compiles rely on: module, fact, what is there instead
 
 
 def probe_torch(device: str, environ: Mapping[str, str], *, timeout_s: float = PROBE_S) -> Probe:
     """Import torch in a fresh interpreter, with the variables that a rank would have."""
-    child = dict(environ)
+    path = os.pathsep.join(filter(None, (str(import_root()), environ.get("PYTHONPATH"))))
+    child = {**environ, "PYTHONPATH": path}
     if device != "npu":
         child[AUTOLOAD] = "0"  # as for ranks, see `ray_session.rank_environ`
-    root = str(import_root())
-    child["PYTHONPATH"] = os.pathsep.join(part for part in (root, child.get("PYTHONPATH", "")) if part)
-    command = [sys.executable, "-c", _PROBE, device]
     try:
         done = subprocess.run(  # noqa: S603 - this interpreter
-            command,
+            [sys.executable, "-c", _PROBE, device],
             env=child,
             capture_output=True,
             text=True,
@@ -330,14 +288,17 @@ def probe_torch(device: str, environ: Mapping[str, str], *, timeout_s: float = P
     except (IndexError, ValueError):
         last = next(reversed(done.stderr.strip().splitlines()), "")
         return Probe(error=f"the interpreter ended with status {done.returncode}: {last[:500]}")
-    said["facts"] = tuple(map(tuple, said.get("facts", ())))
     return Probe(**said)
 
 
 def check_software(device: str, probe: Probe) -> Iterator[Finding]:
     """All findings on software."""
-    installed = {name: version for name in RANGES if (version := _version(name))}
-    installed["python"] = platform.python_version()
+    installed = {"python": platform.python_version()}
+    for name in (*RANGES,)[1:]:
+        try:
+            installed[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
     yield from check_versions(device, installed)
     if device == "npu":
         yield from check_ascend(installation(), installed)
@@ -355,10 +316,10 @@ def check_versions(device: str, installed: Mapping[str, str]) -> Iterator[Findin
         extra = "[npu]" if name == "torch_npu" else ""
         yield judged(
             f"versions.{name}",
-            oldest <= release(version) < beyond,
+            _release(oldest) <= _release(version) < _release(beyond),
             f"{name} {version}",
-            f"{name} is {version or 'not installed'}, expected >= {_dotted(oldest)}, < {_dotted(beyond)}",
-            f"make an environment with Python {_dotted(oldest)} or later"
+            f"{name} is {version or 'not installed'}, expected >= {oldest}, < {beyond}",
+            f"make an environment with Python {oldest} or later"
             if name == "python"
             else f"pip install -e 'PATH_TO_CLONE{extra}' installs one that fits",
         )
@@ -366,23 +327,23 @@ def check_versions(device: str, installed: Mapping[str, str]) -> Iterator[Findin
 
 def check_probe(probe: Probe) -> Iterator[Finding]:
     """Check that torch imports, and has what the modules of `worker.torch_private` rely on."""
-    if probe.error:
-        yield error(
-            "versions.import",
-            f"{'torch_npu' if probe.torch else 'torch'} does not import: {probe.error}",
-            "install it anew; a missing libhccl.so or libascendcl.so is CANN's, whose set_env.sh must be "
-            f"sourced before `ray start`; where torch_npu is installed without CANN, export {AUTOLOAD}=0",
-        )
-        return
-    yield ok("versions.import", f"torch {probe.torch} imports in a fresh interpreter")
-    broken = [f"{module}: {text}: {instead}" for module, text, instead in probe.facts if instead]
     yield judged(
-        "versions.facts",
-        not broken,
-        f"all {len(probe.facts)} facts that compiles rely on hold",
-        f"nothing compiles, because torch {probe.torch} is not what is relied on: {'; '.join(broken)}",
-        "install a torch that is tested (docs/status.md); artifacts load without these facts",
+        "versions.import",
+        not probe.error,
+        f"torch {probe.torch} imports in a fresh interpreter",
+        f"{'torch_npu' if probe.torch else 'torch'} does not import: {probe.error}",
+        "install it anew; a missing libhccl.so or libascendcl.so is CANN's, whose set_env.sh must be "
+        f"sourced before `ray start`; where torch_npu is installed without CANN, export {AUTOLOAD}=0",
     )
+    if not probe.error:
+        broken = [f"{module}: {text}: {instead}" for module, text, instead in probe.facts if instead]
+        yield judged(
+            "versions.facts",
+            not broken,
+            f"all {len(probe.facts)} facts that compiles rely on hold",
+            f"nothing compiles, because torch {probe.torch} is not what is relied on: {'; '.join(broken)}",
+            "install a torch that is tested (docs/status.md); artifacts load without these facts",
+        )
 
 
 def check_ascend(found: Installation, installed: Mapping[str, str]) -> Iterator[Finding]:
@@ -402,38 +363,31 @@ def check_ascend(found: Installation, installed: Mapping[str, str]) -> Iterator[
         "install the driver; in a container mount /usr/local/Ascend/driver read-only",
     )
     for problem in found.problems:
-        yield warning("ascend.problems", problem, "")
+        yield Finding("ascend.problems", "warning", problem)
     for misfit in fit(installed.get("torch", ""), installed.get("torch_npu", ""), found.cann):
-        yield warning("ascend.fit", misfit, "")
+        yield Finding("ascend.fit", "warning", misfit)
 
 
 def _compiler(device: str) -> Finding:
+    fault = ""
     try:
         check_cpp_compiler()
         if device == "cuda":
             check_cuda()
-    except ToolchainError as fault:
-        return warning(
-            "versions.compiler",
-            f"mode max-autotune cannot compile here: {fault.message}",
-            "install a C++ compiler (on cuda Triton and the CUDA toolkit too) on nodes that compile; loads, "
-            "and mode reduce-overhead, need none of it",
-        )
-    return ok("versions.compiler", "there is what mode max-autotune compiles with")
+    except ToolchainError as missing:
+        fault = missing.message
+    return judged(
+        "versions.compiler",
+        not fault,
+        "there is what mode max-autotune compiles with",
+        f"mode max-autotune cannot compile here: {fault}",
+        "install a C++ compiler (on cuda Triton and the CUDA toolkit too) on nodes that compile; loads, "
+        "and mode reduce-overhead, need none of it",
+        "warning",
+    )
 
 
-def release(version: str) -> tuple[int, ...]:
+def _release(version: str) -> tuple[int, ...]:
     """The numbers that a version begins with: ``2.13.0+cpu`` -> (2, 13, 0)."""
     match = re.match(r"\d+(?:\.\d+)*", version)
     return tuple(int(part) for part in match[0].split(".")) if match else ()
-
-
-def _dotted(numbers: tuple[int, ...]) -> str:
-    return ".".join(str(number) for number in numbers)
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -405,12 +405,12 @@ def _judge_artifact(path: Path, judged: set[Path], faults: list[str]) -> set[Pat
     """Check an artifact, and the files beside it that were not ``judged`` yet; return all their paths."""
     # Imported here, because they import torch.
     from warmrank.worker.errors import ArtifactCorrupt
-    from warmrank.worker.runtime.artifact import read
-    from warmrank.worker.runtime.beside import verified
+    from warmrank.worker.runtime.artifact import parse
+    from warmrank.worker.runtime.find import verified
 
     try:
         check_private(path)
-        artifact, _, _ = read(path)
+        artifact = parse(path.read_bytes(), str(path))
     except (StoreError, ArtifactCorrupt, OSError) as error:
         faults.append(str(error))
         return set()

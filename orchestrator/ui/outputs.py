@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import Event, LaunchState
 from warmrank.orchestrator.launch.report import (
-    RankReport,
     Report,
     held_bytes,
     make_way,
@@ -69,22 +68,19 @@ class Outputs:
 
     def write(self, report: Report) -> tuple[tuple[str, Path], ...]:
         """Write every file; returns what each is, and where."""
-        written: list[tuple[str, Path]] = []
+        from warmrank.orchestrator.ui.page import render_html
 
-        def put(what: str, path: Path, text: str) -> None:
-            write_whole(path, text)
-            written.append((what, path))
-
-        if self.json is not None and not self.json_to_stdout:
-            put("report", self.json, to_json(report))
-        if self.html is not None:
-            from warmrank.orchestrator.ui.page import render_html
-
-            put("report", self.html, render_html(report))
-        if self.trace is not None:
-            put("trace", self.trace, trace_json(report))
-        if self.metrics is not None:
-            put("metrics", self.metrics, exposition(report))
+        writers = (
+            ("report", None if self.json_to_stdout else self.json, to_json),
+            ("report", self.html, render_html),
+            ("trace", self.trace, trace_json),
+            ("metrics", self.metrics, exposition),
+        )
+        written = []
+        for what, path, text_of in writers:
+            if path is not None:
+                write_whole(path, text_of(report))
+                written.append((what, path))
         return tuple(written)
 
 
@@ -92,9 +88,7 @@ _US = 1_000_000
 _STEPS = {"compile": ("trace", "compile"), "load": ("load",)}
 """Steps of a function whose seconds are known, by the stage that they belong to."""
 
-Place = tuple[int, int]  # process and thread
-
-_DRIVER: Place = (1, 1)  # of what concerns all ranks; nodes and ranks follow
+_DRIVER = (1, 1)  # process and thread of what concerns all ranks; those of nodes and ranks follow
 
 
 def trace_json(report: Report) -> str:
@@ -110,7 +104,7 @@ def trace_json(report: Report) -> str:
     """
     trace = {
         "otherData": {"launch": report.name, "outcome": report.outcome, "started": report.started},
-        "traceEvents": [*_names(report), *_attempts(report), *_stages(report), *_functions(report)],
+        "traceEvents": [*_names(report), *_stages(report), *_functions(report)],
     }
     return spelled_out(json.dumps(trace, separators=(",", ":"), ensure_ascii=False, allow_nan=False)) + "\n"
 
@@ -118,78 +112,76 @@ def trace_json(report: Report) -> str:
 def _names(report: Report) -> Iterator[dict[str, Any]]:
     yield _event("M", "process_name", _DRIVER, {"name": f"{report.name} (driver)"})
     yield _event("M", "thread_name", _DRIVER, {"name": "attempts and stages"})
+    places = _places(report)
     for rank in {rank.node_rank: rank for rank in reversed(report.ranks)}.values():
-        place = _place_of(rank)
+        place = places[rank.rank]
         yield _event("M", "process_name", place, {"name": f"node {rank.node_rank}: {rank.host}"})
         yield _event("M", "process_sort_index", place, {"sort_index": place[0]})
-    for number, place in _places(report).items():
+    for number, place in places.items():
         yield _event("M", "thread_name", place, {"name": f"rank {number}"})
 
 
-def _place_of(rank: RankReport) -> Place:
-    return rank.node_rank + 2, rank.rank + 2
-
-
-def _places(report: Report) -> dict[int, Place]:
+def _places(report: Report) -> dict[int, tuple[int, int]]:
     """Process and thread of every rank; of one that no node is known of, in the driver's process."""
-    taking_part = {rank for span in report.course.timeline for rank in span.ranks}
-    unknown = {rank: (_DRIVER[0], rank + 2) for rank in sorted(taking_part)}
-    return unknown | {rank.rank: _place_of(rank) for rank in report.ranks}
-
-
-def _attempts(report: Report) -> Iterator[dict[str, Any]]:
-    for attempt in report.course.attempts:
-        marks = [("", attempt.start_s, {"reason": attempt.reason})]
-        if attempt.error:
-            marks.append((" failed", attempt.end_s, {"stage": attempt.failed_stage, "error": attempt.error}))
-        for what, at_s, about in marks:
-            name = f"attempt {attempt.attempt}{what}"
-            yield _event("i", name, _DRIVER, about, at_s=at_s, s="g", cat="attempt")
+    taking_part = sorted({rank for span in report.course.timeline for rank in span.ranks})
+    known = {rank.rank: (rank.node_rank + 2, rank.rank + 2) for rank in report.ranks}
+    return {rank: (_DRIVER[0], rank + 2) for rank in taking_part} | known
 
 
 def _stages(report: Report) -> Iterator[dict[str, Any]]:
-    """Every stage once for the driver, and once for each rank that took part."""
+    """Attempts; then every stage once for the driver, and once for each rank that took part."""
+    for attempt in report.course.attempts:
+        name = f"attempt {attempt.attempt}"
+        yield _mark(name, attempt.start_s, {"reason": attempt.reason})
+        if attempt.error:
+            about = {"stage": attempt.failed_stage, "error": attempt.error}
+            yield _mark(f"{name} failed", attempt.end_s, about)
     places = _places(report)
     for span in report.course.timeline:
-        about = {"attempt": span.attempt, "ok": span.ok, "ranks": len(span.ranks)}
-        yield _slice(span.stage, _DRIVER, (span.start_s, span.end_s), about)
+        facts = {"attempt": span.attempt, "ok": span.ok, "ranks": len(span.ranks)}
+        yield _slice(span.stage, _DRIVER, span.start_s, span.end_s, facts)
         for rank, end_s in zip(span.ranks, span.rank_end_s, strict=True):
-            yield _slice(span.stage, places[rank], (span.start_s, end_s), {"attempt": span.attempt})
+            yield _slice(span.stage, places[rank], span.start_s, end_s, {"attempt": span.attempt})
 
 
 def _functions(report: Report) -> Iterator[dict[str, Any]]:
     """The seconds of functions' steps, inside their stage, one function after the other."""
     last = report.course.attempts[-1].attempt if report.course.attempts else 0
-    begins: dict[tuple[str, int], tuple[float, float]] = {}
+    spans: dict[tuple[str, int], tuple[float, float]] = {}
     for span in report.course.timeline:
         if span.attempt == last:
             for rank, end_s in zip(span.ranks, span.rank_end_s, strict=True):
-                begins.setdefault((span.stage, rank), (span.start_s, end_s))
+                spans.setdefault((span.stage, rank), (span.start_s, end_s))
+    places = _places(report)
     for each in report.ranks:
-        for stage in _STEPS:
-            if (stage, each.rank) in begins:
-                yield from _inside(each, stage, *begins[stage, each.rank])
+        for stage, steps in _STEPS.items():
+            at_s, end_s = spans.get((stage, each.rank), (0.0, 0.0))
+            for function in each.functions:
+                about = {
+                    "outcome": function.outcome,
+                    "reason": function.reason,
+                    "digest": function.digest[:12],
+                }
+                for step in steps:
+                    stop_s = min(at_s + getattr(function.seconds, f"{step}_s"), end_s)
+                    if at_s < stop_s:
+                        yield _slice(f"{step} {function.function}", places[each.rank], at_s, stop_s, about)
+                        at_s = stop_s
 
 
-def _inside(rank: RankReport, stage: str, start_s: float, end_s: float) -> Iterator[dict[str, Any]]:
-    for function in rank.functions:
-        about = {"outcome": function.outcome, "reason": function.reason, "digest": function.digest[:12]}
-        for step in _STEPS[stage]:
-            seconds = getattr(function.seconds, f"{step}_s")
-            if seconds and start_s < end_s:
-                stop_s = min(start_s + seconds, end_s)
-                yield _slice(f"{step} {function.function}", _place_of(rank), (start_s, stop_s), about)
-                start_s = stop_s
+def _mark(name: str, at_s: float, about: dict[str, Any]) -> dict[str, Any]:
+    return _event("i", name, _DRIVER, about, at_s=at_s, s="g", cat="attempt")
 
 
-def _slice(name: str, place: Place, between_s: tuple[float, float], about: dict[str, Any]) -> dict[str, Any]:
-    start_s, end_s = between_s
+def _slice(
+    name: str, place: tuple[int, int], start_s: float, end_s: float, about: dict[str, Any]
+) -> dict[str, Any]:
     duration = max(round(end_s * _US) - round(start_s * _US), 0)
     return _event("X", name, place, about, at_s=start_s, dur=duration, cat="launch")
 
 
 def _event(
-    phase: str, name: str, place: Place, about: dict[str, Any], *, at_s: float = 0.0, **more: object
+    phase: str, name: str, place: tuple[int, int], about: dict[str, Any], *, at_s: float = 0.0, **more: object
 ) -> dict[str, Any]:
     common = {"ph": phase, "ts": round(at_s * _US), "name": name, "pid": place[0], "tid": place[1]}
     return {**common, "args": about, **more}
@@ -230,13 +222,8 @@ _ENDS = (
     events.AttemptStarted,
 )
 
-
-class Sample(NamedTuple):
-    """One value of a metric: one of `FAMILIES`, and labels without the launch's own."""
-
-    name: str
-    value: float
-    labels: tuple[tuple[str, str], ...] = ()
+Samples = Iterator[tuple[str, float, dict[str, str]]]
+"""Metrics, each as one of `FAMILIES`, its value, and labels without the launch's own."""
 
 
 def exposition(report: Report) -> str:
@@ -245,23 +232,22 @@ def exposition(report: Report) -> str:
 
     registry = CollectorRegistry()
     gauges: dict[str, Gauge] = {}
-    for sample in samples(report):
-        if sample.name not in gauges:
-            names = ("launch", *(name for name, _ in sample.labels))
-            gauges[sample.name] = Gauge(sample.name, FAMILIES[sample.name], names, registry=registry)
-        gauges[sample.name].labels(report.name, *(value for _, value in sample.labels)).set(sample.value)
+    for name, value, labels in report_samples(report):
+        if name not in gauges:
+            gauges[name] = Gauge(name, FAMILIES[name], ("launch", *labels), registry=registry)
+        gauges[name].labels(report.name, *labels.values()).set(value)
     return generate_latest(registry).decode()
 
 
-def samples(report: Report) -> Iterator[Sample]:
+def report_samples(report: Report) -> Samples:
     """Numbers of a report."""
-    totals = report.totals
+    totals, attempts = report.totals, report.course.attempts
     yield from _plain(
         launch_warm=report.outcome == "warm",
         launch_exit_code=report.exit_code,
         launch_seconds=totals.wall_s,
-        launch_attempts=len(report.course.attempts),
-        failed_attempts=sum(bool(attempt.error) for attempt in report.course.attempts),
+        launch_attempts=len(attempts),
+        failed_attempts=sum(bool(attempt.error) for attempt in attempts),
         ranks=report.world_size,
         nodes=len({rank.node_rank for rank in report.ranks}),
         artifacts=totals.num_artifacts,
@@ -273,18 +259,17 @@ def samples(report: Report) -> Iterator[Sample]:
         nondeterministic_functions=totals.num_nondeterministic,
         problems=len(report.problems),
     )
-    yield from (_sample("stage_seconds", stage.seconds, stage=stage.stage) for stage in report.stages)
+    yield from _each("stage_seconds", "stage", {stage.stage: stage.seconds for stage in report.stages})
     yield from _steps(totals.function_seconds)
-    yield from (_sample("functions", getattr(totals, f"num_{each}"), outcome=each) for each in OUTCOMES)
-    for shown, count in Counter(audit.outcome for audit in report.course.audits).items():
-        yield _sample("audits", count, outcome=shown)
+    yield from _each("functions", "outcome", {each: getattr(totals, f"num_{each}") for each in OUTCOMES})
+    yield from _each("audits", "outcome", Counter(audit.outcome for audit in report.course.audits))
     failed: dict[str, set[int]] = {}
     for cause in report.failure.causes if report.failure else ():
         failed.setdefault(cause.kind, set()).update(cause.ranks)
-    yield from (_sample("failed_ranks", len(ranks), kind=kind) for kind, ranks in failed.items())
+    yield from _each("failed_ranks", "kind", {kind: len(ranks) for kind, ranks in failed.items()})
 
 
-def progress_samples(state: LaunchState) -> Iterator[Sample]:
+def progress_samples(state: LaunchState) -> Samples:
     """Progress of a running launch."""
     yield from _plain(
         launch_seconds=state.now_s,
@@ -295,13 +280,13 @@ def progress_samples(state: LaunchState) -> Iterator[Sample]:
         problems=len(state.problems),
     )
     for stage in state.stages.values():
-        yield _sample("stage_seconds", stage.seconds_at(state.now_s), stage=stage.stage)
+        yield from _each("stage_seconds", "stage", {stage.stage: stage.seconds_at(state.now_s)})
         done = stage.num_done() if stage.is_running else len(stage.ranks)
         for name, number in (("done", done), ("running", len(stage.ranks) - done)):
-            yield _sample("stage_ranks", number, stage=stage.stage, state=name)
+            yield "warmrank_stage_ranks", number, {"stage": stage.stage, "state": name}
 
 
-def result_samples(state: LaunchState) -> Iterator[Sample]:
+def result_samples(state: LaunchState) -> Samples:
     """Outcomes of functions so far, over all ranks; costs as much as there are of them."""
     results = [result for result in state.results.values() if result.ok]
     sizes = {result.digest: result.size_bytes for result in results if result.digest}
@@ -312,7 +297,7 @@ def result_samples(state: LaunchState) -> Iterator[Sample]:
         held_bytes=sum(result.size_bytes + sum(size for _, size in result.beside) for result in results),
     )
     outcomes = Counter(result.outcome for result in results)
-    yield from (_sample("functions", outcomes[each], outcome=each) for each in OUTCOMES)
+    yield from _each("functions", "outcome", {each: outcomes[each] for each in OUTCOMES})
     yield from _steps(sum_seconds(result.seconds for result in results))
 
 
@@ -336,25 +321,23 @@ class RayMetrics:
             if is_end:
                 self._set(result_samples(state))
 
-    def _set(self, found: Iterable[Sample]) -> None:
+    def _set(self, found: Samples) -> None:
         from ray.util.metrics import Gauge
 
-        for sample in found:
-            if sample.name not in self._gauges:
-                keys = ("launch", *(name for name, _ in sample.labels))
-                self._gauges[sample.name] = Gauge(sample.name, FAMILIES[sample.name], keys)
-            tags = {"launch": self._name, **dict(sample.labels)}
-            self._gauges[sample.name].set(sample.value, tags=tags)
+        for name, value, labels in found:
+            if name not in self._gauges:
+                self._gauges[name] = Gauge(name, FAMILIES[name], ("launch", *labels))
+            self._gauges[name].set(value, tags={"launch": self._name, **labels})
 
 
-def _plain(**values: float) -> Iterator[Sample]:
-    return (_sample(name, value) for name, value in values.items())
+def _plain(**values: float) -> Samples:
+    return ((f"warmrank_{name}", value, {}) for name, value in values.items())
 
 
-def _steps(seconds: StageSeconds) -> Iterator[Sample]:
-    for step in fields(StageSeconds):
-        yield _sample("function_seconds", getattr(seconds, step.name), step=step.name.removesuffix("_s"))
+def _each(name: str, label: str, values: Mapping[str, float]) -> Samples:
+    return ((f"warmrank_{name}", value, {label: key}) for key, value in values.items())
 
 
-def _sample(name: str, value: float, **labels: str) -> Sample:
-    return Sample(f"warmrank_{name}", float(value), tuple(labels.items()))
+def _steps(seconds: StageSeconds) -> Samples:
+    by_step = {name.removesuffix("_s"): value for name, value in asdict(seconds).items()}
+    return _each("function_seconds", "step", by_step)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from heapq import nsmallest
 
+from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress import (
@@ -24,7 +25,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.segment import Segment
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
@@ -32,15 +33,7 @@ from warmrank.cache_store.parallel import OnProgress
 from warmrank.cache_store.parallel import Progress as Fetched
 from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
 from warmrank.orchestrator.launch import events
-from warmrank.orchestrator.launch.events import (
-    AuditReport,
-    ClassState,
-    Event,
-    LaunchState,
-    Listener,
-    RankClass,
-    StageState,
-)
+from warmrank.orchestrator.launch.events import Event, LaunchState, Listener, RankClass, StageState
 from warmrank.orchestrator.text import (
     brief_names,
     brief_ranks,
@@ -55,20 +48,14 @@ from warmrank.orchestrator.ui.table import STYLES
 from warmrank.worker.results import FunctionResult
 
 MAX_LINES_SHOWN = 12  # classes of a plan, and kinds of results of a stage, that are told one by one
-
 MAX_PROBLEMS_SHOWN = 20
 MAX_ERROR_LINES = 30
 FIRST_BEAT_S = 30.0
 """A stage that runs for so long tells how far it is; then after twice that time, and so on."""
 
 FETCH_LINE_EVERY_S = 10.0
-
 _TOLD = frozenset({"compile", "load", "script"})
 """Stages whose results are told; what the others do to a function stands in the report."""
-
-_REFRESH_PER_S = 8
-_REFRESH_PER_S_OF_MANY = 2
-_MANY_RANKS = 256
 
 
 @contextmanager
@@ -78,8 +65,7 @@ def progress(console: Console, num_ranks: int, *, name: str = "") -> Iterator[Li
         yield PlainLines(console)
         return
     view = LiveView(num_ranks, name=name)
-    rate = _REFRESH_PER_S if num_ranks <= _MANY_RANKS else _REFRESH_PER_S_OF_MANY
-    with Live(view, console=console, refresh_per_second=rate):
+    with Live(view, console=console, refresh_per_second=8 if num_ranks <= 256 else 2):
         yield view
 
 
@@ -93,25 +79,16 @@ def fetch_progress(console: Console, what: str = "fetch") -> Iterator[OnProgress
             nonlocal told_s
             if time.monotonic() - told_s >= FETCH_LINE_EVERY_S:
                 told_s = time.monotonic()
-                console.print(_fetch_line(state, what), soft_wrap=True)
+                done = f"{size_text(state.done_bytes)} of {size_text(state.total_bytes)}"
+                files = f"{state.done_files} of {count_text(state.total_files, 'file')}"
+                console.print(Text(f"{what}: {done}, {files}"), soft_wrap=True)
 
         yield tell
         return
-    columns = (
-        TextColumn(what),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(TextColumn(what), *columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda state: bar.update(task, completed=state.done_bytes, total=state.total_bytes)
-
-
-def _fetch_line(state: Fetched, what: str) -> Text:
-    done = f"{size_text(state.done_bytes)} of {size_text(state.total_bytes)}"
-    return Text(f"{what}: {done}, {state.done_files} of {count_text(state.total_files, 'file')}")
 
 
 class PlainLines:
@@ -147,11 +124,24 @@ class PlainLines:
             case events.Audited() if event.audit.outcome != "differs":  # which is a problem as well
                 self._line(f"  {_audit_text(event.audit)}")
             case events.Problem():
-                self._problem(state, event.text)
+                self._problem(len(state.problems), event.text)
             case events.AttemptFailed():
                 self._fail(event)
             case _:
                 self._beat(state)
+
+    def _problem(self, num: int, text: str) -> None:
+        is_new, self._num_problems = num > self._num_problems, num
+        if is_new and num <= MAX_PROBLEMS_SHOWN:
+            self._line(f"problem: {text}")
+        elif is_new and num == MAX_PROBLEMS_SHOWN + 1:
+            self._line("problem: further ones stand in the report")
+
+    def _fail(self, event: events.AttemptFailed) -> None:
+        self._tell_results()
+        self._line(f"attempt {event.attempt} failed" + (f" in stage {event.stage}" if event.stage else ""))
+        if not event.is_last:  # the last error comes last of all, from whoever runs the launch
+            self._some(event.text.splitlines(), "lines", limit=MAX_ERROR_LINES)
 
     def _tell_results(self) -> None:
         """Print the outcomes of functions in this stage, equal ones together."""
@@ -160,28 +150,11 @@ class PlainLines:
             for rank, result in self._results
         )
         self._results.clear()
-        self._some(
-            [
-                f"{function} {outcome} on {brief_ranks(ranks)}" + (f" ({reason})" if reason else "")
-                for (function, outcome, reason), ranks in alike.items()
-            ],
-            "kinds of results",
-        )
-
-    def _problem(self, state: LaunchState, text: str) -> None:
-        known, self._num_problems = self._num_problems, len(state.problems)
-        if self._num_problems == known:
-            return
-        if known < MAX_PROBLEMS_SHOWN:
-            self._line(f"problem: {text}")
-        elif known == MAX_PROBLEMS_SHOWN:
-            self._line("problem: further ones stand in the report")
-
-    def _fail(self, event: events.AttemptFailed) -> None:
-        self._tell_results()
-        self._line(f"attempt {event.attempt} failed" + (f" in stage {event.stage}" if event.stage else ""))
-        if not event.is_last:  # the last error comes last of all, from whoever runs the launch
-            self._some(event.text.splitlines(), "lines", limit=MAX_ERROR_LINES)
+        lines = [
+            f"{function} {outcome} on {brief_ranks(ranks)}" + (f" ({reason})" if reason else "")
+            for (function, outcome, reason), ranks in alike.items()
+        ]
+        self._some(lines, "kinds of results")
 
     def _beat(self, state: LaunchState) -> None:
         """Say how far a long stage is, and whom it waits for."""
@@ -194,13 +167,12 @@ class PlainLines:
         waiting, busy = stage.waiting_for(), state.busy
         # Those at the rendezvous wait for the others themselves.
         late = [rank for rank in waiting if rank not in busy or busy[rank].doing != RENDEZVOUS] or waiting
-        if not late:
-            return
-        first = late[0]
-        where = f" on {state.host(first)}" if state.host(first) else ""
-        doing = f"; rank {first}{where}: {busy[first].doing}" if first in busy else ""
-        through = f"{len(stage.ranks) - len(waiting)} of {count_text(len(stage.ranks), 'rank')}"
-        self._line(f"{stage.stage}: {through} after {seconds:.0f} s; waiting for {brief_ranks(late)}{doing}")
+        if late:
+            first, where = late[0], f" on {state.host(late[0])}" if state.host(late[0]) else ""
+            doing = f"; rank {first}{where}: {busy[first].doing}" if first in busy else ""
+            through = f"{len(stage.ranks) - len(waiting)} of {count_text(len(stage.ranks), 'rank')}"
+            waits = f"{through} after {seconds:.0f} s; waiting for {brief_ranks(late)}"
+            self._line(f"{stage.stage}: {waits}{doing}")
 
     def _some(self, lines: list[str], what: str, *, limit: int = MAX_LINES_SHOWN) -> None:
         for line in first_lines(lines, max_lines=limit, what=f"more {what}, in the report"):
@@ -210,7 +182,7 @@ class PlainLines:
         self._console.print(Text(text), soft_wrap=True)
 
 
-def _audit_text(audit: AuditReport) -> str:
+def _audit_text(audit: events.AuditReport) -> str:
     why = "as conditions say" if audit.outcome == "guarded" else "and cannot have the artifact there"
     found = "equal" if audit.outcome == "equal" else f"differs, {why}: {audit.difference}"
     return f"{audit.function} audited on {brief_ranks(audit.ranks)}: {found} ({audit.seconds:.2f} s)"
@@ -224,13 +196,8 @@ def _class_text(found: RankClass) -> str:
 
 MAX_RANK_ROWS = 16
 _MAX_LIVE_PROBLEMS = 3
-MAX_STRIP_LINES = 3
-_BAR_WIDTH = 24
-_MIN_BAR_WIDTH = 4
-_LOW_SCREEN = 12
-_CELL_WIDTH = 16
 _MAX_KINDS = 3
-_GOING = {"compile": "compiling", "load": "loading"}
+_CELL_WIDTH = 16
 
 
 class LiveView:
@@ -250,119 +217,113 @@ class LiveView:
         self._began_s = self._clock() - event.at_s
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """As of now, for the terminal as it is now."""
+        """As of now, for the terminal as it is now; what is too high is cut at the bottom."""
         width, height = options.max_width, max(console.size.height - 1, 1)
-        state = self._state
+        options = options.update(height=None)
+        state, now_s = self._state, self._clock() - self._began_s
         with state.lock:
-            drawn = self._draw(state, width, height)
-            lines = console.render_lines(drawn, options.update(width=width, height=None), pad=False)
+            head, tail = self._head(state, now_s), _tail(state)
+            room = height - len(console.render_lines(Group(*head, *tail), options)) - 2
+            body = _body(state, now_s, room, width)
+        parts = [*head, *([Text(), *body] if body else []), *([Text(), *tail] if tail else [])]
+        lines = console.render_lines(Group(*parts), options, pad=False, new_lines=True)
         for line in lines[:height]:
             yield from line
-            yield Segment.line()
 
-    def _draw(self, state: LaunchState, width: int, height: int) -> RenderableType:
-        now_s = self._clock() - self._began_s
-        strip = _strip(state, now_s, width)
-        # Where lines are dear, ranks count more than the stages that are over.
-        head = [self._title(state, now_s), *(strip[-1:] if height < _LOW_SCREEN else strip[:MAX_STRIP_LINES])]
-        if state.running is not None:
-            head.append(_running(state.running, now_s, width))
-        elif state.ending_s is not None:
-            head.append(Text(f"taking the ranks down, {max(now_s - state.ending_s, 0.0):.1f} s"))
-        tail = [*_attempts(state), *_problems(state)]
-        room = height - len(head) - 1 - (len(tail) + 1 if tail else 0)
-        body: list[RenderableType] = []
-        if state.num_ranks <= min(room - 1, MAX_RANK_ROWS):
-            body.append(_rank_table(state, now_s, width))
-        elif room > 0:
-            late = _late_lines(state, now_s, width, max_lines=max(room // 3, 1))
-            if state.classes and room - len(late) > 2:
-                body.append(_class_table(state, max_rows=room - len(late) - 2))
-            body += late
-        for text in (*head, *tail):
-            _cut(text, width)
-        return Group(*head, *([Text()] if body else []), *body, *([Text()] if tail else []), *tail)
-
-    def _title(self, state: LaunchState, now_s: float) -> Text:
+    def _head(self, state: LaunchState, now_s: float) -> list[RenderableType]:
+        """What is launched where; every stage that has begun, with its seconds; the one that runs."""
         parts = [count_text(state.num_ranks, "rank")]
         if state.num_nodes:
             hosts = brief_names(state.hosts(), max_names=2)
             parts[0] += f" on {count_text(state.num_nodes, 'node')} ({hosts})"
-        if state.attempt > 1:
-            parts.append(f"attempt {state.attempt}")
-        if state.round:
-            parts.append(f"round {state.round} of the plan")
-        if state.is_over:
-            parts.append("failed")
-        parts.append(f"{now_s:.1f} s")
-        return Text.assemble((f"{self._name}  " if self._name else "", "bold"), " | ".join(parts))
+        parts += [f"attempt {state.attempt}"] if state.attempt > 1 else []
+        parts += [f"round {state.round} of the plan"] if state.round else []
+        parts += [*(["failed"] if state.is_over else []), f"{now_s:.1f} s"]
+        title = Text.assemble((f"{self._name}  " if self._name else "", "bold"), " | ".join(parts))
+        stages = [_stage(each, state, now_s) for each in state.stages.values()]
+        head: list[RenderableType] = [_line(title), Columns(stages, padding=(0, 2))]
+        if state.running is not None:
+            head.append(_running(state.running, now_s))
+        elif state.ending_s is not None:
+            head.append(_line(Text(f"taking the ranks down, {max(now_s - state.ending_s, 0.0):.1f} s")))
+        return head
 
 
-def _cut(text: Text, width: int) -> Text:
-    """The text in one line of at most so many columns."""
-    text.truncate(max(width, 1), overflow="ellipsis")
-    text.no_wrap = True
+def _line(text: Text) -> Text:
+    """The text in one line that is cut at the terminal's end."""
+    text.no_wrap, text.overflow = True, "ellipsis"
     return text
 
 
-def _strip(state: LaunchState, now_s: float, width: int) -> list[Text]:
-    """Every stage that has begun, with its seconds; what runs or failed stands out, also without colours."""
-    lines = [Text()]
-    failed = state.attempts[-1].failed_stage if state.attempts else ""
-    for stage in state.stages.values():
-        text = f"{stage.stage} {stage.seconds_at(now_s):.1f}s"
-        if stage.is_running:
-            shown = Text(f"> {text} <", "bold yellow")
-        elif stage.stage == failed:
-            shown = Text(f"{text} failed", "bold red")
-        else:
-            shown = Text(text, "green")
-        if len(lines[-1]) and len(lines[-1]) + 2 + len(shown) > width:
-            lines.append(Text())
-        lines[-1] = lines[-1].append("  " if len(lines[-1]) else "").append_text(shown)
-    return lines
+def _stage(stage: StageState, state: LaunchState, now_s: float) -> Text:
+    """A stage with its seconds; what runs or failed stands out, also without colours."""
+    text = f"{stage.stage} {stage.seconds_at(now_s):.1f}s"
+    if stage.is_running:
+        return Text(f"> {text} <", "bold yellow")
+    if state.attempts and stage.stage == state.attempts[-1].failed_stage:
+        return Text(f"{text} failed", "bold red")
+    return Text(text, "green")
 
 
-def _running(stage: StageState, now_s: float, width: int) -> Text:
-    """Number of ranks that are through the running stage, in numbers, and as a bar where there is room."""
-    num_ranks, num_done = len(stage.ranks), stage.num_done()
+def _running(stage: StageState, now_s: float) -> Table:
+    """Number of ranks that are through the running stage, as a bar and in numbers."""
     step = f"  step {stage.step}" if stage.step > 1 else ""
-    name = f"{stage.stage:<10} "
-    numbers = f"{num_done:,} of {count_text(num_ranks, 'rank')} done{step}, {now_s - stage.start_s:.1f} s"
-    wide = min(_BAR_WIDTH, width - len(name) - len(numbers) - 1)
-    if wide < _MIN_BAR_WIDTH:
-        return Text.assemble((f"{stage.stage} ", "bold"), numbers)
-    filled = wide * num_done // max(num_ranks, 1)
-    bar = ("#" * filled, "green"), ("-" * (wide - filled), "dim")
-    return Text.assemble((name, "bold"), *bar, f" {numbers}")
+    of = count_text(len(stage.ranks), "rank")
+    numbers = f"{stage.num_done():,} of {of} done{step}, {now_s - stage.start_s:.1f} s"
+    grid = Table.grid(padding=(0, 1))
+    for _ in range(3):
+        grid.add_column(no_wrap=True)
+    bar = ProgressBar(total=max(len(stage.ranks), 1), completed=stage.num_done(), width=24)
+    grid.add_row(Text(stage.stage, "bold"), bar, numbers)
+    return grid
 
 
-def _attempts(state: LaunchState) -> list[Text]:
-    """Attempts that failed, the last two, each with the first line of its error."""
-    return [
-        Text(
-            f"attempt {each.attempt} failed{f' in {each.failed_stage}' if each.failed_stage else ''}: "
-            + each.error.partition("\n")[0],
-            style="red",
+def _tail(state: LaunchState) -> list[RenderableType]:
+    """The last attempts that failed, and the last problems, each with its first line."""
+    lines = []
+    for each in state.failed()[-2:]:
+        where = f" in {each.failed_stage}" if each.failed_stage else ""
+        error = each.error.partition("\n")[0]
+        lines.append(Text(f"attempt {each.attempt} failed{where}: {error}", "red"))
+    every = list(state.problems)
+    if (more := len(every) - _MAX_LIVE_PROBLEMS) > 0:
+        lines.append(Text(f"{count_text(more, 'problem')} before these", "yellow"))
+    last = (text.partition("\n")[0] for text in every[-_MAX_LIVE_PROBLEMS:])
+    lines += (Text(f"problem: {text}", "yellow") for text in last)
+    return [_line(line) for line in lines]
+
+
+def _body(state: LaunchState, now_s: float, room: int, width: int) -> list[RenderableType]:
+    """A row for each rank where there is room, else classes, and those that the running stage waits for."""
+    if state.num_ranks <= min(room - 1, MAX_RANK_ROWS):
+        return [_rank_table(state, now_s, width)]
+    if room <= 0:
+        return []
+    late = _late(state, now_s, max_lines=max(room // 3, 1))
+    rows = room - len(late) - 2
+    return [*([_class_table(state, max_rows=rows)] if state.classes and rows > 0 else []), *late]
+
+
+def _plain_table(*columns: str, min_width: int | None = None) -> Table:
+    """A table without lines, whose cells are cut where it is too wide; ``>`` before columns of numbers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        is_number = name.startswith(">")
+        table.add_column(
+            name.lstrip(">"),
+            justify="right" if is_number else "left",
+            no_wrap=True,
+            overflow="ellipsis",
+            min_width=None if is_number else min_width,
         )
-        for each in state.failed()[-2:]
-    ]
-
-
-def _problems(state: LaunchState) -> list[Text]:
-    every = [text.partition("\n")[0] for text in state.problems]
-    shown = [Text(f"problem: {text}", style="yellow") for text in every[-_MAX_LIVE_PROBLEMS:]]
-    more = len(every) - len(shown)
-    return [Text(f"{count_text(more, 'problem')} before these", style="yellow"), *shown] if more else shown
+    return table
 
 
 def _rank_table(state: LaunchState, now_s: float, width: int) -> Table:
     """A row for each rank: where it is, how it gets each function, what it does now."""
     functions, hosts = list(state.functions), state.num_nodes > 1
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("rank", justify="right", no_wrap=True, min_width=4)
-    for name in (*(["host"] if hosts else []), *functions, "now"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis", min_width=min(_CELL_WIDTH, width // 4))
+    names = (*(["host"] if hosts else []), *functions, "now")
+    table = _plain_table(">rank", *names, min_width=min(_CELL_WIDTH, width // 4))
     for rank in range(state.num_ranks):
         host = [Text(state.host(rank))] if hosts else []
         cells = (_function_cell(state, rank, name, now_s) for name in functions)
@@ -372,13 +333,9 @@ def _rank_table(state: LaunchState, now_s: float, width: int) -> Table:
 
 def _class_table(state: LaunchState, *, max_rows: int) -> Table:
     """A row for each class of ranks; classes that still wait for something come first."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("function", "how", "ranks", "leader"):
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
-    for name in ("have it", "slowest"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = _plain_table("function", "how", "ranks", "leader", ">have it", ">slowest")
     classes = sorted(state.classes.values(), key=lambda found: not found.waiting)
-    shown = classes if len(classes) <= max_rows else classes[: max(max_rows - 1, 0)]
+    shown = classes if len(classes) <= max_rows else classes[: max_rows - 1]
     for found in shown:
         num = len(found.ranks)
         share = Text(f"{num - len(found.waiting):,}/{num:,}", style="" if found.waiting else "green")
@@ -390,14 +347,13 @@ def _class_table(state: LaunchState, *, max_rows: int) -> Table:
             share.append(f" {found.num_failed} failed", "red") if found.num_failed else share,
             seconds_text(found.slowest_s),
         )
-    if len(shown) < len(classes):
-        rest = classes[len(shown) :]
+    if rest := classes[len(shown) :]:
         done = sum(not found.waiting for found in rest)
         table.add_row(Text(f"and {count_text(len(rest), 'class')} more", style="dim"), "", f"{done:,} done")
     return table
 
 
-def _late_lines(state: LaunchState, now_s: float, width: int, *, max_lines: int) -> list[Text]:
+def _late(state: LaunchState, now_s: float, *, max_lines: int) -> list[RenderableType]:
     """Whom the running stage waits for: by name where they are few, by what they do where they are many."""
     stage = state.running
     late = stage.waiting_for() if stage is not None else ()
@@ -406,47 +362,37 @@ def _late_lines(state: LaunchState, now_s: float, width: int, *, max_lines: int)
     if len(late) > max_lines and 2 * len(late) > len(stage.ranks):
         doing = Counter(state.busy[rank].doing for rank in late if rank in state.busy)
         kinds = [f"{count_text(count, 'rank')}: {text}" for text, count in doing.most_common(_MAX_KINDS)]
-        return [_cut(Text(line), width) for line in kinds[:max_lines]]
+        return [_line(Text(line)) for line in kinds[:max_lines]]
     seconds = now_s - stage.start_s
     lines = [f"waiting for {brief_ranks(late)}"]
-    lines += [
-        f"  rank {rank} {state.host(rank)}: {_doing_text(state, rank)}, {seconds:.1f} s"
-        for rank in nsmallest(max(max_lines - 1, 0), late)
-    ]
-    return [_cut(Text(line, style="yellow"), width) for line in lines]
+    lines += (
+        f"  rank {rank} {state.host(rank)}: {_doing(state, rank)}, {seconds:.1f} s"
+        for rank in nsmallest(max_lines - 1, late)
+    )
+    return [_line(Text(line, style="yellow")) for line in lines]
 
 
 def _function_cell(state: LaunchState, rank: int, function: str, now_s: float) -> Text:
-    result = state.results.get((rank, function))
+    """How a rank got a function, or its step towards it, or its last one when the attempt failed."""
+    result, planned = state.results.get((rank, function)), state.class_of(rank, function)
     if result is not None and result.ok:
         spent = result.seconds
         seconds = seconds_text(spent.trace_s + spent.compile_s + spent.load_s)
         return Text(f"{result.outcome} {seconds}", style=STYLES[result.outcome])
-    planned = state.class_of(rank, function)
     if planned is None:
         return Text("refused", style="red") if result else Text("-", style="dim")
-    return _waiting_cell(planned, rank, state, now_s)
-
-
-def _waiting_cell(planned: ClassState, rank: int, state: LaunchState, now_s: float) -> Text:
-    """A rank's step towards a function that it lacks, or its last one when the attempt failed."""
     running = state.running or state.cut
-    if rank in planned.auditors and running is not None and running.stage == "compile":
-        if rank in running.ended_s:
-            return Text("audit done", style="green")
-        return Text(f"auditing {now_s - running.start_s:.1f} s", style="bold")
-    awaits_leader = planned.action == "compile" and rank != planned.leader
-    if awaits_leader and (running is None or running.stage != "load"):
-        return Text(f"waits for {planned.leader}", style="dim")
-    stage = "compile" if rank == planned.leader else "load"
-    if running is not None and running.stage == stage and rank in running.ranks:
-        # What came of it is told when all ranks are through.
-        if rank in running.ended_s:
-            return Text(f"{stage} done", style="green")
-        if not running.is_running:
-            return Text(f"{stage} cut short", style="red")
-        return Text(f"{_GOING[stage]} {now_s - running.start_s:.1f} s", style="bold")
-    return Text(f"to {planned.action}", style="dim")
+    stage = running.stage if running is not None and rank in running.ranks else ""
+    makes = rank == planned.leader or rank in planned.auditors
+    if running is None or not (stage == "load" or (stage == "compile" and makes)):
+        waits = planned.action == "compile" and rank != planned.leader
+        return Text(f"waits for {planned.leader}" if waits else f"to {planned.action}", style="dim")
+    doing = "audit" if stage == "compile" and rank != planned.leader else stage
+    if rank in running.ended_s:  # what came of it is told when all ranks are through
+        return Text(f"{doing} done", style="green")
+    if not running.is_running:
+        return Text(f"{doing} cut short", style="red")
+    return Text(f"{doing} {now_s - running.start_s:.1f} s", style="bold")
 
 
 def _now(state: LaunchState, rank: int, now_s: float) -> Text:
@@ -456,10 +402,10 @@ def _now(state: LaunchState, rank: int, now_s: float) -> Text:
         return Text("-", style="dim")
     if rank in stage.ended_s and rank not in stage.waiting_for():
         return Text(f"{stage.stage} done, {stage.ended_s[rank] - stage.start_s:.1f} s", style="green")
-    return Text(f"{_doing_text(state, rank)}, {now_s - stage.start_s:.1f} s", style="bold")
+    return Text(f"{_doing(state, rank)}, {now_s - stage.start_s:.1f} s", style="bold")
 
 
-def _doing_text(state: LaunchState, rank: int) -> str:
+def _doing(state: LaunchState, rank: int) -> str:
     busy = state.busy.get(rank)
     if busy is None:
         return state.running.stage if state.running else ""

@@ -1,18 +1,20 @@
-"""The report of a launch for people: a table, totals, why it failed, and why anything was compiled.
+"""Reports of launches, offline builds and audits for people: a table, and lines below it.
 
 Invariant: the number of lines has a bound that does not grow with the number of ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from warmrank.orchestrator.launch.report import FunctionReport, RankReport, Report
+from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
+from warmrank.orchestrator.launch.report import FunctionReport, RankReport, Report, config_words
 from warmrank.orchestrator.text import (
     brief_names,
     brief_ranks,
@@ -23,13 +25,15 @@ from warmrank.orchestrator.text import (
     seconds_text,
     size_text,
 )
-from warmrank.orchestrator.ui.advice import publish_command
-from warmrank.orchestrator.ui.table import MAX_LINES, STYLES, audit_lines, problems, some, table_of
+from warmrank.orchestrator.ui.table import KEY_CHARS, MAX_LINES, problems, some, table_of, word
 from warmrank.worker.results import StageSeconds
 from warmrank.worker.runtime.runtime_state import in_words
 
-MAX_RANKS_SHOWN = 16  # A launch of more ranks shows one row for all ranks that did the same
+if TYPE_CHECKING:
+    from warmrank.orchestrator.build.plan import BuildReport
+    from warmrank.orchestrator.build.retrace import CacheAudit
 
+MAX_RANKS_SHOWN = 16  # A launch of more ranks shows one row for all ranks that did the same
 MAX_ROWS_SHOWN = 60  # and of these rows at most so many
 
 STEPS = tuple(field.name for field in fields(StageSeconds))
@@ -41,23 +45,21 @@ Alike = dict[tuple[str, ...], list[tuple[int, FunctionReport]]]
 
 def render(report: Report) -> RenderableType:
     """The report as a table with lines below; fits 80 columns for usual function names."""
-    spent = report.totals.function_seconds
-    verified = verified_text(report)
-    lines = [
-        *_failure(report),
-        _totals(report),
-        *_attempts(report),
-        *_reasons(report),
-        *audit_lines(report.course.audits, spent.trace_s + spent.compile_s),
-        *_runtime_state(report),
-        *([Text(verified, style="" if verified.startswith("verified") else "yellow")] if verified else []),
-        *_store(report),
-        *_node_artifacts(report),
-        *_nondeterministic(report),
-        *problems(report.problems),
-        *_queued(report),
-    ]
-    return Group(*([_table(report)] if any(rank.functions for rank in report.ranks) else []), *lines)
+    parts: list[RenderableType] = []
+    rows = list(_rows(report))
+    if rows:
+        most = MAX_ROWS_SHOWN if report.world_size > MAX_RANKS_SHOWN else len(rows)
+        title = f"{report.name}: {count_text(report.world_size, 'rank')}"
+        table = table_of("rank", "function", "outcome", *_COLUMNS, rows=rows[:most], title=title)
+        if len(rows) > most:
+            table.caption = f"and {len(rows) - most:,} more, in the JSON report"
+        parts.append(table)
+    spent, verified = report.totals.function_seconds, verified_text(report)
+    parts += [*_failure(report), _totals(report), *_attempts(report), *_reasons(report)]
+    parts += [*audit_lines(report.course.audits, spent.trace_s + spent.compile_s), *_runtime_state(report)]
+    if verified:
+        parts.append(Text(verified, style="" if verified.startswith("verified") else "yellow"))
+    return Group(*parts, *_store(report), *problems(report.problems), *_last(report))
 
 
 def headline(report: Report) -> str:
@@ -73,15 +75,11 @@ def headline(report: Report) -> str:
         on = f" ({brief_names(cause.hosts)})" if cause.hosts else ""
         others = f", and {count_text(more, 'other cause')}" if more else ""
         return f"{head}: {cause.kind} on {brief_ranks(cause.ranks)}{on}{others}."
-    everyone = "The one rank is" if report.world_size == 1 else f"All {report.world_size:,} ranks are"
-    counts = {
-        "compiled": totals.num_compiled,
-        "adopted": totals.num_adopted,
-        "loaded": totals.num_loaded,
-    }
+    counts = {name: getattr(totals, f"num_{name}") for name in ("compiled", "adopted", "loaded")}
     done = [f"{count:,} {what}" for what, count in counts.items() if count]
     if done and not totals.num_compiled:
         done.insert(0, "nothing compiled")
+    everyone = "The one rank is" if report.world_size == 1 else f"All {report.world_size:,} ranks are"
     how = f"{everyone} warm after {totals.wall_s:.1f} s"
     return f"{how}: {', '.join(done)}." if done else f"{how}."
 
@@ -101,6 +99,14 @@ def verified_text(report: Report) -> str:
     return f"nothing was verified: no check compares the warm model with a reference{how}"
 
 
+def publish_command(report: Report) -> tuple[str, str]:
+    """On which hosts what waits is to be published, in which order, and by which command."""
+    *others, last = report.queued_on
+    where = f"on {brief_names(others)}, and then on {last}" if others else f"on {last}"
+    place = shlex.quote(f"cache_dir={report.cache_dir}")
+    return where, f"warmrank store publish {config_words(report)} --set {place}"
+
+
 def alike(ranks: Iterable[RankReport], *by: str) -> Alike:
     """Functions of all ranks, those together whose fields ``by`` are equal."""
     return grouped(
@@ -116,28 +122,16 @@ def slowest(members: Iterable[tuple[int, FunctionReport]]) -> StageSeconds:
     return StageSeconds(**{name: max(getattr(part, name) for part in every) for name in STEPS})
 
 
-def _table(report: Report) -> Table:
-    title = f"{report.name}: {count_text(report.world_size, 'rank')}"
-    table = table_of("rank", "function", "outcome", *_COLUMNS, title=title)
-    rows = list(_rows(report))
-    most = MAX_ROWS_SHOWN if report.world_size > MAX_RANKS_SHOWN else len(rows)
-    for ranks, function, seconds in rows[:most]:
-        times = [seconds_text(getattr(seconds, step)) for step in STEPS[: len(_COLUMNS)]]
-        outcome = Text(function.outcome, style=STYLES[function.outcome])
-        table.add_row(ranks, Text(function.function), outcome, *times)
-    if len(rows) > most:
-        table.caption = f"and {len(rows) - most:,} more, in the JSON report"
-    return table
-
-
-def _rows(report: Report) -> Iterator[tuple[str, FunctionReport, StageSeconds]]:
+def _rows(report: Report) -> Iterator[tuple[str | Text, ...]]:
     if report.world_size <= MAX_RANKS_SHOWN:
-        for rank in report.ranks:
-            for function in rank.functions:
-                yield str(rank.rank), function, function.seconds
-        return
-    for members in alike(report.ranks, "function", "outcome", "digest").values():
-        yield runs_text(rank for rank, _ in members), members[0][1], slowest(members)
+        members = [(str(rank.rank), [(rank.rank, each)]) for rank in report.ranks for each in rank.functions]
+    else:
+        same = alike(report.ranks, "function", "outcome", "digest").values()
+        members = [(runs_text(rank for rank, _ in each), each) for each in same]
+    for ranks, each in members:
+        function, spent = each[0][1], slowest(each)
+        times = (seconds_text(getattr(spent, step)) for step in STEPS[: len(_COLUMNS)])
+        yield ranks, function.function, word(function.outcome), *times
 
 
 def _failure(report: Report) -> list[Text]:
@@ -166,18 +160,13 @@ def _totals(report: Report) -> Text:
 
 def _attempts(report: Report) -> list[Text]:
     """Each attempt, where there were several."""
-    attempts = report.course.attempts
-    if len(attempts) < 2:
-        return []
-    return [
-        Text(
-            f"attempt {attempt.attempt}: {attempt.end_s - attempt.start_s:.1f} s, "
-            + (f"failed in {attempt.failed_stage or 'no stage'}" if attempt.error else "every rank warm")
-            + (f" ({attempt.why_again})" if attempt.reason else ""),
-            style="dim",
-        )
-        for attempt in attempts
-    ]
+    attempts = report.course.attempts if len(report.course.attempts) > 1 else ()
+    lines = []
+    for each in attempts:
+        ended = f"failed in {each.failed_stage or 'no stage'}" if each.error else "every rank warm"
+        why = f" ({each.why_again})" if each.reason else ""
+        lines.append(f"attempt {each.attempt}: {each.end_s - each.start_s:.1f} s, {ended}{why}")
+    return [Text(line, style="dim") for line in lines]
 
 
 def _reasons(report: Report) -> list[Text]:
@@ -204,51 +193,130 @@ def _runtime_state(report: Report) -> list[Text]:
 
 
 def _store(report: Report) -> list[Text]:
-    """Places of the store and their state, where there are several; what each of several nodes moved."""
+    """Places of the store, where there are several; what each of several nodes moved, kept and left out."""
     lines = []
     if len(report.tiers) > 1:
-        tiers = (
-            f"{tier.location} ({tier.mode}{', away' if tier.state == 'away' else ''})"
-            for tier in report.tiers
-        )
-        lines.append(Text(f"store: {', '.join(tiers)}", style="dim"))
+        away = {tier.location: ", away" if tier.state == "away" else "" for tier in report.tiers}
+        tiers = (f"{tier.location} ({tier.mode}{away[tier.location]})" for tier in report.tiers)
+        lines.append(f"store: {', '.join(tiers)}")
     hosts = {rank.node_rank: rank.host for rank in report.ranks}
-    if len(hosts) < 2:
-        return lines
     fetched = {node.node_rank: node.bytes_copied for node in report.fetches}
     published = {node.node_rank: node.bytes_new for node in report.publishes}
-    moved = (
+    moved = [
         f"node {node} ({hosts[node]}): {size_text(fetched.get(node, 0))} fetched, "
         f"{size_text(published.get(node, 0))} published"
         for node in sorted(hosts)
-        if fetched.get(node) or published.get(node)
-    )
-    return [*lines, *some(moved, limit=MAX_RANKS_SHOWN)]
+        if len(hosts) > 1 and (fetched.get(node) or published.get(node))
+    ]
+    lines += first_lines(moved, max_lines=MAX_RANKS_SHOWN)
+    kept = grouped((line, node.host) for node in report.node_artifacts for line in node.artifacts.words())
+    lines += (f"{line} ({_names(found)})" for line, found in kept.items())
+    return [Text(line, style="dim") for line in lines]
 
 
-def _node_artifacts(report: Report) -> list[Text]:
-    """Node artifacts kept and left out, equal lines of several nodes together."""
-    hosts = grouped((line, node.host) for node in report.node_artifacts for line in node.artifacts.words())
-    return [Text(f"{line} ({_names(found)})", style="dim") for line, found in hosts.items()]
-
-
-def _nondeterministic(report: Report) -> list[Text]:
-    if not report.nondeterministic:
-        return []
-    names = _names(f"{found.function} ({brief_ranks(found.ranks)})" for found in report.nondeterministic)
-    count = report.totals.num_nondeterministic
-    return [Text(f"nondeterministic compiles: {count}: {names}", style="bold yellow")]
-
-
-def _queued(report: Report) -> list[Text]:
-    """The last line: what is to be done once the store answers again."""
-    if not report.queued_on:
-        return []
-    waiting = count_text(report.totals.num_queued, "partition")
-    where, command = publish_command(report)
-    text = f"queued for the store: {waiting}. When it answers again, run {where}: {command}"
-    return [Text(text, style="bold yellow")]
+def _last(report: Report) -> list[Text]:
+    """Compiles that came out differently; then what is to be done once the store answers again."""
+    lines = []
+    if report.nondeterministic:
+        names = _names(f"{found.function} ({brief_ranks(found.ranks)})" for found in report.nondeterministic)
+        lines.append(f"nondeterministic compiles: {report.totals.num_nondeterministic}: {names}")
+    if report.queued_on:
+        waiting = count_text(report.totals.num_queued, "partition")
+        where, command = publish_command(report)
+        lines.append(f"queued for the store: {waiting}. When it answers again, run {where}: {command}")
+    return [Text(line, style="bold yellow") for line in lines]
 
 
 def _names(names: Iterable[str]) -> str:
     return brief_names(names, max_names=MAX_LINES)
+
+
+def audit_lines(audits: Sequence[AuditReport], compile_s: float) -> list[Text]:
+    """The cost of audits beside compiles of so many seconds, and every difference."""
+    if not audits:
+        return []
+    seen: dict[AuditOutcome, str] = {
+        "guarded": "conditions say so",
+        "apart": "and cannot have its artifact there",
+        "differs": "no condition says so",
+    }
+    num_equal = sum(audit.outcome == "equal" for audit in audits)
+    wall_s, cpu_s = sum(audit.seconds for audit in audits), sum(audit.cpu_s for audit in audits)
+    cost = (
+        f"audited: {num_equal} of {count_text(len(audits), 'comparison')} equal, in {seconds_text(wall_s)} "
+        f"(CPU {seconds_text(cpu_s)}) beside {seconds_text(compile_s)} of traces and compiles"
+    )
+    differences = (
+        f"{audit.function} is traced otherwise on {brief_ranks(audit.ranks)} than on rank {audit.leader} "
+        f"({seen[audit.outcome]}): {audit.difference}"
+        for audit in audits
+        if audit.outcome != "equal"
+    )
+    return some([cost, *differences])
+
+
+def render_build(report: BuildReport) -> RenderableType:
+    """The classes of an offline build, with lines below."""
+    totals = report.totals
+    rows = [
+        (
+            item.function,
+            word("compiled") if item.outcome == "compiled" else "there before",
+            item.digest[:KEY_CHARS],
+            str(item.num_ranks),
+            str(item.leader),
+            size_text(item.size_bytes),
+            seconds_text(item.trace_s),
+            seconds_text(item.compile_s),
+        )
+        for item in report.classes
+    ]
+    names = ("function", "outcome", "artifact", ">ranks", ">leader", ">size", ">trace", ">compile")
+    title = f"{report.name}: {count_text(report.world_size, 'rank')} of device kind {report.device}"
+    where = f"store {report.store}" if report.store else report.cache_dir
+    duration = f" in {seconds_text(totals.compile_s)}" if totals.num_compiled else ""
+    summary = (
+        f"{count_text(totals.num_classes, 'class')}, {totals.num_compiled} compiled{duration}; "
+        f"{count_text(totals.num_artifacts, 'artifact')} of {size_text(totals.artifact_bytes)}; "
+        f"{count_text(totals.num_partitions_new, 'new partition')} in "
+        f"{where}; {seconds_text(totals.wall_s)} in all, {totals.rank_ms:.1f} ms a rank beyond the compiles"
+    )
+    return Group(
+        table_of(*names, rows=rows, title=title),
+        Text(summary),
+        Text(f"for: {report.environment_source}"),
+        *audit_lines(report.audits, totals.compile_s),
+        *(Text(f"not built: {what}: {reason}") for what, reason in report.not_built.items()),
+        *(Text(f"assumed: {text}") for text in report.assumed),
+        *problems(report.problems),
+    )
+
+
+_FRESHNESS = {
+    "fresh": "fresh: every artifact is what would be traced now",
+    "stale": "stale: something differs",
+    "incomplete": "incomplete: something is not stored, or could not be compared; what was compared is equal",
+}
+
+
+def render_audit(found: CacheAudit) -> RenderableType:
+    """The audit of a store or cache: a row for each artifact, and lines below."""
+    rows, lines = [], []
+    for item in found.functions:
+        digest, times = item.digest[:KEY_CHARS] or "-", (seconds_text(item.seconds), seconds_text(item.cpu_s))
+        rows.append((item.function, digest, runs_text(item.ranks), word(item.outcome), *times))
+        if item.outcome != "equal":
+            lines.append(f"{item.function} {item.outcome} on {brief_ranks(item.ranks)}: {item.reason}")
+    for other in found.not_compared:
+        whose = f"{other.function} {other.digest[:KEY_CHARS]} ({brief_ranks(other.ranks)})"
+        lines.append(f"not compared: {whose}: {other.reason}")
+    title = f"{found.name}: {count_text(found.world_size, 'rank')}, {found.source}"
+    traced = count_text(found.num_retraced_ranks, "rank")
+    summary = f"{_FRESHNESS[found.outcome]}; {traced} traced, in {seconds_text(found.wall_s)}"
+    return Group(
+        table_of("function", "artifact", "ranks", "trace", ">took", ">CPU", rows=rows, title=title),
+        *map(Text, lines),
+        *problems(found.problems),
+        Text(f"for: {found.environment_source}"),
+        Text(summary, style="bold"),
+    )

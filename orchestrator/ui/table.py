@@ -1,7 +1,8 @@
-"""Tables of what commands did, for people, in 100 columns; and the parts that all tables have."""
+"""Tables of what commands found and did, for people, in 100 columns; reports are in `report_table`."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,13 +12,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from warmrank.orchestrator.errors import ranks_text
 from warmrank.orchestrator.text import (
     brief_names,
-    brief_ranks,
     count_text,
     first_lines,
     grouped,
-    runs_text,
     seconds_text,
     size_text,
     time_text,
@@ -28,42 +28,39 @@ if TYPE_CHECKING:
     from warmrank.cache_store.gc.evict import EvictOutcome, EvictReport
     from warmrank.cache_store.gc.pins import Pin
     from warmrank.cache_store.publish_pending import QueueReport
+    from warmrank.cache_store.records.manifest import RequestEntry
+    from warmrank.cache_store.signing.keyring import KeyList
     from warmrank.cache_store.sync.pull import PullReport
     from warmrank.cache_store.sync.push import PushReport
-    from warmrank.orchestrator.build.plan import BuildReport
-    from warmrank.orchestrator.build.retrace import CacheAudit
     from warmrank.orchestrator.config.lint import LintFinding
-    from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
-    from warmrank.orchestrator.nodes import Node
+    from warmrank.orchestrator.inspect.doctor import Diagnosis
+    from warmrank.orchestrator.inspect.explain import Explanation
+    from warmrank.orchestrator.inspect.store_contents import (
+        DirectoryLine,
+        LaunchLine,
+        Listing,
+        OtherRanks,
+        PartitionView,
+        Verified,
+    )
     from warmrank.orchestrator.seed.seeding import NodeSeed
     from warmrank.orchestrator.vllm_plugin.entries import Outcome
-
 
 KEY_CHARS = 12
 MAX_LINES = 8
 WIDE = 100  # columns of a terminal that has room for all that a table lists
 STYLES = {
-    "compiled": "yellow",
-    "loaded": "green",
-    "adopted": "cyan",
-    "equal": "green",
-    "differs": "bold red",
-    "missing": "yellow",
-    "failed": "yellow",
-    "load": "bold green",
-    "adopt": "bold cyan",
-    "compile": "bold yellow",
-    "ok": "green",
-    "note": "cyan",
-    "warning": "bold yellow",
-    "error": "bold red",
-}
+    "compiled": "yellow", "loaded": "green", "adopted": "cyan",
+    "compile": "bold yellow", "load": "bold green", "adopt": "bold cyan",
+    "equal": "green", "differs": "bold red", "missing": "yellow", "failed": "yellow",
+    "ok": "green", "note": "cyan", "warning": "bold yellow", "error": "bold red",
+}  # fmt: skip
 """Of outcomes and levels, wherever they are shown."""
 
 
-def plain_table(title: str = "") -> Table:
-    """A table to which columns are added: a line below its head, and one above a title."""
-    return Table(
+def table_of(*columns: str, rows: Iterable[Sequence[str | Text]] = (), title: str = "") -> Table:
+    """A table with these columns: ``>`` before those of numbers, ``=`` before those that are never folded."""
+    table = Table(
         title=title or None,
         title_justify="left",
         box=box.SIMPLE_HEAD,
@@ -71,11 +68,6 @@ def plain_table(title: str = "") -> Table:
         show_edge=bool(title),
         padding=(0, 1, 0, 0),
     )
-
-
-def table_of(*columns: str, title: str = "") -> Table:
-    """A table with these columns: ``>`` before those of numbers, ``=`` before those that are never folded."""
-    table = plain_table(title)
     for column in columns:
         name = column.lstrip(">=")
         table.add_column(
@@ -85,6 +77,8 @@ def table_of(*columns: str, title: str = "") -> Table:
             min_width=len(name),
             overflow="fold",
         )
+    for row in rows:
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 
@@ -98,9 +92,9 @@ def pairs(rows: Iterable[tuple[str, str]], *, style: str = "dim") -> Table:
     return grid
 
 
-def heading(text: str) -> Text:
-    """The line above a part, at a distance from what is above it."""
-    return Text(f"\n{text}", style="bold")
+def some(lines: Iterable[str], *, limit: int = MAX_LINES, style: str = "dim") -> list[Text]:
+    """The first few lines, and the number of the others."""
+    return [Text(line, style=style) for line in first_lines(lines, max_lines=limit)]
 
 
 def problems(texts: Iterable[str]) -> list[Text]:
@@ -108,91 +102,13 @@ def problems(texts: Iterable[str]) -> list[Text]:
     return [Text(f"problem: {text}", style="bold yellow") for text in texts]
 
 
-def some(lines: Iterable[str], *, limit: int = MAX_LINES, style: str = "dim") -> list[Text]:
-    """The first few lines, and the number of the others."""
-    return [Text(line, style=style) for line in first_lines(lines, max_lines=limit)]
+def word(outcome: str) -> Text:
+    """An outcome or a level in its colour."""
+    return Text(outcome, style=STYLES[outcome])
 
 
-def audit_lines(audits: Sequence[AuditReport], compile_s: float) -> list[Text]:
-    """The cost of audits beside compiles of so many seconds, and every difference."""
-    if not audits:
-        return []
-    seen: dict[AuditOutcome, str] = {
-        "guarded": "conditions say so",
-        "apart": "and cannot have its artifact there",
-        "differs": "no condition says so",
-    }
-    num_equal = sum(audit.outcome == "equal" for audit in audits)
-    wall_s, cpu_s = sum(audit.seconds for audit in audits), sum(audit.cpu_s for audit in audits)
-    cost = (
-        f"audited: {num_equal} of {count_text(len(audits), 'comparison')} equal, in {seconds_text(wall_s)} "
-        f"(CPU {seconds_text(cpu_s)}) beside {seconds_text(compile_s)} of traces and compiles"
-    )
-    differences = (
-        f"{audit.function} is traced otherwise on {brief_ranks(audit.ranks)} than on rank {audit.leader} "
-        f"({seen[audit.outcome]}): {audit.difference}"
-        for audit in audits
-        if audit.outcome != "equal"
-    )
-    return some([cost, *differences])
-
-
-_FRESHNESS = {
-    "fresh": "fresh: every artifact is what would be traced now",
-    "stale": "stale: something differs",
-    "incomplete": "incomplete: something is not stored, or could not be compared; what was compared is equal",
-}
-
-
-def render_build(report: BuildReport) -> RenderableType:
-    """The classes of an offline build, with lines below."""
-    title = f"{report.name}: {count_text(report.world_size, 'rank')} of device kind {report.device}"
-    names = ("function", "outcome", "artifact", ">ranks", ">leader", ">size", ">trace", ">compile")
-    table = table_of(*names, title=title)
-    for item in report.classes:
-        is_new = item.outcome == "compiled"
-        outcome = Text("compiled", style=STYLES["compiled"]) if is_new else Text("there before")
-        numbers = (str(item.num_ranks), str(item.leader), size_text(item.size_bytes))
-        times = (seconds_text(item.trace_s), seconds_text(item.compile_s))
-        table.add_row(Text(item.function), outcome, item.digest[:KEY_CHARS], *numbers, *times)
-    totals = report.totals
-    where = f"store {report.store}" if report.store else report.cache_dir
-    duration = f" in {seconds_text(totals.compile_s)}" if totals.num_compiled else ""
-    summary = (
-        f"{count_text(totals.num_classes, 'class')}, {totals.num_compiled} compiled{duration}; "
-        f"{count_text(totals.num_artifacts, 'artifact')} of {size_text(totals.artifact_bytes)}; "
-        f"{count_text(totals.num_partitions_new, 'new partition')} in "
-        f"{where}; {seconds_text(totals.wall_s)} in all, {totals.rank_ms:.1f} ms a rank beyond the compiles"
-    )
-    return Group(
-        table,
-        Text(summary),
-        Text(f"for: {report.environment_source}"),
-        *audit_lines(report.audits, totals.compile_s),
-        *(Text(f"not built: {what}: {reason}") for what, reason in report.not_built.items()),
-        *(Text(f"assumed: {text}") for text in report.assumed),
-        *problems(report.problems),
-    )
-
-
-def render_audit(found: CacheAudit) -> RenderableType:
-    """The audit of a store or cache: a row for each artifact, and lines below."""
-    title = f"{found.name}: {count_text(found.world_size, 'rank')}, {found.source}"
-    table = table_of("function", "artifact", "ranks", "trace", ">took", ">CPU", title=title)
-    lines = []
-    for item in found.functions:
-        outcome = Text(item.outcome, style=STYLES[item.outcome])
-        cells = (item.digest[:KEY_CHARS] or "-", runs_text(item.ranks), outcome)
-        table.add_row(Text(item.function), *cells, seconds_text(item.seconds), seconds_text(item.cpu_s))
-        if item.outcome != "equal":
-            lines.append(f"{item.function} {item.outcome} on {brief_ranks(item.ranks)}: {item.reason}")
-    for other in found.not_compared:
-        whose = f"{other.function} {other.digest[:KEY_CHARS]} ({brief_ranks(other.ranks)})"
-        lines.append(f"not compared: {whose}: {other.reason}")
-    traced = count_text(found.num_retraced_ranks, "rank")
-    summary = f"{_FRESHNESS[found.outcome]}; {traced} traced, in {seconds_text(found.wall_s)}"
-    source = Text(f"for: {found.environment_source}")
-    return Group(table, *map(Text, lines), *problems(found.problems), source, Text(summary, style="bold"))
+def _heading(text: str) -> Text:
+    return Text(f"\n{text}", style="bold")
 
 
 def render_evicted(done: EvictOutcome, *, dry_run: bool) -> RenderableType:
@@ -205,9 +121,7 @@ def render_evicted(done: EvictOutcome, *, dry_run: bool) -> RenderableType:
 def _evicted(report: EvictReport, *, dry_run: bool) -> Iterable[Text]:
     from warmrank.cache_store.gc.pins import short_name
 
-    went, deleted, came = (
-        ("would go", "would be deleted", "would come") if dry_run else ("went", "deleted", "came")
-    )
+    went, deleted = ("would go", "would be deleted") if dry_run else ("went", "deleted")
     yield Text(f"store {report.location}", style="bold")
     for choice in report.taken:
         if choice.kind == "record":
@@ -220,6 +134,7 @@ def _evicted(report: EvictReport, *, dry_run: bool) -> Iterable[Text]:
     old = count_text(report.num_deleted, "old file")
     yield Text(f"  {old} {deleted} for good, {size_text(report.bytes_deleted)}")
     if report.restored:
+        came = "would come" if dry_run else "came"
         yield Text(f"  {count_text(len(report.restored), 'file')} {came} back from the trash")
     yield Text(f"  {size_text(report.remaining_bytes)} remain")
     if report.over_bytes:
@@ -232,12 +147,10 @@ def render_pins(pins: Sequence[Pin]) -> RenderableType:
     """All pins, a line for each."""
     from warmrank.cache_store.gc.pins import short_name
 
-    lines = [
-        short_name(pin.record)
-        + (f", since {time_text(pin.created)}" if pin.created else "")
-        + (f": {pin.reason}" if pin.reason else "")
-        for pin in pins
-    ]
+    lines = []
+    for pin in pins:
+        since = f", since {time_text(pin.created)}" if pin.created else ""
+        lines.append(f"{short_name(pin.record)}{since}" + (f": {pin.reason}" if pin.reason else ""))
     return Group(*map(Text, lines or ["nothing is pinned"]))
 
 
@@ -245,12 +158,12 @@ def render_pushes(reports: Sequence[PushReport]) -> RenderableType:
     """Outcome of each push."""
     parts: list[RenderableType] = []
     for report in reports:
-        what = "pushed" if report.created else "unchanged"
         files, blobs = count_text(report.num_files, "file"), count_text(report.num_blobs_new, "blob")
         text = (
             f"  {files}, {size_text(report.size_bytes)}; new in the store: {blobs}, "
             f"{size_text(report.bytes_new)}; key {report.key[:KEY_CHARS]}"
         )
+        what = "pushed" if report.created else "unchanged"
         parts += [Text.assemble((what, "bold green"), f" {report.directory}"), Text(text)]
         parts += some((f"  left out: {line}" for line in report.left_out), style="yellow")
     return Group(*parts)
@@ -261,9 +174,8 @@ def render_pulls(reports: Sequence[PullReport], misses: Sequence[NotInStore]) ->
     parts: list[RenderableType] = []
     for report in reports:
         rewritten = f", {report.num_rewritten} changed to name it" if report.num_rewritten else ""
-        removed = f", {report.num_removed} removed" if report.num_removed else ""
         text = (
-            f"  {count_text(report.num_new, 'file')} new, {report.num_replaced} replaced{removed} "
+            f"  {count_text(report.num_new, 'file')} new, {report.num_replaced} replaced "
             f"({size_text(report.bytes_copied)}{rewritten}), {report.num_kept} there before; "
             f"pushed {time_text(report.pushed)}; key {report.key[:KEY_CHARS]}"
         )
@@ -309,31 +221,258 @@ def render_seeds(seeds: Sequence[NodeSeed]) -> RenderableType:
     from warmrank.orchestrator.seed.seeding import STYLES as SEED_STYLES
 
     names = distinct_names(item.node for item in seeds)
-    table = table_of(
-        "node", "address", "outcome", ">partitions", ">files", ">there before", ">copied", ">seconds"
-    )
+    rows, reasons = [], []
     for item in seeds:
+        counts = (str(item.num_partitions), str(item.num_files), str(item.num_already_there))
+        moved = (size_text(item.bytes_copied), seconds_text(item.seconds))
         status = Text(item.status, style=SEED_STYLES[item.status])
-        numbers = (str(item.num_partitions), str(item.num_files), str(item.num_already_there))
-        moved = size_text(item.bytes_copied), seconds_text(item.seconds)
-        table.add_row(Text(names[item.node]), item.node.address or "-", status, *numbers, *moved)
-    return Group(table, *(Text(line) for line in (*_sources(seeds), *_reasons(seeds, names))))
-
-
-def _sources(seeds: Sequence[NodeSeed]) -> list[str]:
-    parts = (
-        ("from the store", sum(item.bytes_from_store for item in seeds)),
-        ("from node to node", sum(item.bytes_from_nodes for item in seeds)),
-    )
-    found = [f"{size_text(size_bytes)} {where}" for where, size_bytes in parts if size_bytes]
-    return [f"read: {', '.join(found)}"] if found else []
-
-
-def _reasons(seeds: Sequence[NodeSeed], names: Mapping[Node, str]) -> list[str]:
-    def lines(item: NodeSeed) -> dict[str, None]:
-        node = item.node_artifacts.words() if item.node_artifacts is not None else ()
+        rows.append((names[item.node], item.node.address or "-", status, *counts, *moved))
+        on_node = item.node_artifacts.words() if item.node_artifacts is not None else ()
         faults = (fault for fault in item.faults if fault not in item.reason)
-        return dict.fromkeys((item.reason, *faults, *node))
+        reasons += [(line, names[item.node]) for line in dict.fromkeys((item.reason, *faults, *on_node))]
+    sources = {
+        "from the store": sum(item.bytes_from_store for item in seeds),
+        "from node to node": sum(item.bytes_from_nodes for item in seeds),
+    }
+    read = ", ".join(
+        f"{size_text(size_bytes)} {where}" for where, size_bytes in sources.items() if size_bytes
+    )
+    lines = [f"read: {read}"] if read else []
+    for line, hosts in grouped(reasons).items():
+        lines.append(f"{brief_names(hosts, max_names=MAX_LINES)}: {line}")
+    columns = ("node", "address", "outcome", ">partitions", ">files", ">there before", ">copied", ">seconds")
+    return Group(table_of(*columns, rows=rows), *map(Text, lines))
 
-    reasons = grouped((line, names[item.node]) for item in seeds for line in lines(item))
-    return [f"{brief_names(hosts, max_names=MAX_LINES)}: {line}" for line, hosts in reasons.items()]
+
+def render_listing(listing: Listing, *, long: bool = False, width: int = WIDE) -> RenderableType:
+    """The launches of a store; in a terminal narrower than `WIDE` columns without last use and sizes.
+
+    ``long`` adds what each launches and its partitions.
+    """
+    head = Text(f"store {listing.store}: {count_text(len(listing.launches), 'launch')}", style="bold")
+    parts: list[RenderableType] = [head]
+    if listing.launches:
+        rows = [_launch_cells(line) for line in listing.launches]
+        columns = [name for name in rows[0] if width >= WIDE or name not in {"=used", ">files", ">size"}]
+        parts.append(table_of(*columns, rows=[[row[name] for name in columns] for row in rows]))
+        if any(line.of_config for line in listing.launches):
+            parts.append(Text("* the launch of this config", style="dim"))
+        if any(line.pinned for line in listing.launches):
+            parts.append(Text("P pinned: no evict takes it", style="dim"))
+    for line in listing.launches if long else ():
+        parts += _launch_details(line)
+    return Group(*parts, *problems(listing.problems))
+
+
+def _launch_cells(line: LaunchLine) -> dict[str, Text | str]:
+    return {
+        "=": ("*" if line.of_config else "") + ("P" if line.pinned else ""),
+        "=launch": line.launch_key[:KEY_CHARS],
+        "=made": time_text(line.created),
+        "=used": line.last_used[:10] or "-",
+        "what": line.what,
+        ">ranks": str(line.world_size),
+        ">files": str(line.num_files),
+        ">size": size_text(line.size_bytes),
+        "environment": _environment(line.changes, line.others, shown=1),
+    }
+
+
+def _launch_details(line: LaunchLine) -> list[RenderableType]:
+    rows = [
+        (
+            part.partition,
+            part.key[:KEY_CHARS],
+            str(part.num_artifacts),
+            str(part.num_files),
+            size_text(part.size_bytes),
+        )
+        for part in line.partitions
+    ]
+    ranks = count_text(line.world_size, "rank")
+    title = f"launch {line.launch_key[:KEY_CHARS]} of {ranks}, made {time_text(line.created)}"
+    parts: list[RenderableType] = [_heading(title), pairs(line.identity.items())]
+    if line.others:
+        elsewhere = [(ranks_text(other.ranks), "; ".join(other.changes)) for other in line.others]
+        parts += [_heading("ranks of other environments"), pairs(elsewhere)]
+    return [*parts, table_of("partition", "=manifest", ">artifacts", ">files", ">size", rows=rows)]
+
+
+def _environment(changes: Sequence[str], others: Sequence[OtherRanks], *, shown: int) -> Text:
+    if changes:
+        more = f" (and {len(changes) - shown} more)" if len(changes) > shown else ""
+        return Text("; ".join(changes[:shown]) + more, style="yellow")
+    ranks = sorted(rank for other in others for rank in other.ranks)
+    here = Text("as here", style="green")
+    return here + Text(f", but {ranks_text(ranks)}", style="yellow") if ranks else here
+
+
+def render_directories(lines: Sequence[DirectoryLine]) -> RenderableType:
+    """Directories of other tools in a store."""
+    rows = [
+        (line.tool, time_text(line.created), line.what, str(line.num_files), size_text(line.size_bytes))
+        for line in lines
+    ]
+    return table_of("=directory of", "=pushed", "what", ">files", ">size", rows=rows)
+
+
+def render_partition(view: PartitionView) -> RenderableType:
+    """One partition: where it belongs, its artifacts, its requests, and its captures."""
+    made = view.manifest
+    facts = [("manifest", view.key), ("launch", view.launch_key), ("made", time_text(made.created))]
+    if view.others:
+        facts.append(("others", ", ".join(key[:KEY_CHARS] for key in view.others)))
+    rows = [
+        (
+            entry.function if entry.scope == "rank" else f"(node) {entry.function}",
+            size_text(entry.size_bytes),
+            entry.sha256[:KEY_CHARS],
+            entry.path,
+        )
+        for entry in made.artifacts
+    ]
+    head = Text(f"{made.partition}: rank {made.rank} of {made.world_size}", style="bold")
+    parts: list[RenderableType] = [head, pairs(facts)]
+    parts.append(table_of("=function", ">size", "=sha256", "file", rows=rows))
+    parts += _requests([(entry.function, entry) for entry in made.requests], made.environment)
+    differs = f"  differs on this machine: {'; '.join(view.changes)}"
+    here = Text(differs, style="yellow") if view.changes else Text("  as on this machine", style="green")
+    parts += [_heading("environment"), pairs(made.environment.items()), here]
+    if made.captures:
+        parts.append(_heading("captured, in this order"))
+        parts += [Text(f"  {entry.function} {entry.signature}") for entry in made.captures]
+    return Group(*parts)
+
+
+def render_explanation(found: Explanation) -> RenderableType:
+    """The findings for a launch, the verdict first."""
+    verdict = Text(found.verdict)
+    verdict.stylize(STYLES[found.outlook], 0, len(found.outlook))
+    parts: list[RenderableType] = [verdict]
+    if found.records:
+        rows = [
+            (
+                "*" if record.chosen else "",
+                time_text(record.created),
+                str(record.world_size),
+                _environment(record.changes, record.others, shown=3),
+            )
+            for record in found.records
+        ]
+        parts += [_heading("this launch in the store")]
+        parts.append(table_of("=", "=made", ">ranks", "environment", rows=rows))
+    if found.nearest_launch:
+        parts.append(_heading("nearest launch in the store differs in"))
+        parts += [Text(f"  {change}") for change in found.nearest_launch]
+    if found.functions:
+        parts += [_heading("functions stored"), *_functions(found)]
+    elif found.cached:
+        parts += [_heading("in the cache directory, of any launch"), *_cached(found.cached)]
+    places = [("launch key", found.launch_key), ("store", found.store or "none"), ("cache", found.cache_dir)]
+    for title, values in (
+        ("what is asked for", found.identity.items()),
+        ("environment here", found.environment.items()),
+        ("where", places),
+    ):
+        parts += [_heading(title), pairs(values)]
+    return Group(*parts, Text(f"note: {found.note}", style="dim"), *problems(found.problems))
+
+
+def _functions(found: Explanation) -> list[RenderableType]:
+    rows, requests = [], []
+    for item in found.functions:
+        numbers = (str(item.num_artifacts), str(item.num_files), size_text(item.size_bytes))
+        asking = ranks_text(rank for _, ranks in item.requests for rank in ranks)
+        rows.append((item.function, *numbers, f"{item.num_on_this_node} of {item.num_files}", asking))
+        requests += [(f"{item.function} on {ranks_text(ranks)}", asked) for asked, ranks in item.requests]
+    columns = ("=function", ">artifacts", ">files", ">size", "files on this node", "asked for by")
+    return [table_of(*columns, rows=rows), *_requests(requests, found.environment)]
+
+
+def _requests(
+    requests: Iterable[tuple[str, RequestEntry]], environment: Mapping[str, str]
+) -> list[RenderableType]:
+    """Components of requests that are not the environment's, equal ones once; then the runtime state."""
+    from warmrank.worker.runtime.runtime_state import in_words
+
+    every = list(requests)
+    alike = grouped(
+        (tuple((name, value) for name, value in asked.components.items() if name not in environment), asked)
+        for _, asked in every
+    )
+    parts: list[RenderableType] = []
+    for own, asking in alike.items():
+        functions = ", ".join(dict.fromkeys(asked.function for asked in asking))
+        parts += [_heading(f"request of {functions}"), pairs(own)]
+    if states := [(whose, in_words(asked.runtime_state)) for whose, asked in every if asked.runtime_state]:
+        parts += [_heading("runtime state, declared by the workload"), pairs(states)]
+    return parts
+
+
+def _cached(directories: Iterable[str]) -> list[Text]:
+    """A line for each model directory: its functions, and the number of partitions."""
+    places = [directory.split("/") for directory in directories]
+    lines = []
+    for model, below in grouped((model, rest) for model, *rest in places).items():
+        functions = ", ".join(sorted({function for *_, function in below}))
+        partitions = count_text(len({tuple(middle) for *middle, _ in below}), "partition")
+        lines.append(Text(f"  {model}: {functions} in {partitions}"))
+    return lines
+
+
+def render_verified(found: Verified) -> RenderableType:
+    """Counts of all that was read, and every fault."""
+    lines = []
+    if store := found.store:
+        counts = {
+            "launch": store.num_launches,
+            "directory": store.num_listings,
+            "manifest": store.num_manifests,
+            "blob": store.num_blobs,
+        }
+        read = ", ".join(count_text(count, noun) for noun, count in counts.items())
+        lines.append(Text(f"store {found.location}: {read}, {size_text(store.bytes_hashed)} hashed"))
+        if not found.signatures_checked:
+            lines.append(Text("signatures not checked: name a CONFIG, whose trust policy then applies"))
+    if cache := found.cache:
+        artifacts, files = count_text(cache.num_artifacts, "artifact"), count_text(cache.num_files, "file")
+        lines.append(Text(f"cache {cache.path}: {artifacts} in {files}, {size_text(cache.size_bytes)} read"))
+    lines += [Text(f"fault: {fault}", style="bold red") for fault in found.faults]
+    lines += [Text(f"repair: {repair}") for repair in store.repairs] if store else []
+    return Group(*lines, *([] if found.faults else [Text("no faults", style="green")]))
+
+
+def render_keys(found: KeyList) -> RenderableType:
+    """The keys of a keyring: which sign, which are trusted, which are revoked."""
+    rows = []
+    for line in found.keys:
+        states = {"own": line.own, "trusted": line.trusted, str(line.revoked): line.revoked}
+        state = ", ".join(name for name, holds in states.items() if holds)
+        files = "\n".join(str(path.relative_to(found.keyring)) for path in line.files)
+        rows.append((line.name, line.key_id, state, files))
+    head = Text(f"keyring {found.keyring}: {count_text(len(rows), 'key')}", style="bold")
+    table = [table_of("name", "id", "state", "file", rows=rows)] if rows else []
+    return Group(head, *table, *problems(found.problems))
+
+
+def render_diagnosis(found: Diagnosis) -> RenderableType:
+    """One line for each check with what to do; equal findings of several nodes once."""
+    several = len(found.nodes) > 1
+    by_host = [("cluster", found.cluster), *((one.node.host, one.findings) for one in found.nodes)]
+    hosts = grouped((finding, host) for host, findings in by_host for finding in findings)
+    rows: list[list[str | Text]] = []
+    for row, on in hosts.items():
+        text = row.what + (f"\n  remedy: {row.remedy}" if row.remedy else "")
+        where = f"all {len(on)}" if len(on) == len(found.nodes) else brief_names(on, max_names=MAX_LINES)
+        nodes = [where] if several else []
+        rows.append([word(row.level), row.check, *nodes, text])
+    counts = Counter(row.level for row in hosts)
+    parts = [count_text(counts[level], level) for level in ("error", "warning", "note") if counts[level]]
+    who = count_text(len(found.nodes), "node") if several else found.nodes[0].node.host
+    launch = f" for config {found.config}" if found.config else ""
+    summary = ", ".join([*parts, f"{count_text(counts['ok'], 'check')} fine"])
+    return Group(
+        Text(f"{who}, device kind {found.device}{launch}", style="bold"),
+        table_of("=level", "=check", *(["nodes"] if several else []), "found", rows=rows),
+        Text(f"\n{summary}", style=STYLES[found.worst]),
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from tests.fuzz.parts import classes, code, identity, inputs, operators, process, tensors
+from tests.fuzz.parts import classes, code, evaluated, identity, inputs, operators, process, tensors
 from tests.fuzz.places import placed
 from tests.fuzz.program import NOTHING, Change, Part, Program
 from tests.fuzz.ranks import ranked
@@ -107,6 +107,7 @@ _GROUPS = (
     classes.CLASSES,
     operators.OPERATORS,
     inputs.SIZES,
+    [part for part in evaluated.EVALUATED if not part.refused],
 )
 
 

@@ -75,6 +75,22 @@ class Held:
         return self.a
 
 
+class Thing:
+    KIND = 4
+
+    def __init__(self) -> None:
+        self.x, self.hidden = 2, 4
+        self.child = Held(2)
+
+    @property
+    def shown(self) -> int:
+        return self.hidden
+
+
+class OtherThing(Thing):
+    KIND = 7
+
+
 class Slotted:
     __slots__ = ("a", "b")
 
@@ -167,6 +183,10 @@ class Tuple(tuple):  # type: ignore[type-arg]
 
 class Base:
     size = 2
+
+    @classmethod
+    def made(cls) -> str:
+        return cls.__name__
 
 
 class Left(Base):

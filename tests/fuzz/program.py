@@ -79,6 +79,8 @@ class Part:
         changes: what may change.
         environment: environment variables that it needs.
         ranks: it asks for a process group.
+        refused: pattern of the refusal; empty for what is compiled.
+        said: pattern of a reason that a change is missed for; empty for any.
     """
 
     name: str
@@ -86,6 +88,8 @@ class Part:
     changes: tuple[Change, ...] = ()
     environment: Mapping[str, str | None] = field(default_factory=dict)
     ranks: bool = False
+    refused: str = ""
+    said: str = ""
 
     def numbered(self, number: int) -> Part:
         """This part with a number of its own in place of each ``#``."""

@@ -20,8 +20,8 @@ from warmrank.orchestrator.inspect.store_contents import show_partition
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.stores import open_store
-from warmrank.orchestrator.ui.inspect_tables import render_explanation, render_partition
 from warmrank.orchestrator.ui.report_table import render
+from warmrank.orchestrator.ui.table import render_explanation, render_partition
 
 
 @pytest.fixture(autouse=True)

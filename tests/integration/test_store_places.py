@@ -17,7 +17,7 @@ from warmrank.cache_store.backends.places import Tier, TierMode
 from warmrank.cache_store.connect import TierSpec, open_store
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
-from warmrank.orchestrator.inspect.doctor import check_store, diagnose_nodes
+from warmrank.orchestrator.inspect.doctor import check_store, diagnose
 
 pytestmark = pytest.mark.usefixtures("fresh_process")
 
@@ -83,7 +83,7 @@ def test_silent_server_that_is_required_ends_the_launch(near, black_hole, s3_ser
 @pytest.mark.ray
 @pytest.mark.slow
 def test_every_node_answers_with_its_findings_and_its_clock(tmp_path: Path, cluster: str):
-    found = diagnose_nodes(loaded_config(tmp_path, ray={"address": cluster}), None)
+    found = diagnose(loaded_config(tmp_path, ray={"address": cluster}), None, all_nodes=True)
     (node,) = found.nodes
     levels = {finding.check: finding.level for finding in node.findings}
     checks = ("versions.import", "versions.facts", "network.ray", "clocks.driver", "store.reachable")

@@ -9,7 +9,7 @@ from typing import Any
 
 from warmrank.cache_store.backends.places import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
-from warmrank.orchestrator.causes import Cause
+from warmrank.orchestrator.errors import Cause
 from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.launch import events as e
 from warmrank.orchestrator.launch.events import LaunchState

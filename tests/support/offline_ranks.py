@@ -106,7 +106,7 @@ class _Host(OfflineHost):
 
     def open(self, init: RankInit, *_more: object) -> Opened:
         launcher = self._launcher
-        launcher.opened[init.rank] = init
+        launcher.opened[init.spec.rank] = init
         self._take(init)
         spec = init.spec
         self._worker = FakeOfflineRank(launcher.world, spec, launcher.bound, launcher.left_out)  # type: ignore[assignment]

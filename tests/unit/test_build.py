@@ -27,7 +27,7 @@ from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument, BuildFailed
-from warmrank.orchestrator.ui.table import render_build
+from warmrank.orchestrator.ui.report_table import render_build
 from warmrank.worker import groups
 from warmrank.worker.configs.compiler_config import LaunchDefaults, launch_scope
 from warmrank.worker.errors import NeedsValues

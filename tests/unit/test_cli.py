@@ -28,7 +28,6 @@ from tests.support.stored import FUNCTIONS, make_partition, save_key_pair
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import add_partition
 from warmrank.cache_store.signing.keyring import generate_key_pair
-from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of, others_on_stderr, output
 from warmrank.orchestrator.cli.launch import prepare_demo, run_demo, run_process
 from warmrank.orchestrator.cli.main import app
@@ -40,8 +39,8 @@ from warmrank.orchestrator.errors import (
     CompileForbidden,
     ConfigError,
     DemoFailed,
-    ForbiddenCompile,
     LaunchFailed,
+    WorkerFailure,
 )
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.launch import driver
@@ -107,7 +106,7 @@ def test_failed_launch_leaves_a_report_of_its_own(tmp_path: Path, monkeypatch: p
     ("error", "exit_code"),
     [
         (failed(), 1),
-        (CompileForbidden([ForbiddenCompile(function="Llama.prefill", reason="torch", ranks=(0, 1))]), 3),
+        (CompileForbidden([("Llama.prefill", "torch", 0), ("Llama.prefill", "torch", 1)]), 3),
         (StoreUnavailable(what="store", where="/mnt/gone", reason="not mounted"), 4),
         (KeyboardInterrupt(), 130),
     ],
@@ -218,7 +217,7 @@ def launch_failed(*kinds: str) -> LaunchFailed:
 
 def caused_by(cause: Exception) -> CannotStart:
     message = "no Ray cluster can be joined at '10.0.0.1:6379'"
-    return CannotStart(message, blames_cluster=ray_session.is_unreachable(cause))
+    return CannotStart(message, is_lost=ray_session.is_unreachable(cause))
 
 
 @pytest.fixture(autouse=True)

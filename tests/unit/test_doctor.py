@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
 from warmrank.orchestrator.inspect import doctor, machine
 from warmrank.orchestrator.inspect.doctor import check_resources
-from warmrank.orchestrator.inspect.findings import Finding, Level
+from warmrank.orchestrator.inspect.machine import Finding, Level
 from warmrank.worker.ascend import Installation, _ask, package_problems, visible_devices
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.settings import AscendPlaces
@@ -63,15 +62,15 @@ def test_npu_on_a_machine_without_one_says_what_is_missing():
     assert (found["devices.present"], found["ascend.cann"]) == ("error", "error")
 
 
-def test_bad_config_ends_with_two_and_so_does_all_nodes_without_one(tmp_path: Path):
-    assert run(tmp_path / "absent.yaml").exit_code == 2
-    result = run("--all-nodes")
-    assert (result.exit_code, "CONFIG" in result.stderr) == (2, True)
-
-
-def test_all_nodes_of_no_cluster_ends_with_two_and_names_the_key(tmp_path: Path):
-    result = run(write_config(tmp_path), "--all-nodes")
-    assert (result.exit_code, "ray.address" in result.stderr) == (2, True)
+def test_bad_config_or_cluster_ends_with_two(tmp_path: Path):
+    config = write_config(tmp_path)
+    for words, said in (
+        ([tmp_path / "absent.yaml"], "no readable file"),
+        (["--all-nodes"], "CONFIG"),
+        ([config, "--all-nodes"], "ray.address"),
+    ):
+        result = run(*words)
+        assert (result.exit_code, said in result.stderr) == (2, True)
 
 
 def test_room_for_ranks_is_counted_node_by_node():
@@ -140,33 +139,18 @@ def test_missing_and_unfit_software_of_ascend_is_named():
     assert checked_levels(found.values()) == {"ascend.fit": "warning"}
 
 
-@pytest.mark.parametrize(
-    ("change", "names"),
-    [
-        ({}, []),
-        ({"num_files": 1024}, ["limits.files"]),
-        ({"num_ranks": 64}, ["limits.files"]),
-        ({"shm_bytes": 64 * 2**20}, ["limits.shared_memory"]),
-    ],
-)
-def test_limits_too_low_for_the_ranks_are_named(monkeypatch, change: dict[str, Any], names: list[str]):
-    facts = {"num_files": 4096, "shm_bytes": 2**30, "num_ranks": 8, **change}
-    shm = SimpleNamespace(f_frsize=1, f_bavail=facts["shm_bytes"])
-    monkeypatch.setattr(os, "statvfs", lambda _path: shm)
-    monkeypatch.setattr(resource, "getrlimit", lambda _limit: (1024, facts["num_files"]))
-    assert list(troubles(machine.check_limits(facts["num_ranks"]))) == names
+def test_little_shared_memory_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _path: SimpleNamespace(f_frsize=1, f_bavail=64 * 2**20))
+    assert list(troubles(machine.check_limits())) == ["limits.shared_memory"]
 
 
-def test_cluster_must_listen_and_ports_of_hccl_be_free():
+def test_cluster_must_listen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        environ = {"HCCL_IF_BASE_PORT": str(port - 1)}
-        found = checked_levels(
-            machine.check_network("npu", environ, spans_nodes=False, ray_address=f"127.0.0.1:{port}")
-        )
-    assert found == {"network.hccl_ports": "warning", "network.ray": "ok"}
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        found = checked_levels(machine.check_network("cpu", {}, spans_nodes=False, ray_address=address))
+    assert found == {"network.ray": "ok"}
     assert not list(machine.check_network("cpu", {}, spans_nodes=False, ray_address="auto"))
-    (gone,) = machine.check_network("cpu", {}, spans_nodes=False, ray_address=f"127.0.0.1:{port}")
+    (gone,) = machine.check_network("cpu", {}, spans_nodes=False, ray_address=address)
     assert (gone.check, "refused" in gone.what) == ("network.ray", True)
 
 

@@ -7,8 +7,6 @@ import io
 import os
 import shutil
 import stat
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -20,7 +18,6 @@ import pytest
 from filelock import FileLock
 
 from tests.support.backends import UnreadableBackend, new_file
-from tests.support.checkout import ROOT
 from tests.support.stored import (
     FUNCTIONS,
     LAUNCH_KEY,
@@ -179,13 +176,6 @@ def test_damaged_blob_is_asked_for_once_more(store, root, ref, cache, monkeypatc
     assert len(stored(root, "quarantine")) == 2
 
 
-def test_swapped_blobs_are_corrupt(store, root, ref, cache):
-    for mine, other in (("Llama.decode", "Llama.prefill"), ("Llama.prefill", "Llama.decode")):
-        overwrite(blob_path(root, FUNCTIONS[mine]), FUNCTIONS[other])
-    assert isinstance(fault(store, ref, cache), Corrupt)
-    assert tree(cache) == {}
-
-
 def fail_reads(store: Store, monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception]) -> None:
     class Failing(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
@@ -216,22 +206,7 @@ def test_full_local_disk_is_no_fault_of_the_store(store, root, ref, cache, monke
     assert (tree(cache), stored(root, "quarantine")) == ({}, [])
 
 
-def test_staging_of_a_process_that_was_killed_is_swept(store, ref, cache):
-    left = cache / f".tmp-{os.uname().nodename}-{2**22 + 1}-{'0' * 32}" / "0"  # no pid is so high
-    left.mkdir(parents=True)
-    cache.chmod(0o700)
-    os.utime(left.parent, (0, 0))
-    fetch(store, [ref], cache)
-    assert not left.parent.exists()
-
-
 # Trust of the directory.
-
-
-def test_directory_is_marked_before_the_first_unsigned_copy(store, root, ref, cache):
-    overwrite(blob_path(root, DECODE), DAMAGE["flipped bit"])
-    fault(store, ref, cache)
-    assert (cache / UNVERIFIED).exists()
 
 
 # One blob by its name alone.
@@ -288,9 +263,6 @@ def test_link_in_a_model_directory_leads_no_copy_away(store, source, cache, tmp_
     assert list((tmp_path / "away").iterdir()) == []
 
 
-BYTES_OF_ALL = sum(len(data) for data in FUNCTIONS.values())
-
-
 def test_file_system_without_locks_fetches_all_the_same(store, ref, source, cache, monkeypatch, caplog):
     def no_locks(self: FileLock) -> None:
         raise NotImplementedError("FileSystem does not appear to support flock")
@@ -299,29 +271,6 @@ def test_file_system_without_locks_fetches_all_the_same(store, ref, source, cach
     fetch(store, [ref], cache)
     assert tree(cache) == tree(source)
     assert "does not appear to support flock" in caplog.text
-
-
-FETCHER = """
-import sys
-from pathlib import Path
-from warmrank.cache_store.records.manifest import PartitionRef
-from tests.support.stored import open_store
-root, cache, *refs = sys.argv[1:]
-store, refs = open_store(Path(root)), [PartitionRef.model_validate_json(ref) for ref in refs]
-print(sum(report.bytes_copied for report in store.fetch_partitions(refs, Path(cache)).partitions))
-"""
-
-
-def test_processes_that_fetch_at_once_copy_once(store, root, source, cache):
-    refs = [publish(store, source, rank=rank, world_size=2) for rank in range(2)]
-    texts = [ref.model_dump_json() for ref in refs]
-    command = [sys.executable, "-c", FETCHER, str(root), str(cache), *texts]
-    processes = [
-        subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(4)
-    ]
-    copied = [int(process.communicate(timeout=400)[0]) for process in processes]
-    assert sum(copied) == 2 * BYTES_OF_ALL
-    assert tree(cache) == tree(source)
 
 
 DATA = b"the bytes of a blob"

@@ -1,49 +1,34 @@
-"""Conditions: constants in them, and how they are checked."""
+"""Conditions, checked in full at a load and by a generated function on every call, which must agree."""
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-import functools
-import json
-import math
-import operator
-import re
-from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from types import FunctionType
-from typing import Any, Generic, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812 - torch's own name for it
-from hypothesis import given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
 from tests.support.devices import fake_world
 from tests.support.made_guards import like, made_guards
-from tests.support.small_models import Plain
+from tests.support.tracing import Checked
 from warmrank.worker import groups
-from warmrank.worker.errors import NotPortable
-from warmrank.worker.guards.paths import PathTable
-from warmrank.worker.keys import code
-from warmrank.worker.keys.code import class_digest, function_digest, type_name
+from warmrank.worker.keys.code import type_name
 from warmrank.worker.runtime import asked
 from warmrank.worker.runtime.artifact import PortableGuards, TracedSource
-from warmrank.worker.runtime.check import MISSING, mismatches, resolve
+from warmrank.worker.runtime.check import mismatches
 from warmrank.worker.runtime.constants import describe, encode
-from warmrank.worker.runtime.decoding import decode
-from warmrank.worker.runtime.describe import tensor_differences
-from warmrank.worker.runtime.files import guards_json
+from warmrank.worker.runtime.per_call import compile_input_check
 
+ONES = torch.ones(2, 3)
 LIMIT = 5
-
-
-def f(self: Any, x: Any, y: Any = None) -> Any:
-    return x
+LIGATURE = "\ufb01"  # as an identifier, Python takes it for `fi`
 
 
 class Holder:
@@ -55,19 +40,67 @@ class Other(Holder):
     pass
 
 
-def found(guards: PortableGuards, x: Any = None, y: Any = None, function: Any = f) -> tuple[str, ...]:
+class Mine(torch.Tensor):
+    """A tensor of a class of its own."""
+
+
+def plain(self: Any, x: Any) -> Any: ...
+def defaults(self: Any, x: Any, y: Any = 2, z: Any = None) -> Any: ...
+def keyword_only(self: Any, x: Any, *, y: Any = 2) -> Any: ...
+def positional_only(self: Any, x: Any, /, y: Any = 2) -> Any: ...
+def variadic(self: Any, x: Any, *rest: Any, y: Any = 2, **named: Any) -> Any: ...
+def named_after_modules(self: Any, torch: Any, G: Any) -> Any: ...  # noqa: N803
+def named_after_nodes(self: Any, p0: Any, _p1: Any, _k0: Any) -> Any: ...
+
+
+def check_of(function: Any, *checks: tuple[str, str, Any], shapes: Any = ()) -> Callable[..., bool]:
     assert isinstance(function, FunctionType)
-    return mismatches(guards, function, {"self": None, "x": x, "y": y}, device_kind="cpu")
+    return compile_input_check(made_guards(*checks, shapes=shapes), function)
 
 
-# One condition, a value for which it holds, one for which it does not, and what is then said.
+def found(guards: PortableGuards, x: Any = None, y: Any = None) -> tuple[str, ...]:
+    """Why conditions of `defaults` do not hold."""
+    assert isinstance(defaults, FunctionType)
+    return mismatches(guards, defaults, {"self": None, "x": x, "y": y}, device_kind="cpu")
 
-ONES = torch.ones(2, 3)
+
+SIGNATURES: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+    (plain, (1,), {}),
+    (plain, (), {"x": 1}),
+    (defaults, (1,), {}),
+    (defaults, (1, 2), {"z": None}),
+    (defaults, (), {"x": 1, "y": 2}),
+    (keyword_only, (1,), {}),
+    (keyword_only, (1,), {"y": 2}),
+    (positional_only, (1,), {}),
+    (positional_only, (1, 2), {}),
+    (positional_only, (1,), {"y": 2}),
+    (variadic, (1,), {}),
+    (variadic, (1, 5, 6), {"y": 2, "more": 7}),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs"), SIGNATURES, ids=[f"{f.__name__}-{a}-{k}" for f, a, k in SIGNATURES]
+)
+def test_check_takes_its_arguments_as_the_function_does(function, args, kwargs):
+    of_y = [] if function is plain else [("L['y']", "equals", 2)]
+    assert check_of(function, ("L['x']", "equals", 1), *of_y)(None, *args, **kwargs)
+    assert not check_of(function, ("L['x']", "equals", 3))(None, *args, **kwargs)
+
+
+# A condition, a value for which it holds, one for which it does not, and what is then said.
+
+LIKE, ZEROS = like(ONES), torch.zeros(2, 3)
+REVERSED = partial(defaults, y=2, x=1)
+ANY_ROWS = like(ONES, sizes=[None, 3], strides=[None, 1])
 CASES: list[tuple[str, Any, Any, Any, str]] = [
     ("type", type_name(Holder), Holder(), Other(), f"type of x: {__name__}.Holder -> {__name__}.Other"),
     ("type", "builtins:int", 1, True, "type of x: builtins.int -> builtins.bool"),
     ("equals", 3, 3, 4, "x: 3 -> 4"),
     ("equals", 1, 1, True, "x: 1 -> True"),
+    ("equals", True, True, 1, "x: True -> 1"),
+    ("equals", "a", "a", "b", "x: 'a' -> 'b'"),
     ("equals", encode(0.5), 0.5, 0.25, "x: 0.5 -> 0.25"),
     ("equals", None, None, 0, "x: None -> 0"),
     ("equals", encode((1, "a")), (1, "a"), (1, "b"), "x: (1, 'a') -> (1, 'b')"),
@@ -77,17 +110,17 @@ CASES: list[tuple[str, Any, Any, Any, str]] = [
     ("equals", encode(frozenset({0})), frozenset({0}), frozenset({False}), "x: "),
     ("equals", encode((0.0,)), (0.0,), (-0.0,), "x: (0.0,) -> (-0.0,)"),
     ("equals", encode(slice(1)), slice(1), slice(True), "x: "),
-    ("keys", [encode((1,))], {(1,): 1}, {(True,): 1}, "members of x: "),
-    ("identity", describe(partial(f, 1)), partial(f, 1), partial(f, True), "x: another partial than f"),
-    ("identity", describe(partial(f, x=1, y=2)), partial(f, x=1, y=2), partial(f, y=2, x=1), "x: another "),
     ("equals", encode(torch.float16), torch.float16, torch.float32, "x: 'float16' -> torch.float32"),
     ("equals", encode(torch.device("cpu")), torch.device("cpu"), torch.device("meta"), "x: 'cpu' -> "),
     ("equals", encode((1, 2)), (1, 2), object(), "x: (1, 2) -> <object"),
+    ("identity", describe(partial(plain, 1)), partial(plain, 1), partial(plain, True), "x: another partial"),
+    ("identity", describe(partial(defaults, x=1, y=2)), partial(defaults, x=1, y=2), REVERSED, "x: another "),
     ("identity", describe(len), len, max, "x: another builtin than len"),
     ("identity", describe(Holder), Holder, Other, "x: another class than Holder"),
-    ("identity", describe(f), f, lambda x: x, "x: another function than f"),
+    ("identity", describe(plain), plain, lambda x: x, "x: another function than plain"),
     ("identity", describe(len), len, object(), "x: another builtin than len"),
     ("length", 2, [1, 2], [1], "length of x: 2 -> 1"),
+    ("keys", [encode((1,))], {(1,): 1}, {(True,): 1}, "members of x: "),
     ("keys", ["a", "b"], {"a": 1, "b": 2}, {"b": 2, "a": 1}, "members of x: ['a', 'b'] -> ['b', 'a']"),
     ("keys", ["a"], {"a": 1}, {"a": 1, "b": 2}, "members of x: ['a'] -> ['a', 'b']"),
     ("has_key", "a", {"a": 1}, {}, "x: has key 'a' no longer holds"),
@@ -99,103 +132,134 @@ CASES: list[tuple[str, Any, Any, Any, str]] = [
     ("empty", None, {}, {1: "hook"}, "x: 1 added"),
     ("none", None, None, 1, "x: none None no longer holds"),
     ("not_none", None, 1, None, "x: not none None no longer holds"),
-    ("tensor", like(ONES), torch.zeros(2, 3), torch.zeros(2, 4), "x: sizes [2, 3] -> [2, 4]"),
-]
-
-
-@pytest.mark.parametrize(("kind", "expected", "fits", "differs", "said"), CASES)
-def test_condition_holds_for_what_was_traced_and_else_says_why(kind, expected, fits, differs, said):
-    guards = made_guards(("L['x']", kind, expected))
-    assert found(guards, fits) == ()
-    (reason,) = found(guards, differs)
-    assert reason.startswith(said)
+    *((kind, expected, fits, 5, "") for kind, expected, fits in (
+        ("length", 2, (1, 2)), ("keys", ["a"], {"a": 1}), ("has_key", "a", {"a": 1}), ("no_key", "a", {}),
+        ("empty", None, {}), ("not_in_dict", "forward", Holder()), ("tensor", LIKE, ZEROS),
+    )),
+    ("tensor", LIKE, ZEROS, torch.zeros(3, 3), "sizes [2, 3] -> [3, 3]"),
+    ("tensor", LIKE, ZEROS, ONES[:1], "sizes [2, 3] -> [1, 3]"),
+    ("tensor", LIKE, ZEROS, ONES[None], "sizes [2, 3] -> [1, 2, 3]"),
+    ("tensor", LIKE, ZEROS, ONES.double(), "dtype float32 -> float64"),
+    ("tensor", LIKE, ZEROS, ONES.T.contiguous().T, "strides [3, 1] -> [1, 2]"),
+    ("tensor", LIKE, ZEROS, ONES.to_sparse(), "layout strided -> sparse_coo"),
+    ("tensor", LIKE, ZEROS, ONES.to("meta"), "device cpu -> meta"),
+    ("tensor", LIKE, ZEROS, nn.Parameter(ONES), "type torch:Tensor -> torch.nn.parameter:Parameter"),
+    ("tensor", LIKE, ZEROS, ONES.as_subclass(Mine), "type torch:Tensor -> "),
+    ("tensor", LIKE, ZEROS, ONES.clone().requires_grad_(), "requires_grad False -> True"),
+    ("tensor", LIKE, ZEROS, None, ""),
+    ("tensor", LIKE, ZEROS, 3, "is a int, was a tensor"),
+    ("tensor", like(ONES * 1j), ZEROS * 1j, (ONES * 1j).conj(), "lazy_bits [False, False] -> [True, False]"),
+    ("tensor", like(ONES, sizes=[None, 3]), torch.ones(7, 3), torch.ones(7, 4), "sizes ['*', 3] -> [7, 4]"),
+    ("tensor", ANY_ROWS, ONES[:, :3], torch.ones(2), "sizes"),
+    ("tensor", like(ONES.to_sparse()), ONES.to_sparse(), ONES, "layout sparse_coo -> strided"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("kind", "expected", "fits", "differs", "said"), CASES, ids=[f"{n}-{c[0]}" for n, c in enumerate(CASES)]
+)
+def test_condition_holds_for_what_was_traced_and_else_says_why(kind, expected, fits, differs, said):
+    guards = made_guards(("L['x']", kind, expected))
+    check = check_of(plain, ("L['x']", kind, expected))
+    assert found(guards, fits) == ()
+    assert check(None, fits)
+    assert any(said in reason for reason in found(guards, differs))
+    assert not check(None, differs)
+
+
+@pytest.mark.parametrize(
+    ("expression", "fits", "differs"),
     [
-        ("length", 2),
-        ("keys", ["a"]),
-        ("has_key", "a"),
-        ("no_key", "a"),
-        ("empty", None),
-        ("tensor", like(ONES)),
-        ("not_in_dict", "forward"),
+        ("L['x'].a.b", Holder(a=Holder(b=1)), Holder(a=Holder())),
+        ("L['x'][1]", [0, 1], [0]),
+        ("L['x']['k']", {"k": 1}, {}),
+        ("L['x'][(1, 2)]", {(1, 2): 1}, {(1, 3): 1}),
+        ("list(dict.keys(L['x']))[0]", {1: "a"}, {}),
+        ("dict(L['x'])['k']", {"k": 1}, 5),
+        ("getattr(L['x'], 'no identifier')", Holder(**{"no identifier": 1}), Holder()),
+        ("getattr(L['x'], 'class')", Holder(**{"class": 1}), Holder(**{"class": 2})),
+        (f"getattr(L['x'], {LIGATURE!r})", Holder(**{LIGATURE: 1}), Holder(**{LIGATURE: 2, "fi": 1})),
     ],
 )
-def test_condition_on_an_object_of_quite_another_type_is_a_mismatch(kind: str, expected: Any) -> None:
-    assert len(found(made_guards(("L['x']", kind, expected)), 5)) == 1
+def test_part_of_an_argument_is_looked_at(expression: str, fits: Any, differs: Any) -> None:
+    check = check_of(plain, (expression, "equals", 1))
+    assert check(None, fits)
+    assert not check(None, differs)
 
-
-class Mine(torch.Tensor):
-    """A tensor of a class of its own."""
-
-
-# Tensors.
-
-TENSORS: list[tuple[dict[str, Any], Any, str]] = [
-    (like(ONES), nn.Parameter(ONES), "type torch:Tensor -> torch.nn.parameter:Parameter"),
-    (like(ONES), ONES.as_subclass(Mine), "type torch:Tensor -> "),
-    (like(ONES), 3, "is a int, was a tensor"),
-    (like(ONES, sizes=[None, 3], strides=[None, 1]), torch.ones(7, 4), "sizes ['*', 3] -> [7, 4]"),
-    (like(ONES), ONES.double(), "dtype float32 -> float64"),
-    (like(ONES), ONES.to("meta"), "device cpu -> meta"),
-    (like(ONES), ONES.to_sparse(), "layout strided -> sparse_coo"),
-    (like(ONES), ONES.clone().requires_grad_(), "requires_grad False -> True"),
-    (like(ONES * 1j), (ONES * 1j).conj(), "lazy_bits [False, False] -> [True, False]"),
-    (like(ONES), ONES[:1], "sizes [2, 3] -> [1, 3]"),
-    (like(ONES), ONES[None], "sizes [2, 3] -> [1, 2, 3]"),
-    (like(ONES), ONES.T.contiguous().T, "strides [3, 1] -> [1, 2]"),
-]
-
-
-@pytest.mark.parametrize(("expected", "tensor", "said"), TENSORS, ids=[said for *_, said in TENSORS])
-def test_tensor_that_differs_is_said_in_words(expected: dict[str, Any], tensor: Any, said: str) -> None:
-    assert any(text.startswith(said) for text in tensor_differences(tensor, expected))
-
-
-# Several objects, and sizes.
 
 SHAPE = ("{}()[0] == {}()[1]", "L['x'].size", "L['y'].size")
 DIVIDED = ("8 % {}()[0] == 0", "L['x'].size")
+SAME_MEMBER = ("L['x'].a", "same", "L['y'].a")
+SAME, DISTINCT = ("L['x']", "same", "L['y']"), ("L['x']", "distinct", ["L['y']"])
+COPY, SQUARE = ONES.clone(), torch.ones(3, 3)
+OF_TWO: list[tuple[list[Any], list[Any], tuple[Any, Any], tuple[Any, Any], str]] = [
+    ([SAME], [], (ONES, ONES), (ONES, COPY), "x and y are no longer the same object"),
+    ([SAME_MEMBER], [], (Holder(a=1), Holder(a=1)), (Holder(), Holder()), "x.a is missing"),
+    ([DISTINCT], [], (ONES, COPY), (ONES, ONES), "x and y are now the same "),
+    ([("L['x']", "distinct", ["L['y'].a"])], [], (ONES, Holder(a=COPY)), (ONES, Holder()), "y.a is missing"),
+    ([], [SHAPE], (ONES, ONES.T), (ONES, SQUARE), "sizes: x.size()[0] == y.size()[1] does not hold"),
+    ([], [SHAPE], (ONES, ONES.T), (None, ONES), "sizes: "),
+    ([], [SHAPE], (ONES, ONES.T), (torch.ones(()), ONES), "sizes: "),
+    ([], [DIVIDED], (torch.ones(4), None), (torch.ones(0, 3), None), "sizes: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("checks", "shapes", "fits", "differs", "said"), OF_TWO)
+def test_objects_are_compared_with_each_other(checks, shapes, fits, differs, said):
+    guards, check = made_guards(*checks, shapes=shapes), check_of(defaults, *checks, shapes=shapes)
+    assert found(guards, *fits) == ()
+    assert check(None, *fits)
+    assert found(guards, *differs)[0].startswith(said)
+    assert not check(None, *differs)
+
+
+TABLE = Holder(table=ONES)
+OF_MODULES = ("torch.sym_min({}, 2) == 1", "L['torch']")
+OF_NODES = ("{} + 1 == {}", "L['p0']", "L['_p1']")
+OF_TABLE = ("{}()[0] <= {}()[0]", "L['x'].size", "L['self'].table.size")
+AFTER_MODULES = [("L['torch']", "equals", 1), ("L['G']", "equals", 2)]
+AFTER_NODES = [("L['p0']", "equals", 1), ("L['_p1']", "equals", 2), ("L['_k0']", "equals", encode(0.5))]
+DISTINCT_FROM_TABLE = ("L['self'].table", "distinct", ["L['x']", "L['y']"])
+OF_CALLS: list[tuple[Any, list[Any], list[Any], tuple[Any, ...], tuple[Any, ...]]] = [
+    (plain, [("type(L['x'])", "has_attr", "bit_length")], [], (None, 1), (None, "1")),
+    (variadic, [("L['rest'][1]", "equals", 6)], [], (None, 1, 5, 6), (None, 1, 5, 7)),
+    (variadic, [("L['rest']", "length", 2)], [], (None, 1, 5, 6), (None, 1, 5)),
+    (defaults, [DISTINCT_FROM_TABLE], [], (TABLE, COPY, ONES.clone()), (TABLE, COPY, COPY)),
+    (plain, [("L['x']", "same", "L['self'].table")], [], (TABLE, ONES), (TABLE, COPY)),
+    (plain, [("L['x']", "same", "G['ONES']")], [], (None, ONES), (None, COPY)),
+    (plain, [], [OF_TABLE], (TABLE, torch.ones(1)), (TABLE, torch.ones(5))),
+    (named_after_modules, AFTER_MODULES, [OF_MODULES], (0, 1, 2), (0, 1, 3)),
+    (named_after_nodes, AFTER_NODES, [OF_NODES], (0, 1, 2, 0.5), (0, 1, 2, 0.25)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "checks", "shapes", "fits", "differs"), OF_CALLS)
+def test_arguments_are_compared_with_the_module_and_globals(function, checks, shapes, fits, differs):
+    check = check_of(function, *checks, shapes=shapes)
+    assert check(*fits)
+    assert not check(*differs)
 
 
 @pytest.mark.parametrize(
-    ("checks", "shapes", "x", "y", "said"),
+    ("traced", "changed"),
     [
-        ([("L['x']", "same", "L['y']")], [], ONES, ONES, ""),
-        ([("L['x']", "same", "L['y']")], [], ONES, ONES.clone(), "x and y are no longer the same object"),
-        ([("L['x'].a", "same", "L['y'].a")], [], Holder(), Holder(), "x.a is missing"),
-        ([("L['x']", "distinct", ["L['y']"])], [], ONES, ONES.clone(), ""),
-        ([("L['x']", "distinct", ["L['y']"])], [], ONES, ONES, "x and y are now the same "),
-        ([("L['x']", "distinct", ["L['y'].a"])], [], ONES, Holder(), "y.a is missing"),
-        ([], [SHAPE], ONES, ONES.T, ""),
-        ([], [SHAPE], ONES, torch.ones(3, 4), "sizes: x.size()[0] == y.size()[1] does not hold"),
-        ([], [SHAPE], None, ONES, "sizes: "),
-        ([], [SHAPE], torch.ones(()), ONES, "sizes: "),
-        ([], [DIVIDED], torch.ones(0, 3), None, "sizes: "),
+        (5, 6), (5, 5.0), ("a", "b"), (None, 1), (2.5, 2), (2.5, 3.5), (0.0, -0.0), (float("nan"), 1.0),
+        (torch.float32, torch.float16),
     ],
-)
-def test_objects_are_compared_with_each_other(checks: Any, shapes: Any, x: Any, y: Any, said: str) -> None:
-    reasons = found(made_guards(*checks, shapes=shapes), x, y)
-    assert bool(reasons) == bool(said)
-    assert all(reason.startswith(said) for reason in reasons[:1])
-
-
-# What else counts.
-
-
-def test_global_of_the_function_is_looked_up_in_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    guards = made_guards(("G['LIMIT']", "equals", 5))
-    assert found(guards) == ()
-    monkeypatch.setitem(f.__globals__, "LIMIT", 6)
-    assert found(guards) == ("LIMIT: 5 -> 6",)
+)  # fmt: skip
+def test_variables_of_the_module_file_are_looked_at_at_a_load_and_on_every_call(monkeypatch, traced, changed):
+    condition = ("G['LIMIT']", "none", None) if traced is None else ("G['LIMIT']", "equals", encode(traced))
+    check = check_of(plain, condition)
+    for value, holds in ((traced, True), (changed, False)):
+        monkeypatch.setitem(globals(), "LIMIT", value)
+        assert check(None, 1) is holds
+        assert (found(made_guards(condition)) == ()) is holds
 
 
 def test_source_that_changed_is_named_and_nothing_else_is_looked_at() -> None:
-    source = TracedSource(kind="code", module=__name__, name="f", digest="0" * 32)
+    source = TracedSource(kind="code", module=__name__, name="plain", digest="0" * 32)
     guards = made_guards(("L['x']", "equals", 3), sources=(source,))
-    assert found(guards, 4) == (f"source of {__name__}:f changed",)
+    assert found(guards, 4) == (f"source of {__name__}:plain changed",)
 
 
 # Ranks and groups.
@@ -210,367 +274,207 @@ def pair() -> Iterator[torch.distributed.ProcessGroup]:
         yield group
 
 
-def test_rank_and_sizes_that_are_as_traced_hold(pair: Any) -> None:
-    of_tp = {"group": "tp"}
-    made = [
-        (asked.RANK, [], {}, 1),
-        (asked.SIZE, [], {}, 4),
-        (asked.SIZE, [of_tp], {}, 2),
-        (asked.RANK, [], {"group": of_tp}, 1),
-    ]
-    assert found(made_guards(asked=made)) == ()
+OF_TP = {"group": "tp"}
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
+        ((asked.RANK, [], {}, 1), ""),
+        ((asked.SIZE, [], {}, 4), ""),
+        ((asked.SIZE, [OF_TP], {}, 2), ""),
+        ((asked.RANK, [], {"group": OF_TP}, 1), ""),
         ((asked.RANK, [], {}, 0), "get_rank(): 0 -> 1"),
         ((asked.SIZE, [], {}, 8), "get_world_size(): 8 -> 4"),
-        ((asked.SIZE, [{"group": "tp"}], {}, 4), "get_world_size(tp): 4 -> 2"),
+        ((asked.SIZE, [OF_TP], {}, 4), "get_world_size(tp): 4 -> 2"),
         ((asked.SIZE, [{"group": "pp"}], {}, 2), "get_world_size(pp): 2 -> none"),
-        ((asked.RANK, [], {"group": {"group": "tp"}}, 0), "get_rank(group=tp): 0 -> 1"),
+        ((asked.RANK, [], {"group": OF_TP}, 0), "get_rank(group=tp): 0 -> 1"),
     ],
 )
 def test_rank_or_size_that_differs_is_named(pair: Any, call: asked.Call, said: str) -> None:
-    assert found(made_guards(asked=[call])) == (said,)
+    assert found(made_guards(asked=[call])) == ((said,) if said else ())
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected", "fits"),
-    [("group", ["tp", 2], True), ("group", ["pp", 2], False), ("group", ["tp", 4], False)],
+@pytest.mark.parametrize(("expected", "fits"), [(["tp", 2], True), (["pp", 2], False), (["tp", 4], False)])
+def test_group_is_compared_by_role_and_size(pair: Any, expected: Any, fits: bool) -> None:
+    assert (found(made_guards(("L['x']", "group", expected)), pair) == ()) is fits
+
+
+def test_part_of_the_module_that_the_function_writes_to_is_looked_at_on_every_call() -> None:
+    assert isinstance(plain, FunctionType)
+    guards = made_guards(("L['self'].calls", "equals", 1), volatile=["L['self'].calls"])
+    check = compile_input_check(guards, plain)
+    assert check(Holder(calls=1), 1)
+    assert not check(Holder(calls=2), 1)
+
+
+def hostile(
+    self: Any, _p0: Any, _k12: Any, _torch: Any, _globals: Any, check: Any, _wp1: Any, max: Any,  # noqa: A002
+    ª: Any = 1, *_others: Any, __type: Any = 2, len: Any = 3, **_holds: Any,  # noqa: A002, PLC2401
+) -> Any:  # fmt: skip
+    return self
+
+
+def test_names_of_parameters_are_the_users_own() -> None:
+    names = ("_p0", "_k12", "_torch", "_globals", "check", "_wp1", "max")
+    keys = (("L['_holds']", "keys", ["_id"]), ("L['__type']", "equals", 2), ("L['_others']", "length", 0))
+    tensors = tuple((f"L[{name!r}]", "tensor", like(ONES)) for name in names)
+    shapes = [("max({}()[0], 2) == 2", "L['_p0'].size")]
+    check = check_of(hostile, *tensors, *keys, ("L['a']", "equals", 1), shapes=shapes)
+    fitting = [ONES.clone() for _ in names]
+    assert check(None, *fitting, _id=1)
+    for position in range(len(names)):
+        unfit = [*fitting]
+        unfit[position] = ONES.double()
+        assert not check(None, *unfit, _id=1)
+    assert not check(None, *fitting, __type=3, _id=1)
+    assert not check(None, *fitting)
+
+
+# The same answer as the slow way.
+
+VALUES: list[Any] = [1, True, None, "a", 0.5, (1, 2), [1], {"a": 1}, ONES, torch.ones(3, 3), Holder(a=1)]
+CONDITIONS = [("L['x']", kind, expected) for kind, expected, *_ in CASES if kind != "identity"]
+
+
+@given(
+    condition=st.sampled_from(CONDITIONS),
+    second=st.sampled_from(CONDITIONS),
+    position=st.integers(0, len(VALUES) - 1),
 )
-def test_group_is_compared_by_role_and_size(pair: Any, kind: str, expected: Any, fits: bool) -> None:
-    assert (found(made_guards(("L['x']", kind, expected)), pair) == ()) is fits
+def test_check_agrees_with_the_words_of_a_look_up(condition, second, position):
+    value = VALUES[position]
+    # Never guarded without a type before it, and a tensor raises what no container raises.
+    assume(not (isinstance(value, torch.Tensor) and {"has_key", "no_key"} & {condition[1], second[1]}))
+    guards: PortableGuards = made_guards(condition, second)
+    assert isinstance(plain, FunctionType)
+    fits = compile_input_check(guards, plain)(None, value)
+    assert fits == (not mismatches(guards, plain, {"self": None, "x": value}, device_kind="cpu"))
 
 
-ARGUMENTS = st.one_of(
-    st.text(), st.integers(), st.floats(allow_nan=False).map(encode), st.just(encode((1, "a")))
-)
-NODES = st.lists(st.tuples(st.integers(-1, 5), st.sampled_from(["local", "attr", "item"]), ARGUMENTS))
-EXPECTED = st.none() | ARGUMENTS | st.lists(st.integers()) | st.dictionaries(st.text(), st.integers())
-GUARDS = st.builds(
-    PortableGuards,
-    nodes=NODES.map(tuple),
-    checks=st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["type", "equals"]), EXPECTED)).map(tuple),
-    shapes=st.lists(st.tuples(st.text(), st.lists(st.integers(0, 5)).map(tuple))).map(tuple),
-    ambient=st.dictionaries(st.text(), st.text()),
-    sources=st.lists(
-        st.builds(TracedSource, kind=st.text(), module=st.text(), name=st.text(), digest=st.text())
-    ).map(tuple),
-    asked=st.lists(
-        st.tuples(
-            st.text(),
-            st.lists(ARGUMENTS, max_size=2),
-            st.dictionaries(st.text(), ARGUMENTS, max_size=1),
-            ARGUMENTS,
-        ),
-        max_size=2,
-    ).map(tuple),
-    volatile=st.lists(st.integers(0, 5)).map(tuple),
-    runtime_state=st.dictionaries(st.text(), st.text(), max_size=3),
-)
+X = torch.arange(6.0).reshape(3, 2)
 
 
-def through_json(guards: PortableGuards) -> PortableGuards:
-    data: dict[str, Any] = json.loads(json.dumps(guards_json(guards)))
-    return PortableGuards.from_json(data)
+COUNTED = 0
+ITEMS = {"k": 2}
 
 
-@settings(max_examples=40)
-@given(guards=GUARDS)
-def test_guards_round_trip_through_json(guards: PortableGuards) -> None:
-    assert through_json(guards) == guards
+class Changing(torch.nn.Module):
+    count = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 2.0
+        self.table = {"k": 2}
+        self.listed = [object()]
+        self.weight = torch.nn.Parameter(torch.ones(2, 3))
 
 
-@dataclasses.dataclass
-class Options:
-    width: int = 3
+def step(self: Any, x: Any) -> Any:
+    return x
 
 
-class Point(NamedTuple):
-    x: int
-    y: int
-
-
-def table_of(*expressions: str) -> PathTable:
-    table = PathTable({"__import_math": "math", "__import_gone": "no_such_module"})
-    for expression in expressions:
-        table.add(expression)
-    return table
-
-
-def found_paths(expression: str, local: Mapping[str, Any], global_: Mapping[str, Any] | None = None) -> Any:
-    """What an expression leads to."""
-    table = table_of(expression)
-    values: list[Any] = []
-    for index in range(len(table.nodes)):
-        values.append(resolve(table.nodes, values, index, {"local": local, "global": global_ or {}}))
-    return values[-1]
-
-
-VALUE = Holder(
-    items=[10, 11],
-    table={"a": 1, 2: "two", (1, 2): "pair", 1.5: "half"},
-    options=Options(),
-    point=Point(5, 6),
-)
-
-
-@pytest.mark.parametrize(
-    ("expression", "expected"),
-    [
-        ("L['x']", VALUE),
-        ("L['x'].items", VALUE.__dict__["items"]),
-        ("L['x'].items[1]", 11),
-        ("L['x'].table['a']", 1),
-        ("L['x'].table[2]", "two"),
-        ("L['x'].table[(1, 2)]", "pair"),
-        ("L['x'].table[1.5]", "half"),
-        ("dict.__getitem__(L['x'].table, 'a')", 1),
-        ("list(dict.keys(L['x'].table))[1]", 2),
-        ("list(L['x'].items)[1]", 11),
-        ("getattr(L['x'], 'items')", VALUE.__dict__["items"]),
-        ("object.__getattribute__(L['x'], 'items')", VALUE.__dict__["items"]),
-        ("type(L['x'])", Holder),
-        ("dict(L['x'].table)", VALUE.__dict__["table"]),
-        ("___namedtuple_fields(L['x'].point)", ("x", "y")),
-        ("L['x'].__dict__['items']", VALUE.__dict__["items"]),
-        ("G['__import_math'].pi", math.pi),
-        ("G['__builtins_dict___0']['len']", len),
-        ("G['LIMIT']", 7),
-    ],
-)
-def test_expression_of_dynamo_leads_to_its_object(expression: str, expected: Any) -> None:
-    assert found_paths(expression, {"x": VALUE}, {"LIMIT": 7}) == expected
-
-
-@pytest.mark.parametrize(
-    "expression",
-    [
-        "L['y']",
-        "L['x'].gone",
-        "L['x'].items[9]",
-        "L['x'].items['a']",
-        "L['x'].table['gone']",
-        "L['x'].options['a']",
-        "list(L['x'].options)[0]",
-        "L['x'].gone.more[1]",
-        "G['gone']",
-        "G['__import_gone'].pi",
-    ],
-)
-def test_expression_that_leads_nowhere_is_missing(expression: str) -> None:
-    assert found_paths(expression, {"x": VALUE}) is MISSING
-
-
-def test_keys_of_equal_value_and_different_type_are_different_nodes() -> None:
-    table = table_of("L['x'][1]", "L['x'][1.0]", "L['x'][True]")
-    assert len(table.nodes) == 4
-
-
-@pytest.mark.parametrize(
-    "expression", ["L['x'] + 1", "f(L['x'])", "weird(L['x']).a", "3", "L['x'].items[L['y']]", "L['x'][y]"]
-)
-def test_expression_without_a_portable_form_is_refused_with_its_text(expression: str) -> None:
-    with pytest.raises(NotPortable, match="cannot be found again in another process"):
-        table_of(expression)
-
-
-class Colour(enum.Enum):
-    RED = 1
-    GREEN = 2
-
-
-class Level(enum.IntEnum):
-    LOW = 1
-
-
-class Flag(enum.Flag):
-    A = 1
-    B = 2
-
-
-Untyped = namedtuple("Untyped", ["x", "y"])  # noqa: PYI024 - the untyped kind is under test
-
-
-class Outer:
-    class Inner:
-        pass
-
-
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.text(max_size=12),
-    st.binary(max_size=12),
-    st.floats(allow_nan=False),
-    st.complex_numbers(allow_nan=False),
-    st.sampled_from([Colour.RED, Level.LOW, torch.float16, torch.int64, torch.strided, torch.channels_last]),
-    st.just(...),
-)
-HASHABLE = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3),
-    max_leaves=3,
-)
-VALUES = st.recursive(
-    SCALARS
-    | st.builds(range, st.integers(-9, 9), st.integers(-9, 9), st.integers(1, 3))
-    | st.builds(slice, st.none() | st.integers(), st.none() | st.integers(), st.none() | st.integers()),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.lists(inner, max_size=3).map(tuple)
-        | st.dictionaries(HASHABLE, inner, max_size=3)
-        | st.sets(HASHABLE, max_size=3)
-    ),
-    max_leaves=8,
+WATCHED: tuple[tuple[str, str, Any], ...] = (
+    ("L['self'].scale", "equals", {"float": (2.0).hex()}),
+    ("L['self'].table['k']", "equals", 2),
+    ("L['self']._parameters['weight']", "tensor", like(torch.nn.Parameter(torch.ones(2, 3)))),
+    ("G['ITEMS']['k']", "equals", 2),
+    ("L['self'].listed[0]", "not_none", None),
+    ("L['x']", "tensor", like(X)),
 )
 
 
-def exact(value: Any) -> Any:
-    """The value with its types, so that ``1 == True`` and ``0.0 == -0.0`` do not pass for equal."""
-    if isinstance(value, dict):
-        return (dict, [(exact(key), exact(item)) for key, item in value.items()])
-    if isinstance(value, (list, tuple)):
-        return (type(value), [exact(item) for item in value])
-    if isinstance(value, (set, frozenset)):
-        return (type(value), sorted(repr(exact(item)) for item in value))
-    return (type(value), repr(value))
+def holder(*more: tuple[str, str, Any]) -> tuple[Checked, Changing]:
+    module = Changing()
+    return Checked(made_guards(*WATCHED, *more), step, module, x=X), module
 
 
-@given(value=VALUES)
-def test_constant_round_trips_through_json(value: Any) -> None:
-    assert exact(decode(json.loads(json.dumps(encode(value))))) == exact(value)
+def count_global(module: Changing, number: int) -> None:
+    globals()["COUNTED"] = number
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        math.nan,
-        math.inf,
-        -0.0,
-        torch.Size([2, 3]),
-        torch.device("cpu"),
-        torch.channels_last_3d,
-        torch.sparse_coo,
-        Untyped(1, (2.0, None)),
-        Flag.B,
-        torch.distributed.ReduceOp.MAX,
-        int,
-        torch.Tensor,
-        Outer.Inner,
-        torch.nn.Linear,
-        {"b": 1, "a": 2},
-        2**80,
-        "\ud800",
-    ],
-    ids=repr,
-)
-def test_special_constant_round_trips(value: Any) -> None:
-    back = decode(json.loads(json.dumps(encode(value), ensure_ascii=False).encode()))
-    assert exact(back) == exact(value)
+def put_weight(module: Changing, number: int) -> None:
+    module.weight = torch.nn.Parameter(torch.full((2, 3), float(number)))
 
 
-@given(values=st.lists(st.integers() | st.text(), min_size=2, unique=True))
-def test_sets_encode_alike_whatever_their_order(values: list[Any]) -> None:
-    turned = values[::-1]
-    assert encode(set(values)) == encode(set(turned))
+BESIDE: dict[str, Callable[[Changing, int], Any]] = {
+    "attribute": lambda m, n: setattr(m, "unread", n),
+    "equal value": lambda m, n: setattr(m, "scale", float("2.0")),
+    "item": lambda m, n: m.table.update(unread=n),
+    "weight": put_weight,
+    "data of another weight": lambda m, n: setattr(m.weight, "data", torch.full((2, 3), float(n))),
+    "global": count_global,
+    "item of a global": lambda m, n: ITEMS.update(unread=n),
+    "class": lambda m, n: setattr(Changing, "count", n),
+    "member of a list": lambda m, n: m.listed.__setitem__(0, object()),
+}
 
 
-def test_numbers_of_different_type_encode_differently() -> None:
-    assert len({json.dumps(encode(value)) for value in (1, 1.0, True, 1 + 0j, Level.LOW, "1", b"1")}) == 7
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_changes_on_every_call_beside_the_conditions_soon_costs_no_full_check(name: str) -> None:
+    checked, module = holder()
+    for number in range(12):
+        BESIDE[name](module, number)
+        assert checked.call()
+    before = checked.num_full_checks
+    for number in range(12, 20):
+        BESIDE[name](module, number)
+        assert checked.call()
+    assert checked.num_full_checks == before
 
 
-@pytest.mark.parametrize(
-    "value", [object(), torch.ones(1), lambda: 0, iter([])], ids=lambda v: type(v).__name__
-)
-def test_value_without_a_meaning_elsewhere_is_refused_by_type(value: object) -> None:
-    with pytest.raises(
-        NotPortable, match=f"{type(value).__qualname__} cannot be compared in another process"
-    ):
-        encode(value)
+READ: dict[str, Callable[[Changing, pytest.MonkeyPatch], Any]] = {
+    "attribute": lambda m, _: setattr(m, "scale", 3.0),
+    "item": lambda m, _: m.table.update(k=3),
+    "sizes of a weight": lambda m, _: setattr(m, "weight", torch.nn.Parameter(torch.ones(3, 2))),
+    "item of a global": lambda _, patch: patch.setitem(ITEMS, "k", 3),
+    "global": lambda _, patch: patch.setitem(globals(), "ITEMS", {"k": 3}),
+    "member of a list": lambda m, _: m.listed.__setitem__(0, None),
+}
 
 
-@pytest.mark.parametrize(
-    "value",
-    [np.float32(1.1), np.float64(1.1), np.int8(3), np.bool_(True), np.arange(6).reshape(2, 3)],
-    ids=["float32", "float64", "int8", "bool", "array"],
-)
-def test_numbers_of_numpy_keep_type_and_value(value: Any) -> None:
-    again = decode(encode(value))
-    assert type(again) is type(value)
-    assert again.dtype == value.dtype
-    assert (again == value).all()
+@pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize("beside", BESIDE)
+def test_conditions_count_as_well_where_other_things_change_on_every_call(beside, read, monkeypatch):
+    checked, module = holder()
+    for number in range(12):
+        BESIDE[beside](module, number)
+        assert checked.call()
+    READ[read](module, monkeypatch)
+    assert not checked.call()
 
 
-class Shade(enum.Enum):
-    RED = 1
+def test_threads_see_the_same() -> None:
+    checked, module = holder()
+    wrong: list[bool] = []
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            wrong.extend(found for found in [checked.holds()] if not found)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(50):
+        assert checked.call()
+    stop.set()
+    for thread in threads:
+        thread.join()
+    sys.setswitchinterval(interval)
+    assert not wrong
+    module.scale = 3.0
+    assert not checked.holds()
 
 
-def add(x: int, y: int) -> int:
-    return x + y
+def test_default_values_that_can_be_changed_are_noticed() -> None:
+    def defaulted(self: Any, x: Any, given: list[int] = [1]) -> Any:  # noqa: B006 - under test
+        return x
 
-
-def digest_of(function: Any) -> str:
-    assert isinstance(function, FunctionType)
-    return function_digest(function)
-
-
-ADD_DIGEST = digest_of(add)
-
-
-def made(constant: int) -> Callable[..., int]:
-    scope: dict[str, Any] = {"__name__": "made_identity"}
-    exec(f"def f(x):\n    return x + {constant}\n", scope)  # noqa: S102 - two functions that differ in one place
-    f: Callable[..., int] = scope["f"]
-    return f
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (math, ["module", "math"]),
-        (F, ["module", "torch.nn.functional"]),
-        (Plain, ["class", "tests.support.small_models", "Plain", class_digest(Plain)]),
-        (torch.nn.Linear, ["class", "torch.nn.modules.linear", "Linear"]),
-        (Generic, ["class", "typing", "Generic"]),
-        (list[int], ["generic", ["class", "builtins", "list"], ["class", "builtins", "int"]]),
-        (add, ["function", __name__, "add", ADD_DIGEST]),
-        (F.relu, ["function", "torch.nn.functional", "relu", ""]),
-        (len, ["builtin", "builtins", "len"]),
-        (str.join, ["builtin", "builtins.str", "join"]),
-        (operator.add, ["builtin", "_operator", "add"]),
-        (torch.ops.aten.add.Tensor, ["operator", "aten.add.Tensor"]),
-        (torch.ops.aten.add, ["operator", "aten.add"]),
-        (Shade.RED, ["constant", {"enum": [__name__, "Shade", "RED", 1]}]),
-        (3, ["constant", 3]),
-        (torch.float16, ["constant", {"dtype": "float16"}]),
-    ],
-    ids=lambda value: "-".join(map(str, value)) if isinstance(value, list) else "",
-)
-def test_description_says_what_the_object_is(value: Any, expected: list[Any]) -> None:
-    assert describe(value) == expected
-
-
-@pytest.mark.parametrize(
-    "other",
-    [functools.partial(add, 2, y=2), functools.partial(add, 1, y=3), functools.partial(made(1), 1, y=2)],
-    ids=["argument", "keyword", "function"],
-)
-def test_partial_with_something_else_differs(other: Any) -> None:
-    assert describe(other) != describe(functools.partial(add, 1, y=2))
-
-
-@pytest.mark.parametrize("value", [Plain(), torch.ones(2)], ids=["module", "tensor"])
-def test_object_with_nothing_but_an_address_is_refused_by_type(value: Any) -> None:
-    with pytest.raises(NotPortable, match=f"type {type(value).__qualname__} is compared by address"):
-        describe(value)
-
-
-def test_field_that_does_not_say_how_it_is_passed_has_the_same_digest_in_every_process() -> None:
-    """Such a field's kw_only is an object, whose text holds its address; transformers makes them."""
-    made = dataclasses.make_dataclass("Made", [("size", int, 3)])
-    (field,) = dataclasses.fields(made)
-    field.kw_only = dataclasses.MISSING
-    assert not re.search(r"0x[0-9a-f]+", code._field(field))
+    assert isinstance(defaulted, FunctionType)
+    checked = Checked(made_guards(), defaulted, Changing(), x=X)
+    assert checked.holds()
+    (defaulted.__defaults__ or ([],))[0].append(2)
+    assert not checked.holds()

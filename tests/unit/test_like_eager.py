@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
-import gc
-import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -187,26 +184,6 @@ def test_view_of_another_tensor_at_the_same_address_is_one_of_that(cache: Path, 
         assert found[6]._base is alias
 
 
-class Windowed(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.options: Any = [{"window": (1, 2)}]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        window = self.options[0]["window"][0]
-        return x * (10 if isinstance(window, bool) else 20)
-
-
-@both_modes
-def test_truth_in_a_tuple_is_not_taken_for_one(cache: Path, mode: str) -> None:
-    model = Windowed()
-    function = cached_in_mode(model.forward, cache, mode)
-    x = torch.ones(3)
-    assert function(x).tolist() == model(x).tolist() == [20.0] * 3
-    model.options[0]["window"] = (True, 2)
-    assert function(x).tolist() == model(x).tolist() == [10.0] * 3
-
-
 class Cached(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -233,56 +210,6 @@ def test_data_of_a_tensor_is_read_and_written(cache: Path, mode: str) -> None:
         assert torch.equal(x, same)
 
 
-def multiplied(x: torch.Tensor, by: int) -> torch.Tensor:
-    return x * by
-
-
-ALIKE: dict[str, Any] = {
-    "is": lambda self: self.one is self.other,
-    "is not": lambda self: self.one is not self.other,
-    "==": lambda self: self.one == self.other,
-    "in": lambda self: self.one in [len, self.other],
-    "count": lambda self: [self.one, self.one].count(self.other) > 1,
-}
-
-
-class Partials(torch.nn.Module):
-    """Compares two partials."""
-
-    def __init__(self, compare: Any) -> None:
-        super().__init__()
-        self.compare = compare
-        self.one = functools.partial(multiplied, by=2)
-        self.other = self.one
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.one(x) if self.compare(self) else self.other(x) + 1
-
-
-@pytest.mark.parametrize("how", ALIKE)
-def test_partials_are_compared_as_in_eager(cache: Path, how: str) -> None:
-    model, x = Partials(ALIKE[how]), torch.ones(3)
-    function = cached(model.forward, cache)
-    for other in (model.one, functools.partial(multiplied, by=2), model.one):
-        model.other = other
-        for compiled in (function, cached(model.forward, cache)):
-            assert torch.equal(compiled(x), model(x))
-    assert len(function.variants) == 2
-
-
-class Methods(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.kept is self.kept else x + 1
-
-    def kept(self) -> None:
-        """Is another object at each look."""
-
-
-def test_identity_of_methods_is_refused(cache: Path) -> None:
-    with pytest.raises(NotPortable, match="`is` between methods"):
-        cached(Methods().forward, cache)(torch.ones(3))
-
-
 class Promoted(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         return x * 1j, (x * 1j + x).abs(), (x > 2) * 2j, x + 1
@@ -306,80 +233,6 @@ def test_tensor_that_lies_at_no_address_is_taken(cache: Path) -> None:
     x = ROWS.to_mkldnn()
     for _ in range(3):
         assert torch.equal(function(x), model(x))
-
-
-def annotated(x: 3) -> None:  # type: ignore[valid-type]
-    """Has annotations that a function reads."""
-
-
-annotated.__annotations__["x"] = 3
-
-
-class Told:
-    def __init__(self) -> None:
-        self.size = 2
-
-    def __repr__(self) -> str:
-        return "." * self.size
-
-
-class Asking(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.told: Any = Told()
-        self.seen = weakref.ref(self.told)
-        self.key = "\ud800"
-        self.numbers = {"\ud800": 2, "b": 3}
-
-    def annotation(self, x: torch.Tensor) -> Any:
-        return x * annotated.__annotations__["x"]
-
-    def text(self, x: torch.Tensor) -> Any:
-        return x * len(str(self.told))
-
-    def text_of_module(self, x: torch.Tensor) -> Any:
-        return x * len(str(self))
-
-    def surrogate(self, x: torch.Tensor) -> Any:
-        return x * self.numbers[self.key]
-
-    def weak(self, x: torch.Tensor) -> Any:
-        return x * (2 if self.seen() is None else 3)
-
-
-def test_annotations_that_a_function_reads_count(cache: Path) -> None:
-    function = cached(Asking().annotation, cache)
-    assert function(torch.ones(1)).item() == 3
-    annotated.__annotations__["x"] = 8
-    assert function(torch.ones(1)).item() == 8
-
-
-@pytest.mark.parametrize("method", ["text", "text_of_module"])
-def test_text_of_an_object_is_made_of_what_it_is_now(cache: Path, method: str) -> None:
-    model = Asking()
-    function, x = cached(getattr(model, method), cache), torch.ones(1)
-    for size in (2, 5):
-        model.told.size = size
-        model.layer = torch.nn.Linear(size, size)
-        assert torch.equal(function(x), getattr(model, method)(x))
-
-
-def test_text_with_a_lone_surrogate_is_a_condition(cache: Path) -> None:
-    model = Asking()
-    function = cached(model.surrogate, cache)
-    assert function(torch.ones(1)).item() == 2
-    model.key = "b"
-    assert function(torch.ones(1)).item() == 3
-
-
-def test_object_behind_a_weak_reference_is_not_held(cache: Path) -> None:
-    cached(Asking().weak, cache)(torch.ones(1))
-    model = Asking()
-    loaded = cached(model.weak, cache)
-    assert [loaded(torch.ones(1)).item() for _ in range(3)] == [3, 3, 3]
-    model.told = None
-    gc.collect()
-    assert loaded(torch.ones(1)).item() == 2
 
 
 class Pair(torch.Tensor):
@@ -455,46 +308,6 @@ class Chosen(torch.nn.Module):
         return self.choice(x, y)
 
 
-def larger(x: torch.Tensor, y: Any) -> Any:
-    return max(x, y)
-
-
-def smallest(x: torch.Tensor, _y: Any) -> Any:
-    return min(x.reshape(1))
-
-
-@pytest.mark.parametrize("other", [torch.tensor(float("nan")), torch.tensor(2)])
-def test_choice_by_a_tensors_truth_is_refused(cache: Path, other: Any) -> None:
-    function = cached(Chosen(larger).forward, cache)
-    with pytest.raises(NotPortable, match=r"torch\.maximum"):
-        function(torch.tensor(1.0), other)
-
-
-def test_choice_among_sizes_and_a_single_tensor_is_eagers(cache: Path) -> None:
-    function = cached(Chosen(smallest).forward, cache)
-    assert function(torch.tensor(3.0), None) == 3.0
-
-
-def summed(x: torch.Tensor, _y: Any) -> Any:
-    return x.numpy().sum()
-
-
-def test_numpy_result_without_dimensions_is_refused(cache: Path) -> None:
-    function = cached(Chosen(summed).forward, cache)
-    with pytest.raises(NotPortable, match="without dimensions"):
-        function(torch.ones(3), None)
-
-
-def of_kind(x: torch.Tensor, _y: Any) -> torch.Tensor:
-    return x.exp() if torch.is_floating_point(x) else x * 2
-
-
-def test_kind_of_a_tensors_numbers_is_asked(cache: Path) -> None:
-    function = cached(Chosen(of_kind).forward, cache)
-    for x in (torch.ones(3), torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.float64)):
-        assert torch.equal(function(x, None), of_kind(x, None))
-
-
 def with_other_default(x: torch.Tensor, _y: Any) -> torch.Tensor:
     torch.set_default_dtype(torch.float64)
     ones = torch.ones(2)
@@ -535,24 +348,6 @@ def test_assertion_without_a_result_is_kept(cache: Path, mode: str) -> None:
         assert torch.equal(function(torch.full((3,), number), None), torch.full((3,), number + 1))
     with pytest.raises(RuntimeError, match="nonzero"):
         function(torch.full((3,), 5.0), None)
-
-
-class Marked(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.ones(3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * (2 if isinstance(self.weight, torch.nn.Parameter) else 3)
-
-
-def test_mark_that_makes_a_tensor_a_parameter_is_noticed(cache: Path) -> None:
-    model = Marked()
-    function = cached(model.forward, cache)
-    x = torch.ones(3)
-    assert torch.equal(function(x), x * 3)
-    model.weight._is_param = True
-    assert torch.equal(function(x), x * 2)
 
 
 def scaled_quotient(x: torch.Tensor, y: Any) -> torch.Tensor:

@@ -7,25 +7,20 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.backends import MemoryBackend
-from tests.support.store_processes import race
 from warmrank.cache_store.cache_dir import digest_index
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.cache_dir.local import (
     FRESH_S,
     MAX_VARIANTS,
     add_variant,
-    place_directory,
-    temporary_file,
     variants,
 )
 from warmrank.cache_store.cache_dir.marks import Permit
@@ -75,50 +70,6 @@ def test_copy_that_fails_leaves_no_file(function_dir, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         add_variant(function_dir, b"data")
     assert list(function_dir.iterdir()) == []
-
-
-def test_threads_that_add_equal_bytes_get_one_variant(function_dir):
-    barrier = threading.Barrier(8)
-
-    def add(_: int) -> Path:
-        barrier.wait()
-        return add_variant(function_dir, b"data")
-
-    with ThreadPoolExecutor(8) as pool:
-        assert set(pool.map(add, range(8))) == {function_dir / "compiled_module"}
-    assert names(function_dir) == ["compiled_module"]
-
-
-def test_processes_that_add_at_once_get_a_variant_for_each_text(function_dir):
-    texts = ["one", "two", "one", "two"]
-    results = race(*[("add_variant", str(function_dir), text) for text in texts])
-    assert [Path(result["path"]).read_text() for result in results] == texts
-    assert len(names(function_dir)) == 2
-
-
-def stage_directory(path: Path, *texts: bytes) -> Path:
-    path.mkdir(parents=True)
-    for number, text in enumerate(texts):
-        (path / (f"compiled_module.{number}" if number else "compiled_module")).write_bytes(text)
-    return path
-
-
-def test_new_function_gets_all_variants_at_once(function_dir, tmp_path):
-    staged = stage_directory(tmp_path / "staged", b"a", b"b")
-    assert place_directory(function_dir, staged)
-    assert [path.read_bytes() for path in variants(function_dir)] == [b"a", b"b"]
-    assert not staged.exists()
-
-
-def test_what_a_killed_process_left_is_swept_by_the_next_one(function_dir):
-    function_dir.mkdir(parents=True)
-    mine = temporary_file(function_dir)
-    killed = mine.with_name(mine.name.replace(f"-{os.getpid()}-", f"-{2**22 + 1}-"))  # no pid is so high
-    for path in (mine, killed):
-        path.touch()
-        os.utime(path, (0, 0))
-    add_variant(function_dir, b"data")
-    assert (mine.exists(), killed.exists()) == (True, False)
 
 
 @pytest.fixture
@@ -197,18 +148,6 @@ def test_disk_that_takes_nothing_is_named_once_for_all_its_files(tmp_path, numbe
     (text,) = said
     assert os.strerror(number) in text
     assert "name another cache_dir" in text
-
-
-def test_disk_that_cannot_even_be_looked_at_is_named_by_the_file(tmp_path, monkeypatch):
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "stat", fail)
-        patch.setattr(os, "lstat", fail)
-        with pytest.raises(UnwritableDisk) as caught, os_errors_are_unusable("file", tmp_path / "one"):
-            fail()
-    assert caught.value.where == str(tmp_path / "one")
 
 
 DATA = b"bytes of an artifact"
@@ -350,19 +289,6 @@ def test_damaged_index_is_empty(cache, hashed_file, hashed, damage):
     assert len(hashed) == 2
 
 
-@pytest.mark.usefixtures("settled")
-def test_threads_that_save_at_once_leave_a_whole_index(cache):
-    files = [private_file(cache / str(number) / "compiled_module", DATA) for number in range(20)]
-
-    def run(_: int) -> None:
-        for _ in range(5):
-            saved(cache, *files)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(run, range(8)))
-    assert len(DigestIndex(cache, "one")._seen) == 20
-
-
 COPIED = os.urandom(3 * CHUNK_BYTES + 17)
 
 
@@ -428,11 +354,3 @@ def test_times_without_a_fraction_must_be_older(cache, hashed_file, hashed, monk
     saved(cache, hashed_file)
     DigestIndex(cache, "one").digest(hashed_file)
     assert len(hashed) == reads
-
-
-@pytest.mark.usefixtures("settled")
-def test_index_that_others_could_have_written_is_empty(cache, hashed_file, hashed):
-    saved(cache, hashed_file)
-    (cache / ".index" / "one.json").chmod(0o666)
-    DigestIndex(cache, "one").digest(hashed_file)
-    assert len(hashed) == 2

@@ -13,7 +13,6 @@ from tests.support.in_process import InProcessLauncher
 from tests.support.launching import loaded_config
 from tests.support.node_artifacts import destinations, kept, publish_nodes
 from tests.support.stored import (
-    CREATED,
     ENVIRONMENT,
     LAUNCH_KEY,
     blob_path,
@@ -35,16 +34,8 @@ from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
 from warmrank.cache_store.cache_dir.node_files import kept_files
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.gc.evict import EvictPolicy
-from warmrank.cache_store.publish_pending import (
-    AwaitedPartition,
-    WaitingLaunch,
-    add_launch,
-    add_partition,
-    publish_pending,
-)
-from warmrank.cache_store.records.manifest import ArtifactEntry, PartitionManifest
+from warmrank.cache_store.records.manifest import PartitionManifest
 from warmrank.cache_store.seed import SeedReport, Wanted, seed
-from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.models import identity, launch_key
 from warmrank.orchestrator.config.reading import Config, parse
@@ -145,17 +136,6 @@ def test_damaged_blob_of_a_node_artifact_is_never_placed(store, root, source, no
 # Trust.
 
 
-def test_unsigned_node_artifacts_mark_the_nodes_own_directories(store, root, source, node):
-    publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
-    run(store, node, ranks=(0, 1))
-    assert (node / "atc_data" / UNVERIFIED).exists()
-    strict = open_store(root, Trust(policy="require"))
-    (node / "cache").rename(node / "former_cache")
-    report = run(strict, node, ranks=(0, 1))
-    assert report.node.skipped[0].startswith("node cache operators: ")
-    assert (report.node.files, kept_files(node / "cache")) == ((), ())
-
-
 # The rest of a manifest's life.
 
 
@@ -165,24 +145,6 @@ def test_evict_takes_node_artifacts_with_their_launch_and_keeps_those_of_others(
     store.evict(EvictPolicy(older_than_s=0.0, keep=1, grace_s=0.0))
     assert not blob_path(root, b"early").exists()
     assert blob_path(root, b"late").exists()
-
-
-def test_node_artifacts_wait_with_their_partition_while_the_store_is_away(store, source, node, tmp_path):
-    files = [kept(source, tmp_path / "tools", ADD, b"add")]
-    manifest = with_node_files(make_partition(source), files)
-    key = add_partition(source, LAUNCH_KEY, manifest)
-    awaited = AwaitedPartition(partition=manifest.partition, rank=0, manifest_key=key)
-    add_launch(
-        source,
-        WaitingLaunch(
-            launch_key=LAUNCH_KEY, identity={}, world_size=1, environment=ENVIRONMENT,
-            partitions=(awaited,), created=CREATED,
-        ),
-    )  # fmt: skip
-    report = publish_pending(store, source)
-    assert (report.published, report.kept, report.dropped) == ((key,), {}, {})
-    run(store, node, world_size=1, ranks=(0,))
-    assert placed(node) == {ADD: b"add"}
 
 
 def config(tmp_path: Path, **changes: Any) -> Config:
@@ -335,14 +297,6 @@ def function_dir(tmp_path: Path) -> Path:
     return tmp_path / "model" / "forward"
 
 
-def test_companion_is_private_and_written_once(function_dir: Path) -> None:
-    path = add_variant(function_dir, DATA, beside=NAME)
-    before = path.stat()
-    assert add_variant(function_dir, DATA, beside=NAME).stat().st_ino == before.st_ino
-    assert (before.st_mode & 0o777, before.st_nlink) == (0o600, 1)
-    assert companions(function_dir) == (path,)
-
-
 def test_damaged_companion_is_moved_aside_and_put_anew(function_dir: Path) -> None:
     path = add_variant(function_dir, DATA, beside=NAME)
     path.write_bytes(b"torn")
@@ -364,14 +318,3 @@ def test_trim_takes_what_no_variant_names_any_more(function_dir: Path) -> None:
     assert companions(function_dir) == (kept,)
     assert not orphan.exists()
     assert len(variants(function_dir)) == MAX_VARIANTS
-
-
-def test_manifest_takes_companions_and_nothing_else() -> None:
-    def entry(path: str) -> ArtifactEntry:
-        return ArtifactEntry(
-            function="f", path=path, request_key="0" * 32, provenance="0" * 64, sha256="0" * 64, size_bytes=1
-        )
-
-    assert entry(f"model/forward/{NAME}").path.endswith(NAME)
-    with pytest.raises(ValueError, match="no compiled_module"):
-        entry("model/forward/other.pt2")

@@ -7,11 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.support.backends import WaywardBackend, unavailable
-from tests.support.store_processes import KILLED, race, run_child
 from tests.support.stored import (
     CREATED,
     ENVIRONMENT,
@@ -20,7 +17,6 @@ from tests.support.stored import (
     OFF,
     blob_path,
     make_partition,
-    make_record,
     open_store,
     overwrite,
     stored,
@@ -31,22 +27,18 @@ from warmrank.cache_store.backends.places import Tier, TieredBackend
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable, Untrusted
 from warmrank.cache_store.fetch.fetch import replicate
 from warmrank.cache_store.layout import trash_name
-from warmrank.cache_store.parsing import parse_document
 from warmrank.cache_store.publish import PublishReport
 from warmrank.cache_store.publish_pending import (
     QUEUE,
     AwaitedPartition,
     WaitingLaunch,
-    WaitingPartition,
     add_launch,
     add_partition,
     pending,
     publish_pending,
 )
 from warmrank.cache_store.records.manifest import PartitionManifest, partition_key
-from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.cache_store.signing.trust import Trust
-from warmrank.cache_store.steps import Step
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.build.plan import replica
 
@@ -73,41 +65,10 @@ def test_wrong_digest_is_corrupt_and_nothing_is_published(store, root, cache):
     assert (stored(root, "ac"), stored(root, "cas")) == ([], [])
 
 
-def test_damaged_manifest_is_repaired_by_the_next_publish(store, root, cache):
-    publish(store, cache)
-    (manifest,) = stored(root, "ac")
-    overwrite(manifest, manifest.read_bytes()[:-1])
-    assert publish(store, cache).created
-    assert len(stored(root, "quarantine")) == 2
-
-
 def test_publish_without_a_signing_key_is_refused_before_any_write(root, cache):
     with pytest.raises(Untrusted, match="no_signing_key"):
         publish(open_store(root, Trust(policy="require")), cache)
     assert stored(root, "cas") == []
-
-
-def test_unsigned_manifest_gives_way_to_a_signed_one(store, root, cache):
-    publish(store, cache)
-    signing = open_store(root, Trust(policy="require", signer=generate_key_pair("ci")))
-    report = publish(signing, cache)
-    assert report.created
-    assert signing.manifest(report.key) == make_partition(cache)
-
-
-def test_manifest_with_a_bad_signature_gives_way(root, cache):
-    ours = open_store(root, Trust(policy="require", signer=generate_key_pair("ours")))
-    publish(ours, cache)
-    (manifest,) = stored(root, "ac")
-    overwrite(manifest, manifest.read_bytes().replace(b"prefill", b"PREFILL"))
-    assert publish(ours, cache).created
-
-
-def test_racing_processes_have_one_winner(root, tmp_path):
-    results = race(*[("publish", str(root), str(tmp_path / f"cache{number}")) for number in range(3)])
-    assert sorted(result["created"] for result in results) == [False, False, True]
-    assert len({result["sha256"] for result in results}) == 1
-    assert open_store(root).verify().faults == ()
 
 
 class Interrupted(DirectoryBackend):
@@ -138,15 +99,6 @@ def test_blobs_that_an_evict_took_before_the_manifest_come_back_from_the_trash(r
     assert open_store(root).verify().faults == ()
 
 
-def test_blobs_that_were_deleted_before_the_manifest_are_put_again(root, cache):
-    def delete_blobs(backend: Interrupted) -> None:
-        for info in list(backend.list("cas/")):
-            backend.move(info.name, None)
-
-    publish(interrupted(root, delete_blobs), cache)
-    assert open_store(root).verify().faults == ()
-
-
 def test_blob_that_nobody_has_any_more_is_named(store, root, cache, tmp_path, caplog):
     publish(store, cache)
     blob_path(root, DECODE).unlink()
@@ -173,32 +125,6 @@ def test_names_that_another_publisher_put_are_made_durable_before_the_manifest(r
 
 
 # The first batch that is put is FORMAT; the blobs, the manifest and the record follow.
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize(
-    ("step", "nth", "manifests", "launches"),
-    [
-        (Step.PUBLISH_STARTED, 1, 0, 0),
-        (Step.PUT_STAGED, 2, 0, 0),
-        (Step.PUT_LINKED, 2, 0, 0),
-        (Step.PUBLISH_BLOBS, 1, 0, 0),
-        (Step.PUT_STAGED, 3, 0, 0),
-        (Step.PUT_LINKED, 3, 1, 0),
-        (Step.PUBLISH_MANIFEST, 1, 1, 0),
-        (Step.COMMIT_CHECKED, 1, 1, 0),
-        (Step.PUT_STAGED, 4, 1, 0),
-        (Step.PUT_LINKED, 4, 1, 1),
-        (Step.COMMIT_RECORD, 1, 1, 1),
-    ],
-)
-def test_publisher_killed_leaves_nothing_half_written(root, cache, step, nth, manifests, launches):
-    child = run_child("publish_and_die", str(root), str(cache), step.value, str(nth))
-    assert child.returncode == KILLED
-    store = open_store(root)
-    report = store.verify()
-    assert (report.num_manifests, report.num_launches, report.faults) == (manifests, launches, ())
-    ref = publish(store, cache).ref
-    store.commit_launch(make_record((ref,)))
-    assert len(store.launches()) == 1
 
 
 def test_store_that_fails_between_blobs_and_manifest_is_unavailable_and_can_be_tried_again(root, cache):
@@ -250,23 +176,6 @@ def test_other_bytes_under_the_same_keys_are_conflicts_and_those_that_stand_stay
     other = publish_all(store, tmp_path / "other", {**FUNCTIONS, "Llama.decode": b"other"})
     assert {report.conflicts for report in other} == {("Llama.decode",)}
     assert [report.ref for report in other] == [report.ref for report in first]
-
-
-def test_file_that_changed_publishes_nothing(store, cache, tmp_path):
-    manifests = many(cache)
-    files = files_of(manifests, cache)
-    overwrite(next(iter(files.values())), b"changed")
-    with pytest.raises(Corrupt):
-        store.publish_partitions(LAUNCH_KEY, manifests, files, cache)
-    assert not list((tmp_path / "store").glob("ac/*/*"))
-
-
-def test_all_are_signed_and_without_a_key_none_is_published(cache, tmp_path):
-    store = open_store(tmp_path / "store", Trust(policy="require", signer=generate_key_pair("ours")))
-    assert all(report.created for report in publish_all(store, cache))
-    with pytest.raises(Untrusted):
-        publish_all(open_store(tmp_path / "empty", Trust(policy="require")), cache)
-    assert not list((tmp_path / "empty").glob("cas/*"))
 
 
 def test_original_that_changed_is_not_copied(cache):
@@ -362,21 +271,6 @@ def test_what_only_the_near_place_took_waits_on(cache):
     assert len(store.launches(LAUNCH_KEY)) == 1
 
 
-def test_interrupted_between_publish_and_removal_it_is_done_again(store, cache, monkeypatch):
-    queue_launch(cache, make_partition(cache))
-
-    def killed(path: Path) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr("warmrank.cache_store.publish_pending.forget", killed)
-        with pytest.raises(KeyboardInterrupt):
-            publish_pending(store, cache)
-    assert num_waiting(cache) == (1, 1)
-    report = publish_pending(store, cache)
-    assert (len(report.published), len(report.committed), num_waiting(cache)) == (1, 1, (0, 0))
-
-
 def waiting_launch(*keys: str, launch_key: str = LAUNCH_KEY, created: str = CREATED) -> WaitingLaunch:
     return WaitingLaunch(
         launch_key=launch_key,
@@ -428,17 +322,3 @@ def test_file_that_others_may_reach_is_not_used(cache, manifest, mode):
     path.chmod(mode)
     found = pending(cache)
     assert (found.partitions, ["mode 0600" in line for line in found.problems]) == ({}, [True])
-
-
-@given(data=st.binary(max_size=200))
-def test_any_other_bytes_are_corrupt(data):
-    with pytest.raises(Corrupt):
-        parse_document(WaitingPartition, data, what="partition", where="here")
-
-
-def test_partition_with_a_path_out_of_the_cache_is_a_problem(cache, manifest):
-    add_partition(cache, LAUNCH_KEY, manifest)
-    (path,) = files(cache)
-    path.write_bytes(path.read_bytes().replace(b'"Llama_dynamic', b'"../escaped'))
-    found = pending(cache)
-    assert (found.partitions, ["'..'" in line for line in found.problems]) == ({}, [True])

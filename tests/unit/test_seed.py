@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pytest
 
 from tests.support.stored import (
     ENVIRONMENT,
-    FUNCTIONS,
     LAUNCH_KEY,
     OFF,
     backend_of,
@@ -23,13 +22,12 @@ from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 from warmrank.cache_store.canonical import key_of
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreUnavailable, UnusableCache
-from warmrank.cache_store.layout import BLOBS, USED, record_name, split_used_name
+from warmrank.cache_store.layout import USED, record_name, split_used_name
 from warmrank.cache_store.records import documents as stored_launches
 from warmrank.cache_store.records.manifest import LaunchRecord, parse_launch_record
 from warmrank.cache_store.seed import MAX_LAUNCHES, SeedReport, Wanted, seed
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.text import time_text
 
 EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
 OTHER_ENVIRONMENT = ENVIRONMENT | {"torch": "2.13.1"}
@@ -57,12 +55,6 @@ def test_seed_lays_out_the_partitions_of_a_node(store, source, cache):
     publish_launch(store, source, world_size=4)
     report = run(store, cache, world_size=4, ranks=(2, 3))
     assert partitions(report) == ["world4global_rank2", "world4global_rank3"]
-
-
-def test_seed_twice_copies_once(store, source, cache):
-    publish_launch(store, source, world_size=2)
-    run(store, cache)
-    assert [item.bytes_copied for item in run(store, cache).partitions] == [0, 0]
 
 
 def test_seed_of_another_world_lays_out_each_distinct_set_once(store, source, cache):
@@ -108,31 +100,10 @@ def test_seed_puts_the_newest_first_and_earlier_ones_beside_it(store, cache, tmp
     assert report.reason.endswith("made 2026-01-03 00:00 UTC, and 2 earlier")
 
 
-def test_seed_counts_earlier_variants_with_their_partition(store, cache, tmp_path):
-    publish_texts(store, tmp_path, b"old", b"newest")
-    (first,) = run(store, cache, world_size=1).partitions
-    (again,) = run(store, cache, world_size=1).partitions
-    assert (first.num_files, first.bytes_copied, first.num_already_there) == (2, len(b"oldnewest"), 0)
-    assert (again.num_files, again.bytes_copied, again.num_already_there) == (1, 0, 1)
-
-
 def test_seed_lays_out_a_bounded_number_of_launches(store, cache, tmp_path):
     publish_texts(store, tmp_path, *(f"{number}".encode() for number in range(MAX_LAUNCHES + 2)))
     run(store, cache, world_size=1)
     assert sorted(tree(cache).values()) == [f"{number}".encode() for number in range(2, MAX_LAUNCHES + 2)]
-
-
-def test_seed_from_a_store_without_required_signatures_marks_the_directory(store, source, cache):
-    publish_launch(store, source)
-    run(store, cache, world_size=1)
-    assert (cache / UNVERIFIED).exists()
-
-
-def test_seed_under_require_refuses_an_unverified_directory(store, root, source, cache):
-    publish_launch(store, source)
-    run(store, cache, world_size=1)
-    with pytest.raises(UnusableCache, match="empty this one"):
-        run(open_store(root, Trust(policy="require")), cache, world_size=1)
 
 
 def test_seed_takes_no_launch_of_another_environment(store, source, cache):
@@ -141,12 +112,6 @@ def test_seed_takes_no_launch_of_another_environment(store, source, cache):
     assert (report.found, report.partitions, report.faults) == (False, (), ())
     assert "torch 2.13.1 -> 2.13.0" in report.reason
     assert tree(cache) == {}
-
-
-def test_seed_picks_its_environment_among_others(store, source, cache):
-    publish_launch(store, source, world_size=2, created=EARLY)
-    publish_launch(store, source, world_size=2, environment=OTHER_ENVIRONMENT, created=LATE)
-    assert time_text(EARLY) in run(store, cache).reason
 
 
 def test_seed_goes_on_past_a_damaged_blob(store, root, source, cache):
@@ -159,24 +124,11 @@ def test_seed_goes_on_past_a_damaged_blob(store, root, source, cache):
     assert len(stored(root, "quarantine")) == 2
 
 
-def test_seed_goes_on_past_a_missing_blob(store, root, source, cache):
-    publish_launch(store, source, world_size=2, functions={1: {"Llama.decode": b"rank one"}})
-    blob_path(root, b"rank one").unlink()
-    assert [fault.startswith("not in store") for fault in run(store, cache).faults] == [True]
-
-
 def test_seed_goes_on_past_a_damaged_manifest_of_another_world(store, root, source, cache):
     publish_launch(store, source, world_size=2)
     overwrite(stored(root, "ac")[0], b"")
     report = run(store, cache, world_size=4)
     assert (len(report.partitions), len(report.faults)) == (1, 1)
-
-
-def test_seed_of_another_world_takes_earlier_launches_too(store, cache, tmp_path):
-    publish_texts(store, tmp_path, b"old", b"newer", b"newest")
-    report = run(store, cache, world_size=2)
-    assert list(tree(cache).values()) == [b"newest", b"newer", b"old"]
-    assert report.reason.endswith("and 2 earlier")
 
 
 def test_seed_of_another_world_reads_a_bounded_number_of_manifests(store, cache, tmp_path, monkeypatch):
@@ -224,20 +176,6 @@ def test_seed_says_that_the_only_launch_turned_out_unusable(store, root, source,
     report = run(store, cache, world_size=1)
     assert not report.found
     assert "1 record could not be used, the first: corrupt: launch record" in report.reason
-
-
-def test_seed_reads_a_blob_of_many_partitions_once(store, source, cache, monkeypatch):
-    publish_launch(store, source, world_size=8)
-    opened: list[str] = []
-    real = backend_of(store).open
-
-    def note(name: str) -> BinaryIO:
-        opened.append(name)
-        return real(name)
-
-    monkeypatch.setattr(backend_of(store), "open", note)
-    run(store, cache, world_size=8)
-    assert len([name for name in opened if name.startswith(BLOBS)]) == len(FUNCTIONS)
 
 
 def test_seed_notes_the_use_of_the_newest_launch_only(store, root, cache, tmp_path):
@@ -340,10 +278,3 @@ def test_seed_of_another_world_takes_its_own_environment_only(store, source, cac
     publish_two_environments(store, source)
     report = run(store, cache, environment=OTHER_ENVIRONMENT, world_size=4)
     assert partitions(report) == ["world2global_rank1"]
-
-
-def test_none_of_several_environments_names_the_nearest(store, source, cache):
-    publish_two_environments(store, source)
-    report = run(store, cache, environment=ENVIRONMENT | {"torch": "2.14.0"})
-    assert not report.found
-    assert "torch" in report.reason

@@ -102,7 +102,7 @@ def _collector() -> Iterator[None]:
     yield
     if gc.get_freeze_count() > frozen:
         gc.unfreeze()
-    collection._PAUSES._is_frozen = False
+    collection._State.is_frozen = False
     (gc.enable if was_enabled else gc.disable)()
 
 

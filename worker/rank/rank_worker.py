@@ -212,7 +212,7 @@ class RankWorker:
         if self._spec.local_rank == 0:  # after the last call, so that nothing is missing
             for function in self._functions:
                 for variant in function.variants:
-                    variant.hand_over()
+                    variant.runner.hand_over()
         return found
 
     def extra(self) -> tuple[FunctionResult, ...]:

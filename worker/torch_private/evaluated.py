@@ -1,21 +1,9 @@
 """Facts that Dynamo evaluates to constants without leaving a guard, noted as they are evaluated.
 
-One mechanism, here, in `evaluated_reads`, `evaluated_calls` and `evaluated_values`: methods step in for
-functions of Dynamo's that such a fact passes, look at question and answer, and record a condition (a fact
-about an object, or a call that is made again at a load), or a refusal.
-
-Here are the paths to what traced code reaches through a class, for which Dynamo has none, or miswrites them:
-
-* A function that Dynamo finds through an instance made in the trace has no source, so its free variables and
-  default values would be constants without a guard. It is found again in a class that the trace came upon.
-* An object that Dynamo cannot look at under its path (a ``MappingProxyType`` by classes) is refused: as an
-  attribute of a function it would be looked at once more, for a constant.
-* Dynamo looks up members of an enum itself (``Color["RED"]``, ``Color(1)``). They are read from their class;
-  where the trace has no path to that, and of combined flags, the look-up is a call that is made again.
-* Dynamo writes attributes into expressions as they are called. Python reads some names otherwise (``x y``,
-  ``class``; a ligature becomes its letters), so the condition would be on another attribute.
-
-Tested in ``tests/unit/test_evaluated_paths.py``.
+Methods here and in `evaluated_reads`, `evaluated_calls` and `evaluated_values` step in for functions of
+Dynamo's that such a fact passes, look at question and answer, and record a condition (a fact about an
+object, or a call that is made again at a load), or a refusal. Those of `PathHooks` give paths to what traced
+code reaches through a class, for which Dynamo has none, or miswrites them.
 """
 
 from __future__ import annotations
@@ -43,8 +31,8 @@ from torch._dynamo.variables.builtin import BuiltinVariable
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.keys.code import globals_module, is_pinned_module
-from warmrank.worker.torch_private.evaluated_calls import Arguments, CallHooks, EnvironmentHooks
+from warmrank.worker.keys.code import is_pinned_module, is_users_function
+from warmrank.worker.torch_private.evaluated_calls import CallHooks, EnvironmentHooks
 from warmrank.worker.torch_private.evaluated_reads import ReadHooks
 from warmrank.worker.torch_private.evaluated_values import ValueHooks
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
@@ -115,10 +103,13 @@ class Evaluations:
         """Note a fact about an object."""
         self.facts[Evaluated(kind=kind, source=source, detail=detail)] = None
 
-    def note_call(self, function: Callable[..., Any], given: Arguments | None, result: Any) -> None:
+    def note_call(self, function: Callable[..., Any], args: Any, result: Any, kwargs: Any = None) -> None:
         """Note a call; its arguments are None where Dynamo does not know them."""
-        args, kwargs = given or (None, {})
-        self.calls.append(AskedCall(function=function, args=args, kwargs=kwargs, result=result))
+        self.calls.append(AskedCall(function=function, args=args, kwargs=kwargs or {}, result=result))
+
+    def refuse(self, why: str) -> None:
+        """Refuse the trace at its end: an error in between Dynamo would take for one of its own."""
+        self.refused.append(why)
 
 
 class PathHooks:
@@ -145,14 +136,20 @@ class PathHooks:
 
     @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "bind_args")
     def _bind(self, original: Any, variable: Any, *call: Any) -> Any:
-        """Bind arguments, free variables and default values, these two with their sources."""
+        """Bind arguments, free variables and default values, these two with their sources.
+
+        A function that Dynamo finds through an instance made in the trace has none, so they would be
+        constants; it is found again in a class that the trace came upon.
+        """
         function, known = vars(variable).get("fn"), variable.get_source()
-        if not _has_state(function):
+        if not is_users_function(function) or not (
+            function.__closure__ or function.__defaults__ or function.__kwdefaults__
+        ):
             return original(variable, *call)
         source = _corrected(known) if known is not None else self._source_of(function)
         if source is None:
             if function.__closure__:
-                self._evaluations.refused.append(
+                self._evaluations.refuse(
                     f"{function.__qualname__} has variables of an outer function, and no path leads to it "
                     "where it is called; keep it as an attribute of the module, or pass those as arguments"
                 )
@@ -165,19 +162,23 @@ class PathHooks:
 
     @steps_in("torch._dynamo.variables.builder:SourcelessBuilder", "create(tx, value)")
     def _build_without_source(self, original: Any, tx: Any, value: Any) -> Any:
+        """A variable for a member of an enum, read from its class, or by a look-up that is made again.
+
+        What Dynamo could not look at under its path (a ``MappingProxyType`` by classes) is refused.
+        """
         kind: Any = type(value)
         if id(value) in self._untraceable:
-            self._evaluations.refused.append(
+            self._evaluations.refuse(
                 f"{kind.__qualname__} is what Dynamo cannot guard, and then takes for a constant, as an "
                 "attribute of a function; keep what it holds in a dict or a list"
             )
         if not issubclass(kind, enum.Enum) or is_pinned_module(kind.__module__):
             return original(tx, value)
         source = self._classes.get(kind)
-        if kind.__members__.get(value.name) is not value:
-            self._evaluations.note_call(kind, ((value.value,), {}), value)
+        if kind.__members__.get(value.name) is not value:  # combined flags
+            self._evaluations.note_call(kind, (value.value,), value)
         elif source is None:
-            self._evaluations.note_call(getattr, ((kind, value.name), {}), value)
+            self._evaluations.note_call(getattr, (kind, value.name), value)
         else:
             return VariableTracker.build(tx, value, AttrSource(source, value.name))
         return original(tx, value)
@@ -202,13 +203,6 @@ def _corrected(source: Any) -> Any:
     return source.base if is_of_method and getattr(source.base, "member", "") == "__get__" else source
 
 
-def _has_state(function: Any) -> bool:
-    """True if a function is the user's, and holds values beside its code."""
-    if not isinstance(function, FunctionType) or is_pinned_module(globals_module(function)):
-        return False
-    return bool(function.__closure__ or function.__defaults__ or function.__kwdefaults__)
-
-
 def _member_with(value: Any, function: FunctionType) -> str | None:
     """The member of what a class holds that is a function; empty if that is the function itself."""
     if value is function:
@@ -219,16 +213,13 @@ def _member_with(value: Any, function: FunctionType) -> str | None:
 
 
 def _refuse_miswritten(source: Any) -> None:
-    """Refuse an attribute whose name Python reads otherwise where it stands in an expression.
+    """Refuse an attribute whose name Python reads otherwise in an expression (``x y``, ``class``).
 
     Raises:
-        NotPortable: there is one in a path.
+        NotPortable: there is one in a path, which would be a condition on another attribute.
     """
-    if not isinstance(source, AttrSource):
-        return
-    name = source.member
-    is_written = name.isidentifier() and not keyword.iskeyword(name)
-    if not is_written or unicodedata.normalize("NFKC", name) != name:
+    name = source.member if isinstance(source, AttrSource) else "plain"
+    if not name.isidentifier() or keyword.iskeyword(name) or unicodedata.normalize("NFKC", name) != name:
         msg = (
             f"the function reads an attribute called {name!r}, and no condition can name it; give it a name "
             "that Python takes for an identifier, or keep the value in a dict"

@@ -1,12 +1,11 @@
 """Calls that Dynamo makes itself while it traces, taking their answers for constants.
 
 What follows from constants alone needs no condition. What is read from the process (ranks, sizes, switches,
-environment variables) becomes one: the call is made again at a load. Refused are answers with an address, and
-those for which user code ran: so is what is marked ``assume_constant_result``, ``allow_in_graph`` or
-``nonstrict_trace``. Calls are intercepted where values come from, so that no name and no way to call matters;
-ranks and sizes also where user code runs for real: an operator's fake kernel, a metaclass, a graph pass.
+environment variables) becomes one: the call is made again at a load. Refused are answers with an address,
+and those for which user code ran. Calls are intercepted where values come from, so that no name and no way to
+call matters; ranks and sizes also where user code runs for real: a fake kernel, a metaclass, a graph pass.
 
-Relied on (``tests/unit/test_evaluated_constants.py``): ``constant_fold_functions`` holds those that read the
+Relied on (``tests/fuzz/parts/evaluated.py``): ``constant_fold_functions`` holds those that read the
 state of the process, and have no effects; every rank and size is read by a method of `ProcessGroup`.
 """
 
@@ -30,7 +29,7 @@ from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.functions import SkipFunctionVariable
 from torch._dynamo.variables.torch import constant_fold_functions
 
-from warmrank.worker.keys.code import globals_module, globals_read, is_pinned_module, layers, package_of
+from warmrank.worker.keys.code import globals_read, is_pinned_module, is_users_function, layers, package_of
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import steps_in, steps_in_variables
 from warmrank.worker.torch_private.warm import OPERATORS
@@ -43,11 +42,8 @@ FACTS = {
     "torch.distributed:ProcessGroup": "rank size",
 }
 
-_GROUP: Final = "torch.distributed:ProcessGroup"
 _OF_TORCH: Final = "TorchInGraphFunctionVariable"
 _TRANSLATOR: Final = "torch._dynamo.symbolic_convert:InstructionTranslatorBase"
-Arguments = tuple[tuple[Any, ...], Mapping[str, Any]]
-
 _TORCH: Final = Path(torch.__file__).parent
 # Parts of torch, and packages, that read ranks for their own ends: logs, caches, the building of guards.
 _INTERNAL: Final = tuple(str(_TORCH / part) for part in ("_logging", "_dynamo", "_inductor"))
@@ -83,12 +79,11 @@ class CallHooks:
     @steps_in(f"torch._dynamo.variables.torch:{_OF_TORCH}", "call_function(tx, args, kwargs)")
     def _call_of_torch(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         function, read = variable.value, list[Any]()
-        marked = [layer for layer in layers(function) if _name_of_users(layer)]
-        if marked:
-            self._evaluations.refused.append(
-                f"{marked[0].__module__}.{marked[0].__qualname__} is marked allow_in_graph or "
-                "nonstrict_trace, so a change of what it does could not be noticed; take the mark away, "
-                "or make it a custom operator (torch.library.custom_op)"
+        if marked := next(filter(is_users_function, layers(function)), None):
+            self._evaluations.refuse(
+                f"{marked.__module__}.{marked.__qualname__} is marked allow_in_graph or nonstrict_trace, so "
+                "a change of what it does could not be noticed; take the mark away, or make it a custom "
+                "operator (torch.library.custom_op)"
             )
         if isinstance(function, OPERATORS) and variable.source is not None:  # an overload has no guard
             self._evaluations.note("identity", source_name(variable.source), function)
@@ -103,26 +98,27 @@ class CallHooks:
             isinstance(given.realize(), TensorVariable) for given in (*args, *kwargs.values())
         )
         if (read or is_distributed or reads_process) and answer.is_python_constant():
-            self._evaluations.note_call(function, _arguments(args, kwargs), answer.as_python_constant())
+            positional, named = _arguments(args, kwargs)
+            self._evaluations.note_call(function, positional, answer.as_python_constant(), named)
         return answer
 
-    @steps_in(_GROUP, "rank", "size", is_optional=True)
+    @steps_in("torch.distributed:ProcessGroup", "rank", "size", is_optional=True)
     def _read_group(self, original: Any, group: Any) -> int:
-        function = dist.get_rank if original.__name__ == "rank" else dist.get_world_size
         result: int = original(group)
         if self._evaluating:
             self._evaluating[-1].append(group)
         elif _is_asked(sys._getframe(2)):
-            self._evaluations.note_call(function, ((group,), {}), result)
+            function = dist.get_rank if original.__name__ == "rank" else dist.get_world_size
+            self._evaluations.note_call(function, (group,), result)
         return result
 
     @steps_in("torch._dynamo.variables.functions", "invoke_and_store_as_constant(tx, fn, name, args, kwargs)")
     @steps_in("torch._dynamo.variables.nn_module", "invoke_and_store_as_constant")
     def _assume_constant(self, original: Any, tx: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        name = f"{function.__module__}.{function.__qualname__}"
-        self._evaluations.refused.append(
-            f"{name} is marked assume_constant_result, so a change of what it returns could not be "
-            "noticed; take the mark away, or call it outside and keep the result as an attribute"
+        self._evaluations.refuse(
+            f"{function.__module__}.{function.__qualname__} is marked assume_constant_result, so a change of "
+            "what it returns could not be noticed; take the mark away, or call it outside and keep the "
+            "result as an attribute"
         )
         return original(tx, function, *args, **kwargs)
 
@@ -143,7 +139,7 @@ class CallHooks:
         if own is translator.output.global_scope or module is None or vars(module) is own:
             return
         if not is_pinned_module(name) and any(map(own.__contains__, globals_read(translator.f_code))):
-            self._evaluations.refused.append(
+            self._evaluations.refuse(
                 f"{translator.f_code.co_qualname} is of a module {name} whose place in sys.modules another "
                 "one has taken, so its globals could not be found again; make the object anew from that one"
             )
@@ -177,7 +173,7 @@ class CallHooks:
         """Refuse a text with an address, unless it is a literal of the code, or a guard compares it."""
         text = vars(variable.unwrap()).get("value")
         if type(text) is str and variable.source is None and _ADDRESS.search(text) and text not in written:
-            self._evaluations.refused.append(
+            self._evaluations.refuse(
                 f"{_ADDRESS.sub('0x...', text)} is text with an address, which no other process has; give "
                 "the class a __repr__, or ask the object for what tells it apart"
             )
@@ -186,7 +182,7 @@ class CallHooks:
         """Refuse the id of an object, and its text, if code of its class or torch's made it untraced."""
         function = getattr(variable, "fn", None)
         if function is id and answer.is_python_constant():
-            self._evaluations.refused.append(
+            self._evaluations.refuse(
                 "id() of an object that was there before the call is an address, which no other process has; "
                 "compare objects with `is`, or key them by a name"
             )
@@ -195,12 +191,13 @@ class CallHooks:
         if constants(*args) is None and constants(answer) is not None:
             value = vars(args[0].unwrap()).get("value")
             if value is not None and not isinstance(value, BaseException):
-                self._evaluations.refused.append(
+                self._evaluations.refuse(
                     f"the text of a {type(value).__qualname__} is made while the function is traced, so what "
                     "it tells of could not be noticed; ask the object for that, or keep it as an attribute"
                 )
 
     def _fold(self, variable: Any, args: Sequence[Any], kwargs: Mapping[str, Any], answer: Any) -> None:
+        """Note the call of a function by which Dynamo made a constant of constants; refuse it if users'."""
         result = _result(variable, answer)
         if result is None or not (called := constants(variable)):
             return
@@ -211,16 +208,16 @@ class CallHooks:
             return  # which the frame does later, and nobody may do now
         positional, named = given[: len(args)], dict(zip(kwargs, given[len(args) :], strict=True))
         own = getattr(function, "__self__", None)
-        code = _name_of_users(function)
+        code = function.__qualname__ if is_users_function(function) else ""
         if not code and not all(map(_is_plain, (*given, own))):
             code = _code_run_by(function, positional, named)
         if code:
-            self._evaluations.refused.append(
+            self._evaluations.refuse(
                 f"{code} is called while the function is traced, and is not traced itself, so what it "
                 "depends on could not be noticed; call it by its name, or keep its result as an attribute"
             )
         elif not _is_pure(function, own):
-            self._evaluations.note_call(function, (positional, named), result[0])
+            self._evaluations.note_call(function, positional, result[0], named)
 
 
 class EnvironmentHooks:
@@ -235,21 +232,21 @@ class EnvironmentHooks:
         try:
             value = original(environ, name)
         finally:
-            if environ is os.environ and _is_users(sys._getframe(2)):
-                self._evaluations.note_call(os.getenv, ((name,), {}), value)
+            if environ is os.environ and _reads_environment(sys._getframe(2)):
+                self._evaluations.note_call(os.getenv, (name,), value)
         return value
 
 
-def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments | None:
+def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...] | None, Any]:
     """The values of variables; None if one is no constant."""
     try:
         positional = tuple(variable.as_python_constant() for variable in args)
         return positional, {name: variable.as_python_constant() for name, variable in kwargs.items()}
     except NotImplementedError:
-        return None
+        return None, {}
 
 
-def _is_users(frame: FrameType | None) -> bool:
+def _reads_environment(frame: FrameType | None) -> bool:
     """True if running code of the user's, not the import of a module, reads the environment."""
     while frame is not None and frame.f_globals.get("__name__") in ("os", "collections.abc"):
         frame = frame.f_back
@@ -308,13 +305,6 @@ def _is_pure(function: Any, own: Any) -> bool:
         kind = owner if isinstance(owner, type) else type(owner)
         return kind.__module__ in _PURE
     return str(getattr(function, "__module__", type(function).__module__)) in _PURE
-
-
-def _name_of_users(function: Any) -> str:
-    """The name of a function of the user's; empty for others."""
-    if isinstance(function, FunctionType) and not is_pinned_module(globals_module(function)):
-        return function.__qualname__
-    return ""
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,16 +1,12 @@
 """Reads of objects that leave no guard, noted as they are evaluated; see `evaluated`.
 
-* Attributes that were absent, or asked for presence only: a missing member whose exception is caught;
-  ``hasattr`` of a module, a function or a partial; what a class has from its metaclass; annotations. What it
-  takes for absent and is there (attributes of a partial) is traced, or refused.
-* Kinds: ``ABC.register`` and runtime protocols answer ``isinstance`` from what the process registered; a
-  user's metaclass may answer anything.
+* Attributes that were absent, or asked for presence only. What Dynamo takes for absent and is there
+  (attributes of a partial) is traced, or refused.
+* Kinds that a registry answers for (``ABC.register``, runtime protocols).
 * Keys of an object's ``__dict__``, which a ``SideEffectsProxyDict`` answers with the object's variable in
   ``item`` and its content in ``item_dict``; in 2.11 a variable with ``name`` ``"__dict__"`` and ``obj``.
-* Names of process groups that reach user code: a collective's group counts by its role; a name that traced
-  code outside torch holds counts literally. ``push`` sees the same object as was read.
-
-Tested in ``tests/unit/test_evaluated_*.py`` and ``test_process_groups.py``, with torch 2.11 to 2.15.
+* Names of process groups: a collective's group counts by its role, a name that traced code outside torch
+  holds literally. ``push`` sees the same object as was read.
 """
 
 from __future__ import annotations
@@ -90,15 +86,16 @@ class ReadHooks:
     def _get(self, original: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or (id(variable), name) in self._asking:
             return original(variable, tx, name, *args, **kwargs)
-        _refuse_of_unknown_method(tx, variable, name)
-        with self._asked(variable, name):
+        with self._asked(tx, variable, name):
             answer = self._found(original, variable, tx, name)
             self._note_found_elsewhere(tx, variable, name)
             answer = _guarded(tx, variable, name, answer)
         if name == "group_name" and (group := _real_group(variable)) is not None:
             self._names[id(answer)] = (answer, group)
-        if is_number_of_device(variable, name):
-            self._evaluations.refused.append(
+        device = vars(variable).get("value")
+        is_of_tensor = isinstance(device, torch.device) and variable.source is None
+        if name == "index" and is_of_tensor and device.index is not None:
+            self._evaluations.refuse(
                 "index of a tensor's device differs from rank to rank; use the device as it is, or keep the "
                 "number as an attribute"
             )
@@ -108,8 +105,7 @@ class ReadHooks:
     def _has(self, original: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or (id(variable), name) in self._asking:
             return original(variable, tx, name, *args, **kwargs)
-        _refuse_of_unknown_method(tx, variable, name)
-        with self._asked(variable, name):
+        with self._asked(tx, variable, name):
             answer = self._found(original, variable, tx, name)
         if not answer.is_python_constant():
             return answer
@@ -120,7 +116,11 @@ class ReadHooks:
         return answer
 
     @contextlib.contextmanager
-    def _asked(self, variable: Any, name: str) -> Iterator[None]:
+    def _asked(self, tx: Any, variable: Any, name: str) -> Iterator[None]:
+        """Let no other hook note what is asked within; torch 2.11 loses sight of a method in an object."""
+        is_unknown = isinstance(variable, UserMethodVariable) and variable.source is None
+        if is_unknown and not is_pinned_module(tx.f_globals.get("__name__")):
+            raise _untraced("a method", name)
         self._asking.append((id(variable), name))
         try:
             yield
@@ -197,7 +197,7 @@ class ReadHooks:
         if type(cls).__module__.startswith("torch"):  # Parameter and Buffer are marks of a tensor
             return isinstance(answering, FunctionType)
         if not is_pinned_module(module):
-            self._evaluations.refused.append(
+            self._evaluations.refuse(
                 f"{type(cls).__qualname__}.{hook} answers whether an object is a {cls.__qualname__}, and a "
                 "change of the answer could not be noticed; ask for an attribute, or for type(object)"
             )
@@ -240,13 +240,6 @@ class ReadHooks:
             group = self._names[id(variable)][1]
             self._evaluations.group_names[str(group.group_name)] = group
         original(translator, variable)
-
-
-def is_number_of_device(variable: Any, name: str) -> bool:
-    """True if code reads the index of a tensor's device, which differs by rank."""
-    device = vars(variable).get("value")
-    is_of_tensor = isinstance(device, torch.device) and variable.source is None
-    return name == "index" and is_of_tensor and device.index is not None
 
 
 def _guarded(tx: Any, variable: Any, name: str, answer: Any) -> Any:
@@ -294,17 +287,6 @@ def _plain_member(tx: Any, variable: Any, name: str) -> Any:
     if value is not None and type(value) not in (str, bool, int, float):
         return None
     return VariableTracker.build(tx, value, AttrSource(variable.source, name))
-
-
-def _refuse_of_unknown_method(tx: Any, variable: Any, name: str) -> None:
-    """Refuse what user code asks of a method that an object holds: torch 2.11 loses sight of it.
-
-    Raises:
-        NotPortable: it does.
-    """
-    is_unknown = isinstance(variable, UserMethodVariable) and variable.source is None
-    if is_unknown and not is_pinned_module(tx.f_globals.get("__name__")):
-        raise _untraced("a method", name)
 
 
 def _refuse_own_property(name: str) -> None:

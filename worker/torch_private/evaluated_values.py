@@ -1,21 +1,16 @@
 """Values that Dynamo hashes, compares and orders while it traces, without a guard.
 
-* Keys and compared values: it hashes what it has made no variable of yet, in order not to guard it, and
-  compares the objects behind variables whose members it has not looked at. Here ``realize_all`` makes
-  variables, and with them guards, of all that they hold.
-* Constants (a member of an enum, a class, a tuple): in ``if member:`` and ``member in members`` it runs the
-  user's methods untraced, in files of ``_EVALUATING``, which is refused; so is ``is`` between equal ones,
-  because which of them are one object is an accident of the process.
+* Keys and compared values: ``realize_all`` makes variables, and with them guards, of all that they hold.
+* Constants (a member of an enum, a class, a tuple): their methods of the user's that run untraced, in files
+  of ``_EVALUATING``, are refused; so is ``is`` between equal ones, an accident of the process.
 * Orders of sets and hashes of strings, which differ by process. A set that the caller brings must have its
-  members in the traced order. So must one that the function makes of a list or tuple, and leaves so: the
-  trace goes over it in the order that Python gives it in this process. Of other sets, and of ``hash``, the
-  outcome follows from how strings are hashed, which `HASHED` stands for, or from addresses, which is refused.
-  What a function that keeps its results (``functools.lru_cache``) makes of constants counts as a whole, if it
-  changes nothing.
+  members in the traced order; so must one that the function makes of a list or tuple, and leaves so, which is
+  traced in the order that Python gives it. Else the outcome follows from how strings are hashed, which
+  `HASHED` stands for, or from addresses, which is refused. What a function that keeps its results
+  (``functools.lru_cache``) makes of constants counts as a whole, if it changes nothing.
 
-Relied on (``tests/unit/test_evaluated_*.py``): a set's variable has ``items``, a dict of its members in the
-order of the trace; a ``mutation_type`` says if a variable is new; a function that keeps its results is the
-``wrapper_obj`` of its variable.
+Relied on: a set's variable has ``items``, a dict of its members in the order of the trace; ``mutation_type``
+says if a variable is new; a function that keeps its results is the ``wrapper_obj`` of its variable.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType
+from types import BuiltinFunctionType, CodeType, FrameType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -34,7 +29,7 @@ from torch._dynamo.variables import NumpyNdarrayVariable, TensorVariable, Unspec
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.lazy import LazyVariableTracker
 
-from warmrank.worker.keys.code import globals_module, is_pinned_module
+from warmrank.worker.keys.code import is_pinned_module, is_users_function
 from warmrank.worker.repeatable import kept_result, order_of_set
 from warmrank.worker.torch_private.evaluated_calls import PRINTING
 from warmrank.worker.torch_private.lowering import source_name
@@ -87,7 +82,7 @@ class ValueHooks:
         self._filled: dict[int, tuple[Any, list[Any]]] = {}  # made of a sequence: by identity, with its items
         self._in_order: set[int] = set()
         self._partials: dict[int, tuple[Any, Any]] = {}  # by their variables
-        self._held: list[tuple[Any, Any, Any]] | None = None  # calls that a kept result may stand for
+        self._held: list[tuple[Any, ...]] | None = None  # calls that a kept result may stand for
         self._has_effects = False  # of functions that keep their results
         self._sorting = 0
         self._sets = _set_classes()
@@ -115,7 +110,7 @@ class ValueHooks:
         if issubclass(kind, set | frozenset):
             self._refuse_own_equality(value)
         if issubclass(kind, functools.partial) and kind is not functools.partial:
-            self._evaluations.refused.append(
+            self._evaluations.refuse(
                 f"{kind.__qualname__} is a subclass of functools.partial, and traced as a plain one; use "
                 "a class of its own with __call__"
             )
@@ -142,7 +137,7 @@ class ValueHooks:
         for kind in {type(member) for member in members}:
             for method in _methods_of(kind):
                 if method.co_name in ("__eq__", "__hash__"):
-                    self._evaluations.refused.append(
+                    self._evaluations.refuse(
                         f"{method.co_qualname} decides what is in a set, and is not asked while the function "
                         "is traced; keep a dict by a name, or a list"
                     )
@@ -155,7 +150,7 @@ class ValueHooks:
             caller = caller.f_back  # a method of Python's, or of the user's, that calls this one
         file = caller.f_code.co_filename if caller is not None else ""
         if file.startswith(_EVALUATING) and file != _BUILDING:
-            self._evaluations.refused.append(
+            self._evaluations.refuse(
                 f"{frame.f_code.co_qualname} is called while the function is traced, and is not traced "
                 "itself, so what it depends on could not be noticed; call it by its name, or ask before the "
                 "call and keep the answer as an attribute"
@@ -167,14 +162,14 @@ class ValueHooks:
         if is_pinned_module(tx.f_globals.get("__name__")):
             return answer
         if all(map(_is_method, args)):
-            self._evaluations.refused.append(
+            self._evaluations.refuse(
                 "`is` between methods says whether one look made both, for each look makes another; compare "
                 "them with =="
             )
         elif any(arg.source for arg in args):
             one, other = map(_plain_value, args)
             if one and other and one == other:
-                self._evaluations.refused.append(
+                self._evaluations.refuse(
                     f"`is` between values of type {type(one[0]).__name__} says whether equal ones are "
                     "one object, which differs from process to process; compare them with =="
                 )
@@ -214,7 +209,7 @@ class ValueHooks:
             kind = each.realize()
             if isinstance(kind, TensorVariable) and not isinstance(kind, UnspecializedPythonVariable):
                 name = builtin.fn.__name__
-                self._evaluations.refused.append(
+                self._evaluations.refuse(
                     f"Python's {name} returns one of the tensors that it compares, and is followed as "
                     f"torch.{name}imum, which makes a new one and passes NaN on; call torch.{name}imum, "
                     "torch.clamp or torch.where"
@@ -224,11 +219,9 @@ class ValueHooks:
 
     @steps_in("torch._dynamo.codegen:PyCodegen", "add_graph_output(value)")
     def _return(self, original: Any, codegen: Any, variable: Any) -> Any:
-        if (
-            isinstance(variable, NumpyNdarrayVariable)
-            and not variable.as_proxy().node.meta["example_value"].ndim
-        ):
-            self._evaluations.refused.append(
+        is_array = isinstance(variable, NumpyNdarrayVariable)
+        if is_array and not variable.as_proxy().node.meta["example_value"].ndim:
+            self._evaluations.refuse(
                 "a NumPy result without dimensions would be an array here, and may be a scalar in eager; "
                 "return its item(), or an array with a dimension"
             )
@@ -298,12 +291,12 @@ class ValueHooks:
         """Note that hashes count, unless those of numbers; refuse those of addresses."""
         for variable in variables:
             if _has_hash_of_address(variable):
-                self._evaluations.refused.append(
+                self._evaluations.refuse(
                     f"{variable.python_type().__qualname__} objects hash by their addresses, on which hash() "
                     "and the order of a set hang, and which no other process has; use a list or a number"
                 )
             elif not _is_number(variable):
-                self._note_call(hash, ((HASHED,), {}), hash(HASHED))
+                self._note_call(hash, (HASHED,), hash(HASHED))
 
     def _put_in_order(self, variable: Any) -> None:
         """Trace a set in the order that Python gives it, which is a condition."""
@@ -312,16 +305,16 @@ class ValueHooks:
         members = (member.as_python_constant() for member in _members(variable))
         given = dict(zip(members, variable.items, strict=True))
         order = order_of_set(*given)
-        self._note_call(order_of_set, (tuple(given), {}), order)
+        self._note_call(order_of_set, tuple(given), order)
         variable.items = {given[member]: variable.items[given[member]] for member in order}
         self._filled[id(variable)] = variable, list(variable.items)
         self._in_order.add(id(variable))
 
-    def _note_call(self, function: Any, given: Any, result: Any) -> None:
+    def _note_call(self, *call: Any) -> None:
         if self._held is None:
-            self._evaluations.note_call(function, given, result)
+            self._evaluations.note_call(*call)
         else:
-            self._held.append((function, given, result))
+            self._held.append(call)
 
 
 def _is_look_up(tx: Any) -> bool:
@@ -339,7 +332,7 @@ def _methods_of(kind: type) -> Iterator[CodeType]:
     for base in kind.__mro__:
         for name, value in vars(base).items():
             is_special = name.startswith("__") and name.endswith("__") and name not in _NOT_ASKED
-            if is_special and isinstance(value, FunctionType) and not is_pinned_module(globals_module(value)):
+            if is_special and is_users_function(value):
                 made_by_dataclass = value.__code__.co_qualname.startswith("__create_fn__")
                 yield from () if made_by_dataclass else (value.__code__,)
 
@@ -392,7 +385,7 @@ def _kept_call(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any] | 
     try:
         constants = tuple(item.realize().as_python_constant() for item in args)
         named = {key: item.realize().as_python_constant() for key, item in kwargs.items()}
-        return kept_result, ((name, constants, named), {}), kept_result(name, constants, named)
+        return kept_result, (name, constants, named), kept_result(name, constants, named)
     except Exception:  # noqa: BLE001 - whatever the function and its arguments raise
         return None
 

@@ -5,7 +5,7 @@
 * NumPy scalars are constants, computed with by NumPy and guarded by value; ``operator.itemgetter`` and its
   kin, made before the trace, are made anew within it; ``ContextVar.get()`` gives the variable's value,
   guarded under ``var.get()``.
-* A metaclass's ``__call__`` makes the instances of its classes; Dynamo takes Python's own in its place.
+* Instances that a metaclass's ``__call__`` makes are refused: Dynamo takes Python's own in its place.
 * Calls that tell people something (logging, ``warnings.warn``, ``print``, filters of warnings) are left out
   of what is compiled, with one line in the log. What a call asks a logger (its level) is a condition.
 * A missing key is guarded (``os.environ.get``, ``try: d["k"] except KeyError``): Dynamo leaves no guard
@@ -32,7 +32,6 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -40,13 +39,7 @@ import torch
 import torch._dynamo.config as dynamo_config
 from torch._dynamo.exc import ObservedKeyError
 from torch._dynamo.guards import GuardBuilder
-from torch._dynamo.source import (
-    AttrSource,
-    CallFunctionNoArgsSource,
-    GetItemSource,
-    TypeMROSource,
-    TypeSource,
-)
+from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource, TypeSource
 from torch._dynamo.variables import PythonModuleVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
@@ -55,7 +48,7 @@ from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 from torch.utils._config_module import ConfigModule
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.keys.code import is_pinned_module
+from warmrank.worker.keys.code import is_users_function
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
 
@@ -98,7 +91,6 @@ class TracerChanges:
         self._name = name  # of the traced function
         self._note_call = note_call
         self._left_out: dict[str, None] = {}
-        self._past_metaclass: type | None = None  # the class whose metaclass calls Python's ``__call__``
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
@@ -163,41 +155,21 @@ class TracerChanges:
         "torch._dynamo.variables.user_defined:UserDefinedClassVariable", "call_function(tx, args, kwargs)"
     )
     def _call_class(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        """An instance, made by a metaclass's ``__call__`` where it has one of the user's."""
-        if variable.value is self._past_metaclass:
-            self._past_metaclass = None
-            return original(variable, tx, args, kwargs)
-        source = variable.source and TypeSource(variable.source)
-        make = _maker(tx, type(variable.value), source, 0)
-        if make is None:
-            return original(variable, tx, args, kwargs)
-        return make.call_function(tx, [variable, *args], kwargs)
+        """Refuse an instance that a metaclass of the user's makes.
 
-    @steps_in("torch._dynamo.variables.misc:SuperVariable", "call_method(tx, name, args, kwargs)")
-    def _call_super(self, original: Any, variable: Any, tx: Any, name: str, *call: Any) -> Any:
-        """``super().__call__`` of a metaclass, which may be Python's own."""
-        made = variable.objvar
-        cls = getattr(made, "value", None)
-        if name != "__call__" or not isinstance(cls, type):
-            return original(variable, tx, name, *call)
-        metaclass: type = type(cls)
-        source = made.source and TypeSource(made.source)
-        behind = metaclass.__mro__.index(variable.typevar.as_python_constant()) + 1
-        make = _maker(tx, metaclass, source, behind)
-        args, kwargs = call
-        if make is None:
-            self._past_metaclass = cls
-            return made.call_function(tx, args, kwargs)
-        return make.call_function(tx, [made, *args], kwargs)
-
-    @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_method(tx, name, args, kwargs)")
-    def _call_builtin(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """``type.__call__(cls, ...)``, which makes an instance past the metaclass."""
-        cls = getattr(args[0].realize(), "value", None) if args and name == "__call__" else None
-        if variable.fn is not type or not isinstance(cls, type):
-            return original(variable, tx, name, args, kwargs)
-        self._past_metaclass = cls
-        return args[0].call_function(tx, args[1:], kwargs)
+        Raises:
+            NotPortable: the metaclass, or a base of it, has a ``__call__``.
+        """
+        metaclass = type(variable.value)
+        make = next((vars(base)["__call__"] for base in metaclass.__mro__ if "__call__" in vars(base)), None)
+        if is_users_function(make):
+            name = f"{metaclass.__qualname__}.__call__"
+            msg = (
+                f"{name} makes the {variable.value.__qualname__} that the function asks for, which is not "
+                "traced; make it before the call and keep it as an attribute"
+            )
+            raise NotPortable(msg, what=name)
+        return original(variable, tx, args, kwargs)
 
     @steps_in("torch._dynamo.variables.misc:IgnoredFunctionVariable", "call_function(tx, args, kwargs)")
     def _ignore(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
@@ -226,7 +198,7 @@ class TracerChanges:
             VariableTracker.build(tx, logger.manager.disable, of_manager).realize()
         enabled = logger.isEnabledFor(level)
         if source is None:
-            self._note_call(logging.Logger.isEnabledFor, ((logger, level), {}), enabled)
+            self._note_call(logging.Logger.isEnabledFor, (logger, level), enabled)
         return VariableTracker.build(tx, enabled)
 
 
@@ -280,18 +252,6 @@ class _LoggerLookup(IgnoredFunctionVariable):
     def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
         del tx, kwargs
         return LoggingLoggerVariable(self.value(*(item.as_python_constant() for item in args)))
-
-
-def _maker(tx: Any, metaclass: type, source: Any, start: int) -> Any:
-    """The user's ``__call__`` among a metaclass's bases from ``start`` on, None for Python's."""
-    for position, base in enumerate(metaclass.__mro__[start:], start):
-        make = vars(base).get("__call__")
-        if isinstance(make, FunctionType) and not is_pinned_module(make.__module__):
-            found = source and AttrSource(GetItemSource(TypeMROSource(source), position), "__call__")
-            return VariableTracker.build(tx, make, found)
-        if make is not None:
-            return None
-    return None
 
 
 def _added(variable: Any, tx: Any, method: str) -> Any:

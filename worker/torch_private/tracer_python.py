@@ -1,8 +1,7 @@
 """Python's own library as Dynamo is to trace it, for one trace.
 
 * ``functools.cached_property`` takes no lock, as from Python 3.12 on; ``functools.partialmethod`` binds its
-  function without ``__get__``; ``functools.singledispatch`` and ``singledispatchmethod`` look up the bases of
-  a class in their registry, which is guarded. Where that holds an abstract class, the graph breaks.
+  function without ``__get__``. What ``functools.singledispatch`` and its kin look up is refused.
 * ``"%s" % value`` and ``str`` take the text of an object from its ``__str__`` or ``__repr__``, f-strings from
   ``__format__`` too, and these are traced; so is ``__eq__`` of a dict's keys, as from torch 2.14 on.
 * An object with an ``__enter__`` of the user's can be entered, whenever it was made.
@@ -12,7 +11,7 @@
   constant once `TensorifyState` names that (`make_floats_constants`).
 * Copies and repetitions of a deque have its limit, as in torch 2.14 and 2.15.
 
-Tested in ``tests/unit/test_like_eager.py`` and ``test_evaluated_paths.py``.
+Tested in ``tests/fuzz/parts/evaluated.py``.
 """
 
 from __future__ import annotations
@@ -29,20 +28,14 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Final
 
 from torch._dynamo.exc import TensorifyScalarRestartAnalysis
-from torch._dynamo.source import AttrSource, GetItemSource
 from torch._dynamo.symbolic_convert import InstructionTranslator, TensorifyState
 from torch._dynamo.variables import TupleVariable, UserDefinedObjectVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
 
-from warmrank.worker.keys.code import globals_module, is_pinned_module
-from warmrank.worker.repeatable import (
-    call_method,
-    call_registered,
-    get_cached,
-    get_dispatching,
-    get_partial,
-)
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.keys.code import is_users_function
+from warmrank.worker.repeatable import get_cached, get_partial
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, replaced, steps_in
 
 if TYPE_CHECKING:
@@ -51,14 +44,13 @@ if TYPE_CHECKING:
 FACTS = {
     "functools:cached_property": "__get__",
     "functools:partialmethod": "__get__",
-    "functools:singledispatchmethod": "__get__",
     "torch._dynamo.symbolic_convert:InstructionTranslator": "current_tx",
     "torch._dynamo.symbolic_convert:TensorifyState": "specialize(index)",
     "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
     "torch._guards:GuardsSet": "add(guard)",
 }
 
-_DISPATCHING: Final = functools.singledispatch(lambda _: None).__code__  # type: ignore[attr-defined]
+_DISPATCH: Final = functools.singledispatch(lambda _: None).dispatch.__code__
 _CONVERSION: Final = re.compile(r"%[#0 +-]*\d*(?:\.\d+)?[hlL]?(.)")
 _TEXTS: Final = {"s": str, "r": repr, "a": ascii}
 
@@ -76,25 +68,18 @@ class PythonChanges:
             intercepted(hooks_of(self)),
             replaced(functools.cached_property, "__get__", get_cached),  # which Dynamo traces
             replaced(functools.partialmethod, "__get__", get_partial),  # likewise
-            replaced(functools.singledispatchmethod, "__get__", get_dispatching),  # likewise
         ):
             yield
 
     @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "call_function(tx, args, kwargs)")
     def _call(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        function, bound, rest = variable, [], list(args)
-        if variable.fn is call_method:
-            function, bound, rest = args[0].realize(), [args[1]], list(args[2:])
-        elif getattr(variable.fn, "__code__", None) is not _DISPATCHING:
-            return original(variable, tx, args, kwargs)
-        registry = _registry(tx, function)
-        if registry is None or not rest:
-            return original(variable, tx, args, kwargs)
-        kinds = rest[0].python_type().__mro__
-        known = next(position for position, kind in enumerate(kinds) if kind in function.fn.registry)
-        asked = VariableTracker.build(tx, kinds[: known + 1])
-        call = VariableTracker.build(tx, call_registered)
-        return call.call_function(tx, [registry, asked, *bound, *rest], kwargs)
+        if getattr(variable.fn, "__code__", None) is _DISPATCH:
+            msg = (
+                "functools.singledispatch chooses a function by what is registered, of which no condition "
+                "can be made; call the function of that type by its name"
+            )
+            raise NotPortable(msg, what="functools.singledispatch")
+        return original(variable, tx, args, kwargs)
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_function")
     def _call_builtin(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -176,11 +161,7 @@ def make_floats_constants(graph_module: GraphModule) -> None:
 
 def _can_be_entered(kind: type) -> bool:
     """True if a class has an ``__enter__`` and an ``__exit__`` of the user's."""
-    methods = [getattr(kind, name, None) for name in ("__enter__", "__exit__")]
-    return all(
-        isinstance(method, FunctionType) and not is_pinned_module(globals_module(method))
-        for method in methods
-    )
+    return all(is_users_function(getattr(kind, name, None)) for name in ("__enter__", "__exit__"))
 
 
 def _is_of_user(variable: Any, name: str) -> bool:
@@ -216,14 +197,3 @@ def _with_texts(tx: Any, template: str, held: Any, given: Any) -> list[Any]:
 
     template = _CONVERSION.sub(taking_text, template)
     return [VariableTracker.build(tx, template), TupleVariable(texts)]
-
-
-def _registry(tx: Any, function: Any) -> Any:
-    """A variable for the registry of what ``singledispatch`` made; None where it holds abstract classes."""
-    source, dispatch = function.get_source(), function.fn.dispatch
-    if source is None or any(type(kind) is not type for kind in function.fn.registry):
-        return None
-    position = dispatch.__code__.co_freevars.index("registry")
-    cell = GetItemSource(AttrSource(AttrSource(source, "dispatch"), "__closure__"), position)
-    held = dispatch.__closure__[position].cell_contents
-    return VariableTracker.build(tx, held, AttrSource(cell, "cell_contents"))

@@ -18,6 +18,8 @@ def part(
     contexts: Mapping[str, str] | None = None,
     environments: Mapping[str, Mapping[str, str | None]] | None = None,
     environment: Mapping[str, str | None] | None = None,
+    refused: str = "",
+    said: str = "",
 ) -> Part:
     changes = [Change(name=f"{name}: {key}", slots=value) for key, value in (sources or {}).items()]
     changes += [Change(name=f"{name}: {key}", mutate=value) for key, value in (mutations or {}).items()]
@@ -25,4 +27,11 @@ def part(
     changes += [
         Change(name=f"{name}: {key}", environment=value) for key, value in (environments or {}).items()
     ]
-    return Part(name=name, slots=slots, changes=tuple(changes), environment=environment or {})
+    return Part(
+        name=name,
+        slots=slots,
+        changes=tuple(changes),
+        environment=environment or {},
+        refused=refused,
+        said=said,
+    )

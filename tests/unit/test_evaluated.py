@@ -1,0 +1,233 @@
+"""Ranks that a function asks for, and what tells processes apart beside what a change of the model shows.
+
+What Dynamo evaluates without a guard is tried in `tests.integration.test_fuzz`, by its table.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
+from torch import nn
+from torch.distributed import get_rank as position
+
+from tests.support import observed_operator
+from tests.support.devices import fake_world
+from tests.support.tracing import cached, compiled, misfits, not_in_2_12, traces_more
+from warmrank.worker import groups
+
+X = torch.ones(3)
+FOUR = torch.arange(1.0, 5.0)
+
+
+def ask(group: Any) -> Any:
+    return group.rank()
+
+
+def closed_over(group: Any) -> Callable[[], Any]:
+    def rank() -> Any:
+        return group.rank()
+
+    return rank
+
+
+class Holder:
+    """Keeps a group, and says its rank in words of its own."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+    @property
+    def place(self) -> Any:
+        return self.group.rank()
+
+
+class Model(nn.Module):
+    """Asks for its rank in one way."""
+
+    def __init__(self, way: Callable[[Any], Any], group: Any) -> None:
+        super().__init__()
+        self.way = way
+        self.group = group
+        self.groups = [group]
+        self.by_name = {"tp": group}
+        self.holder = Holder(group)
+        self.function = dist.get_rank
+        self.partial = functools.partial(dist.get_rank, group)
+        self.closure = closed_over(group)
+        self.method = "rank"
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return torch.mul(x, self.way(self))
+
+
+IN_GROUP: dict[str, Callable[[Any], Any]] = {
+    "method of a group": lambda model: model.group.rank(),
+    "function under another name": lambda model: position(model.group),
+    "function as an attribute": lambda model: model.function(model.group),
+    "partial": lambda model: model.partial(),
+    "closure": lambda model: model.closure(),
+    "group in a list": lambda model: model.groups[0].rank(),
+    "group in a dict": lambda model: model.by_name["tp"].rank(),
+    "property of another object": lambda model: model.holder.place,
+    "function of a module": lambda model: ask(model.group),
+    "name of the method computed": lambda model: getattr(model.group, model.method)(),
+    "keyword": lambda model: dist.get_rank(group=model.group),
+    "rank in the group of a rank in the world": lambda model: dist.get_process_group_ranks(model.group).index(
+        dist.get_rank()
+    ),
+}
+IN_WORLD: dict[str, Callable[[Any], Any]] = {
+    "function under another name": lambda model: position(),
+    "function looked up": lambda model: getattr(dist, "get_" + "rank")(),
+    "function as an attribute": lambda model: model.function(),
+    "method of the world": lambda model: dist.group.WORLD.rank(),  # type: ignore[union-attr]
+    "ranks of a group": lambda model: dist.get_process_group_ranks(model.group)[0] + 1,
+    "operator": lambda model: operator.methodcaller("rank")(dist.group.WORLD),
+}
+EQUAL_ON_ALL: dict[str, Callable[[Any], Any]] = {
+    "size of a group": lambda model: model.group.size(),
+    "size by a function": lambda model: dist.get_world_size(model.group),
+    "size of the world": lambda model: dist.get_world_size(),
+    "initialized": lambda model: 2 if dist.is_initialized() else 3,
+    "collective": lambda model: collectives.all_reduce(torch.ones(4), "sum", model.group),
+    "gather": lambda model: collectives.all_gather_tensor(torch.ones(2), 0, model.group),
+}
+
+
+@contextmanager
+def on_rank(rank: int, way: Callable[[Any], Any], world_size: int = 4) -> Iterator[Model]:
+    with fake_world(rank=rank, world_size=world_size):
+        made = [dist.new_group([first, first + 1]) for first in range(0, world_size, 2)]
+        groups.declare_groups({"tp": made[rank // 2]})
+        yield Model(way, made[rank // 2])
+
+
+def reasons(way: Callable[[Any], Any], *ranks: int) -> list[tuple[str, ...]]:
+    """Why what rank 0 compiled does not fit on other ranks."""
+    with on_rank(0, way) as model:
+        artifact = compiled(model.forward, FOUR)
+    found = []
+    for rank in ranks:
+        with on_rank(rank, way) as model:
+            found.append(misfits(artifact, model.forward, FOUR))
+    return found
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("way", IN_GROUP.values(), ids=IN_GROUP)
+def test_rank_in_a_group_is_a_condition(way: Callable[[Any], Any]) -> None:
+    same, other = reasons(way, 0, 1)
+    assert same == ()
+    assert any("0 -> 1" in reason for reason in other)
+
+
+@pytest.mark.parametrize("name", ["method of a group", "function under another name", "keyword"])
+def test_rank_in_a_group_is_shared_by_equal_places_of_other_groups(name: str) -> None:
+    assert reasons(IN_GROUP[name], 2) == [()]
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("way", IN_WORLD.values(), ids=IN_WORLD)
+def test_rank_in_the_world_is_a_condition(way: Callable[[Any], Any]) -> None:
+    same, other = reasons(way, 0, 2)
+    assert same == ()
+    assert other
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("way", EQUAL_ON_ALL.values(), ids=EQUAL_ON_ALL)
+def test_what_is_equal_on_all_ranks_is_shared(way: Callable[[Any], Any]) -> None:
+    assert reasons(way, 0, 1, 2, 3) == [(), (), (), ()]
+
+
+def test_rank_that_a_fake_kernel_reads_is_a_condition() -> None:
+    library = observed_operator.register()
+
+    def way(_model: Model) -> Any:
+        return torch.ops.observed.part(torch.ones(4)).sum()
+
+    try:
+        reasons(way)  # what an earlier trace asked the kernel is asked anew
+        same, other = reasons(way, 0, 1)
+    finally:
+        library._destroy()
+    assert same == ()
+    assert "get_rank(world): 0 -> 1" in other
+
+
+INSTALLED = {"factor": 3}
+
+
+@functools.lru_cache
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator] # torch's has no types
+def kept(name: str) -> int:
+    return INSTALLED[name]
+
+
+@dataclass(frozen=True)
+class Key:
+    name: str
+
+
+class Counted:
+    """A class that counts."""
+
+    number: float = 3
+
+
+class Asks(nn.Module):
+    """Asks for what outlasts a call."""
+
+    by_key = {Key("a"): 3}  # noqa: RUF012 - never written to
+
+    def kept(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mul(x, kept("factor"))
+
+    def counts(self, x: torch.Tensor) -> torch.Tensor:
+        Counted.number += 1
+        return x * Counted.number
+
+    def keyed(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.by_key[Key("a")]
+
+
+def test_constant_that_is_kept_for_the_process_is_asked_for_again_by_a_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    artifact = compiled(Asks().kept, X)
+    assert misfits(artifact, Asks().kept, X) == ()
+    monkeypatch.setitem(INSTALLED, "factor", 4)
+    assert misfits(artifact, Asks().kept, X) == ()  # as eager has it still
+    kept.cache_clear()
+    (reason,) = misfits(artifact, Asks().kept, X)
+    assert reason.endswith("kept, ('factor',), {}): 3 -> 4")
+    kept.cache_clear()
+
+
+@traces_more
+@not_in_2_12
+def test_trace_writes_nothing_to_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Counted, "number", 3)
+    artifact = compiled(Asks().counts, X)
+    assert Counted.number == 3
+    for number, fits in ((3, True), (4, True), (4.5, False)):
+        Counted.number = number
+        assert (misfits(artifact, Asks().counts, X) == ()) is fits
+
+
+@torch.no_grad()
+def test_keys_of_dicts_do_not_hang_on_the_hash_seed(cache: Path) -> None:
+    function = cached(Asks().keyed, cache)
+    function(X)
+    (variant,) = function.variants
+    assert not variant.stored.artifact.guards.asked
