@@ -135,9 +135,7 @@ def compile_call(  # noqa: PLR0913 - a call, and how it is compiled
             decompositions=options.custom_decompositions,
             ge_cache=options.ge_cache,
         )
-        if for_audit:
-            return lowered, facts, Built(sections=engine.outline(lowered, facts, site=site))
-        return lowered, facts, engine.compile(lowered, facts, site=site)
+        return lowered, facts, engine.compile(lowered, facts, site=site, kernels=not for_audit)
 
     def attempt(*, dynamic: bool) -> tuple[Trace, tuple[LoweredGraph, GraphFacts, Built]]:
         return trace(

@@ -86,15 +86,15 @@ class Engine(Protocol):
     def check(self, device_kind: str) -> None:
         """Raise `WorkerError` for what this kind of device cannot compile, before anything is traced."""
 
-    def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Built:
+    def compile(
+        self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None, kernels: bool = True
+    ) -> Built:
         """Compile a graph into bytes to keep; equal graphs give equal bytes.
 
         Runs within the graph's tracing context, before the guards are written. ``site`` is None where there
-        is a graph only, which not every engine takes.
+        is a graph only, which not every engine takes. Without ``kernels`` there is what an audit compares:
+        sections that are made of the trace alone.
         """
-
-    def outline(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Sections:
-        """Sections of `compile` that an audit compares: made of the trace alone, without kernels."""
 
     def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
         """A callable over the graph's inputs; imports neither Dynamo, Inductor nor sympy.

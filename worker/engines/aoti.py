@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker.devices import picker
-from warmrank.worker.engines import Site
+from warmrank.worker.engines import Built, Site
 from warmrank.worker.engines.graph import SECTIONS, GraphEngine, unpack_constants
 from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing, BadConfig, NotPortable, ToolchainError
@@ -47,7 +47,7 @@ from warmrank.worker.runtime.artifact import STATE
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from warmrank.worker.engines import Built, Files, Graph, Groups, Sections
+    from warmrank.worker.engines import Files, Graph, Groups, Sections
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
@@ -239,35 +239,11 @@ class AotiEngine:
         if device_kind == "cuda":
             check_cuda()
 
-    def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Built:
+    def compile(
+        self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None, kernels: bool = True
+    ) -> Built:
         """See `Engine.compile`; raises `NotPortable` where a library cannot return what eager does."""
-        from warmrank.worker.engines import Built
-        from warmrank.worker.engines.aoti_compile import compile_parts
-
-        sections = dict(self.outline(lowered, facts, site=site))
-        digest = hashlib.sha256(b"".join(sections[name] for name in sorted(sections))).hexdigest()[:32]
-        library, tail, call = compile_parts(lowered, facts, digest)
-        files: dict[str, bytes] = {}
-        if library:
-            package = pack(library)
-            files = {f"ge_cache_{hashlib.sha256(package).hexdigest()[:16]}.pt2": package}
-            _compiled.update(files)
-        values = [node.meta.get("val") for node in lowered.graph.graph.nodes if node.op == "placeholder"]
-        kinds = [value.device.type for value in values if isinstance(value, torch.Tensor)]
-        call |= {
-            **json.loads(sections[_SECTION]),
-            "device": next((kind for kind in kinds if kind != "cpu"), "cpu"),
-            "classes": list(facts.input_classes),
-            "file": next(iter(files), ""),
-        }
-        sections[_SECTION] = json.dumps(call, sort_keys=True, separators=(",", ":")).encode()
-        if tail:
-            sections |= dict(zip(_TAIL, (tail[name] for name in SECTIONS), strict=True))
-        return Built(sections=sections, files=files)
-
-    def outline(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Sections:
-        """See `Engine.outline`; section ``aoti`` holds only what was traced."""
-        from warmrank.worker.engines.aoti_compile import refuse_inputs
+        from warmrank.worker.engines.aoti_compile import compile_parts, refuse_inputs
         from warmrank.worker.torch_private.symbols import described
 
         if facts.data_dependent:
@@ -277,8 +253,27 @@ class AotiEngine:
             )
             raise NotPortable(msg, what=facts.data_dependent)
         refuse_inputs(lowered, facts)
-        traced = json.dumps({"traced": described(lowered.graph)}).encode()
-        return {**GraphEngine().outline(lowered, facts, site=site), _SECTION: traced}
+        sections = {**GraphEngine().compile(lowered, facts, site=site).sections}
+        call: dict[str, Any] = {"traced": described(lowered.graph)}  # before Inductor adds conditions
+        files: dict[str, bytes] = {}
+        if kernels:
+            digest = hashlib.sha256(sections["graph.py"] + sections["constants"] + json.dumps(call).encode())
+            library, tail, parts = compile_parts(lowered, facts, digest.hexdigest()[:32])
+            if library:
+                package = pack(library)
+                files = {f"ge_cache_{hashlib.sha256(package).hexdigest()[:16]}.pt2": package}
+                _compiled.update(files)
+            sections |= dict(zip(_TAIL, (tail[name] for name in SECTIONS), strict=True)) if tail else {}
+            values = [node.meta.get("val") for node in lowered.graph.graph.nodes if node.op == "placeholder"]
+            devices = [value.device.type for value in values if isinstance(value, torch.Tensor)]
+            call |= {
+                **parts,
+                "device": next((kind for kind in devices if kind != "cpu"), "cpu"),
+                "classes": list(facts.input_classes),
+                "file": next(iter(files), ""),
+            }
+        sections[_SECTION] = json.dumps(call, sort_keys=True, separators=(",", ":")).encode()
+        return Built(sections=sections, files=files)
 
     def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
         """See `Engine.load`.

@@ -282,7 +282,7 @@ def compile_parts(
     call |= {"tail_inputs": list(division.tail_inputs), "written": list(division.written)}
     tail: Mapping[str, bytes] = {}
     if division.tail is not None:
-        tail = GraphEngine().outline(lowering.LoweredGraph(graph=division.tail, inputs=()), facts)
+        tail = GraphEngine().compile(lowering.LoweredGraph(graph=division.tail, inputs=()), facts).sections
     if division.library is None:
         return {}, tail, call
     # Constants in the order in which engine graph keeps them.

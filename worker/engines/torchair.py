@@ -79,11 +79,14 @@ class TorchairEngine:
         backend_for(device_kind)
         torch_facts.require("torchair")
 
-    def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Built:
-        """See `worker.engines.Engine.compile`.
+    def compile(
+        self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None, kernels: bool = True
+    ) -> Built:
+        """See `worker.engines.Engine.compile`; GE makes kernels of TorchAir's code later.
 
         Raises `NotPortable`: TorchAir does not cache the function, or its cache would give other results.
         """
+        del kernels
         call = lowered.captured
         assert site is not None and call is not None  # noqa: S101, PT018 - TorchAir takes methods
         _refuse(site, call, facts)
@@ -99,10 +102,6 @@ class TorchairEngine:
             )
             raise NotPortable(msg, what="process groups")
         return Built(sections=written.to_sections())
-
-    def outline(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Sections:
-        """See `worker.engines.Engine.outline`; GE makes kernels of TorchAir's code later."""
-        return self.compile(lowered, facts, site=site).sections
 
     def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
         """See `worker.engines.Engine.load`; raises `ArtifactCorrupt`: TorchAir does not load it."""
