@@ -34,9 +34,8 @@ from warmrank.orchestrator.launch.report import (
     to_json,
     totals,
 )
-from warmrank.orchestrator.ui.advice import next_steps
 from warmrank.orchestrator.ui.outputs import STDOUT, Outputs, RayMetrics, exposition, trace_json
-from warmrank.orchestrator.ui.page import render_html
+from warmrank.orchestrator.ui.page import next_steps, render_html
 from warmrank.orchestrator.ui.report_table import render
 from warmrank.worker.results import Outcome
 
