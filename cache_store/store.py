@@ -157,7 +157,6 @@ class Store:
     take_launches = _reading(records.take_launches)
     directories = _reading(newest_listings)
     standing = _reading(blobs.standing_refs)
-    distinct_partitions = _reading(blobs.distinct_partitions)
     fetch_blob = _reading(fetch.fetch_blob)
 
     def launches(self, launch_key: str | None = None) -> tuple[LaunchRecord, ...]:
@@ -185,6 +184,7 @@ class Store:
         *,
         options: FetchOptions | None = None,
         records: Sequence[StoredLaunch] = (),
+        distinct: Collection[PartitionRef] = (),
         lock_timeout_s: float = LOCK_TIMEOUT_S,
     ) -> FetchOutcome:
         """Lay out partitions below ``cache_root``; see `fetch.fetch_partitions`.
@@ -206,6 +206,7 @@ class Store:
                     refs,
                     cache_root,
                     options=replace(options, on_progress=view.while_asked(tell)),
+                    distinct=distinct,
                 )
             )
         options.held(outcome.copies)

@@ -22,13 +22,11 @@ from warmrank.cache_store.backends.durability import EarlyWriter
 from warmrank.cache_store.backends.places import read_from_any
 from warmrank.cache_store.cache_dir.marks import Permit
 from warmrank.cache_store.cache_dir.private_files import create_private, open_private, os_errors_are_unusable
-from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.digests import (
     CHUNK_BYTES,
     Digest,
     TooLong,
     copy_and_digest,
-    digest_bytes,
     digest_stream,
 )
 from warmrank.cache_store.errors import (
@@ -261,24 +259,6 @@ def take_pinned(
         },
         signers=frozenset(signers - {""}),
     )
-
-
-def distinct_partitions(documents: Documents, refs: Sequence[PartitionRef]) -> Pinned[str]:
-    """Of references whose partitions hold the same artifacts, the first; raises as `take_pinned`.
-
-    Artifacts of the node do not count.
-    """
-
-    def key(_: PartitionRef, found: StandingManifest) -> str:
-        entries = (entry for entry in found.manifest.artifacts if entry.scope == "rank")
-        artifacts = sorted([entry.function, entry.sha256] for entry in entries)
-        return digest_bytes(canonical_json(artifacts)).sha256
-
-    pinned = take_pinned(documents, refs, key)
-    first: dict[str, PartitionRef] = {}
-    for ref, artifacts in pinned.kept.items():
-        first.setdefault(artifacts, ref)
-    return Pinned(kept={ref: artifacts for artifacts, ref in first.items()}, errors=pinned.errors)
 
 
 def standing_refs(documents: Documents, keys: Sequence[str]) -> dict[str, PartitionRef]:
