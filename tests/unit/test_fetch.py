@@ -206,12 +206,6 @@ def test_full_local_disk_is_no_fault_of_the_store(store, root, ref, cache, monke
     assert (tree(cache), stored(root, "quarantine")) == ({}, [])
 
 
-# Trust of the directory.
-
-
-# One blob by its name alone.
-
-
 @pytest.fixture
 def fetch_decode(store: Store, cache: Path) -> Callable[[], Path]:
     return lambda: store.fetch_blob(digest_bytes(DECODE).sha256, cache / "decode", cache_root=cache)
