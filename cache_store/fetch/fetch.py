@@ -42,7 +42,7 @@ from warmrank.cache_store.cache_dir.private_files import (
 )
 from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.digests import Digest, digest_bytes
-from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache, outcome_of
+from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache, is_final, outcome_of
 from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, clone, missing_blobs, take_pinned
 from warmrank.cache_store.gc.trash import bring_back
 from warmrank.cache_store.layout import blob_name
@@ -139,7 +139,7 @@ def fetch_blob(
     make_directories_below(cache_root, function_dir)
     staged = temporary_file(function_dir)
     # Of whatever size: one that a place tells may be that of a damaged copy, before a good one in the next.
-    digest = Blobs(backend=backend, permit=permit).copy_stored(sha256, None, staged)
+    digest = Blobs(backend=backend, permit=permit).copy(sha256, None, staged)
     return place_file(function_dir, staged, digest, beside=beside)
 
 
@@ -241,7 +241,7 @@ def replicate(manifests: Sequence[PartitionManifest], files: Mapping[str, Path],
     absent = [target for target in known if target not in paths and target not in faults]
     with staging_directory(root, _STAGING) as directory:
         staged = _staged_paths(directory, absent)
-        faults |= _fill(staged, lambda digest, path: clone(files[digest.sha256], path))
+        faults |= _fill(staged, lambda sha256, _, path: clone(files[sha256], path))
         placed, failed = _place(root, staged, [target for target in absent if target not in faults], index)
     for error in (faults | failed).values():
         raise error
@@ -351,7 +351,7 @@ def _staged_paths(directory: Path, targets: Collection[_Target]) -> dict[_Target
 
 def _fill(
     staged: Mapping[_Target, Path],
-    copy: Callable[[Digest, Path], object],
+    copy: Callable[[str, int, Path], object],
     count: Callable[[int, int], object] = nothing,
 ) -> dict[_Target, StoreError]:
     """Make the staged files by ``copy``, which verifies, and copies of that; return faults of others."""
@@ -364,9 +364,12 @@ def _fill(
     def make(targets: list[_Target]) -> dict[_Target, StoreError]:
         faults: dict[_Target, StoreError] = {}
         first, *others = targets
-        made = outcome_of(lambda: copy(first.digest, staged[first]))
-        if isinstance(made, StoreError):
-            return dict.fromkeys(targets, made)
+        try:
+            copy(*first.digest, staged[first])
+        except StoreError as error:
+            if is_final(error):
+                raise
+            return dict.fromkeys(targets, error)
         for target in others:
             try:
                 clone(staged[first], staged[target], lambda num_bytes: count(num_bytes, 0))

@@ -300,7 +300,7 @@ def test_damaged_blob_leaves_nothing_and_goes_into_quarantine(backend, tmp_path,
     store(backend, COPIED, bad)
     blobs = Blobs(backend=backend, permit=Permit(Path("/")))
     with pytest.raises(Corrupt):
-        blobs.copy_stored(digest_bytes(COPIED).sha256, size_bytes, tmp_path / "copy")
+        blobs.copy(digest_bytes(COPIED).sha256, size_bytes, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
     assert len(list(backend.list("quarantine/"))) == 2
 
