@@ -1,28 +1,192 @@
-"""Errors of the orchestrator: each keeps its fields, survives pickling, and says what to do."""
+"""Failures of ranks: their kinds, the policy of each kind, equal ones grouped into causes; and all errors.
+
+Each error keeps its fields, survives pickling, and says what to do.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from enum import StrEnum
+from typing import Annotated, Any, Literal, NamedTuple
 
-from warmrank.orchestrator.causes import Budget, FailureKind, Policy, WorkerFailure, causes_of, policy_of
 from warmrank.orchestrator.text import brief_names, brief_ranks, count_text, grouped
 
 
+@dataclass(frozen=True, slots=True)
+class about:  # noqa: N801 - stands among a field's types as a word
+    """Description of a field in a document's schema; without pydantic, which a warm rank does not import."""
+
+    text: str
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        return {**handler(core_schema), "description": self.text}
+
+
+Budget = Literal["rank", "node", "hang", "start"]  # A key of the config's `retries`
+
+
+class FailureKind(StrEnum):
+    """Every kind of failure that decides something; any other kind is the name of an exception's type.
+
+    Of several kinds the first decides. What ranks report themselves comes after `TIMEOUT`, because it may
+    follow from what stands before.
+    """
+
+    CLUSTER_LOST = "cluster lost"
+    NODE_LOST = "node lost"
+    DIED = "died"
+    PORT_IN_USE = "PortInUse"  # the others wait for rank 0 in vain
+    STOPPED = "stopped"
+    TIMEOUT = "timeout"
+    # torch's names for a peer that went away or is silent: no death was seen, so one hangs or is cut off.
+    PEER_SILENT = "DistBackendError"
+    PEER_AWAY = "DistNetworkError"
+    PEER_STORE_AWAY = "DistStoreError"
+    ENVIRONMENT = "environment"
+    IMPORT = "import"
+    COMPILE_FORBIDDEN = "CompileForbidden"
+    FUNCTION_RAISED = "FunctionRaised"
+    COMPILE_FAILED = "CompileFailed"
+    CAPTURE_MISMATCH = "CaptureMismatch"
+    DOES_NOT_SETTLE = "DoesNotSettle"
+    WORKLOAD = "WorkloadError"
+    BAD_ARGUMENT = "BadArgument"
+    DEVICE_UNAVAILABLE = "DeviceUnavailable"
+    UNUSABLE_CACHE = "UnusableCache"
+    UNWRITABLE_DISK = "UnwritableDisk"
+    STORE_UNAVAILABLE = "StoreUnavailable"
+
+
+CLUSTER_LOST, NODE_LOST, DIED = FailureKind.CLUSTER_LOST, FailureKind.NODE_LOST, FailureKind.DIED
+STOPPED, TIMEOUT = FailureKind.STOPPED, FailureKind.TIMEOUT
+
+OF_THE_FUNCTION = frozenset({"GraphBreak", "NotPortable", "RandomOp", "BackwardNotSupported", "NotYet"})
+"""Failures of a compile that come again on the same rank: the function is to be changed."""
+
+
+class Policy(NamedTuple):
+    """Policy for a kind of failure."""
+
+    budget: Budget | None = None  # of another attempt; None where it would fail alike
+    exit: Literal["FAILED", "BAD_INPUT", "FAULT", "LOST"] = "FAILED"  # name of the exit code
+    remedy: str = ""  # for failures that name none, with {stage} for theirs
+
+
+_PEER = Policy("hang", "LOST")
+_POLICIES: dict[str, Policy] = {
+    CLUSTER_LOST: Policy(
+        None, "LOST", "start the cluster anew, then launch again: what was compiled is kept"
+    ),
+    NODE_LOST: Policy(
+        "node", "LOST", "look at the node and its network; watch.node_silent_s says how long silence is borne"
+    ),
+    DIED: Policy(
+        "rank", "LOST", "its log holds the last words; a kill by the system leaves none (see dmesg)"
+    ),
+    FailureKind.PORT_IN_USE: Policy("start", "LOST"),
+    STOPPED: Policy(
+        "hang",
+        "LOST",
+        "whoever stopped it can let it go on (SIGCONT); watch.stopped_s says how long that is borne",
+    ),
+    TIMEOUT: Policy(
+        "hang", "LOST", "raise timeouts.{stage}_s, or look into the rank's log for what it waits on"
+    ),
+    FailureKind.PEER_SILENT: _PEER,
+    FailureKind.PEER_AWAY: _PEER,
+    FailureKind.PEER_STORE_AWAY: _PEER,
+    FailureKind.IMPORT: Policy(
+        remedy="start the launch in the directory that holds the module, or install it on the nodes"
+    ),
+    FailureKind.COMPILE_FORBIDDEN: Policy(
+        remedy="warmrank explain says what differs from what is stored; launch once without --no-compile, or "
+        "preseed from a store that holds this launch"
+    ),
+    FailureKind.CAPTURE_MISMATCH: Policy(
+        remedy="capture is in step, so the workload must give every rank the same calls"
+    ),
+    FailureKind.DOES_NOT_SETTLE: Policy(
+        remedy="keep what changes from call to call in a tensor, or pass it as an argument"
+    ),
+    FailureKind.WORKLOAD: Policy(exit="BAD_INPUT"),
+    FailureKind.BAD_ARGUMENT: Policy(exit="BAD_INPUT"),
+    FailureKind.DEVICE_UNAVAILABLE: Policy(exit="BAD_INPUT"),
+    FailureKind.UNUSABLE_CACHE: Policy(exit="FAULT"),
+    FailureKind.UNWRITABLE_DISK: Policy(exit="FAULT"),
+    FailureKind.STORE_UNAVAILABLE: Policy(exit="FAULT"),
+}
+_ORDER: dict[str, int] = {kind: index for index, kind in enumerate(FailureKind)}
+
+
+def policy_of(*kinds: str) -> Policy:
+    """The policy of failures of these kinds: that of the first in the order of `FailureKind`."""
+    first = min(kinds, key=lambda kind: _ORDER.get(kind, len(_ORDER)))
+    return _POLICIES.get(first, Policy())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFailure:
+    """A failure of one rank in one stage; plain data, so that it crosses Ray whatever was raised."""
+
+    rank: int
+    stage: str
+    kind: str  # a `FailureKind`, or the name of another exception's type
+    message: str
+    function: str = ""
+    store_fault: bool = False  # a launch may go on without the store
+    traceback: str = ""  # where it was raised, or what the rank's threads were doing
+    remedy: str = ""
+
+    def advice(self) -> str:
+        """The remedy; may be empty."""
+        return self.remedy or policy_of(self.kind).remedy.format(stage=self.stage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Equal failures of some ranks."""
+
+    ranks: Annotated[tuple[int, ...], about("on which, in order.")]
+    kind: Annotated[str, about("name of the exception's type, or a word such as died, node lost, stopped.")]
+    function: Annotated[str, about("cached function that it concerns; empty when it concerns the ranks.")]
+    message: Annotated[str, about("the error's text.")]
+    remedy: Annotated[str, about("what to do; may be empty.")]
+    hosts: Annotated[tuple[str, ...], about("of these ranks, in order; empty before they had any.")] = ()
+    traceback: Annotated[str, about("of the first: where it was raised, or its threads stood.")] = ""
+
+
+def causes_of(failures: Iterable[WorkerFailure], hosts: Mapping[int, str]) -> tuple[Cause, ...]:
+    """Equal failures grouped; those that others follow from come first, then by rank."""
+    by_rank = sorted(failures, key=lambda failure: failure.rank)
+    groups = grouped(((each.kind, each.function, each.message, each.advice()), each) for each in by_rank)
+    found = [
+        Cause(
+            ranks=tuple(failure.rank for failure in alike),
+            kind=str(kind),
+            function=function,
+            message=message,
+            remedy=remedy,
+            hosts=tuple(dict.fromkeys(hosts[each.rank] for each in alike if each.rank in hosts)),
+            traceback=next((each.traceback for each in alike if each.traceback), ""),
+        )
+        for (kind, function, message, remedy), alike in groups.items()
+    ]
+    last = _ORDER[TIMEOUT] + 1
+    return tuple(sorted(found, key=lambda cause: (min(_ORDER.get(cause.kind, last), last), cause.ranks)))
+
+
 class OrchestratorError(Exception):
-    """Base of every error that `orchestrator` raises; attributes set by a subclass survive pickling."""
+    """Base of every error that `orchestrator` raises; attributes set by a subclass survive pickling.
 
-    @property
-    def budget(self) -> Budget | None:
-        """The budget that another attempt takes; None for an error that ends the launch."""
-        return None
+    Attributes:
+        budget: what another attempt takes; None for an error that ends the launch.
+        is_lost: the cluster is to blame, not the workload: another launch may end well.
+    """
 
-    @property
-    def is_lost(self) -> bool:
-        """True if the cluster is to blame, not the workload: another launch may end well."""
-        return False
+    budget: Budget | None = None
+    is_lost: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, self.__dict__)
@@ -80,6 +244,7 @@ class LaunchFailed(OrchestratorError):
         silent: ranks that had not answered when the launch was stopped.
         logs: where each rank's log lies on its node; empty when ranks ran in the driver's process.
         compiling: `launch.rounds.Compiling` of leaders that were lost.
+        policy: of the failures.
     """
 
     def __init__(
@@ -99,22 +264,9 @@ class LaunchFailed(OrchestratorError):
         self.logs = logs
         self.compiling: tuple[Any, ...] = ()
         self.causes = causes_of(self.failures, hosts or {})
+        self.policy = policy_of(*(failure.kind for failure in self.failures))
+        self.budget, self.is_lost = self.policy.budget, self.policy.exit == "LOST"
         super().__init__(self._describe())
-
-    @property
-    def policy(self) -> Policy:
-        """The policy of its failures."""
-        return policy_of(*(failure.kind for failure in self.failures))
-
-    @property
-    def budget(self) -> Budget | None:
-        """See `OrchestratorError`."""
-        return self.policy.budget
-
-    @property
-    def is_lost(self) -> bool:
-        """See `OrchestratorError`."""
-        return self.policy.exit == "LOST"
 
     def _describe(self) -> str:
         if self.num_ranks == 1:
@@ -151,33 +303,13 @@ class VerificationFailed(OrchestratorError):
 class CannotStart(OrchestratorError):
     """The ranks could not be started; the message names what is missing and the remedy.
 
-    Another attempt ``may_pass``: nothing is known to lack. ``blames_cluster``: a later launch may succeed,
-    but none is tried at once: nothing answers where the head should, or nodes that are missing were there at
-    first. ``has_lost_node``: a node was lost while ranks started on it.
+    Another attempt may pass only with a ``budget``: nothing is known to lack. Without one, ``is_lost`` says
+    that nothing answers where the head should, or nodes that are missing were there at first.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        may_pass: bool = False,
-        blames_cluster: bool = False,
-        has_lost_node: bool = False,
-    ) -> None:
-        self.may_pass = may_pass
-        self.blames_cluster = blames_cluster
-        self.has_lost_node = has_lost_node
+    def __init__(self, message: str, *, budget: Budget | None = None, is_lost: bool = False) -> None:
+        self.budget, self.is_lost = budget, is_lost or budget is not None
         super().__init__(message)
-
-    @property
-    def budget(self) -> Budget | None:
-        """See `OrchestratorError`."""
-        return ("node" if self.has_lost_node else "start") if self.may_pass else None
-
-    @property
-    def is_lost(self) -> bool:
-        """See `OrchestratorError`."""
-        return self.blames_cluster or self.may_pass
 
 
 class LacksDevice(CannotStart, BadInput):
@@ -200,8 +332,7 @@ class DemoFailed(OrchestratorError):
         self.exit_code = exit_code
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForbiddenCompile:
+class ForbiddenCompile(NamedTuple):
     """One function that would have to be compiled, for one reason, on some ranks."""
 
     function: str
@@ -209,22 +340,14 @@ class ForbiddenCompile:
     ranks: tuple[int, ...]
 
 
-def forbidden_compiles(found: Iterable[tuple[str, str, int]]) -> tuple[ForbiddenCompile, ...]:
-    """Functions that would have to be compiled, with the reason, on a rank each; equal ones together."""
-    ranks = grouped(((function, reason), rank) for function, reason, rank in found)
-    return tuple(
-        ForbiddenCompile(function=name, reason=why, ranks=tuple(own)) for (name, why), own in ranks.items()
-    )
-
-
 class CompileForbidden(OrchestratorError):
-    """The launch may not compile (``--no-compile``), and something missed."""
+    """The launch may not compile (``--no-compile``), and missed functions, each with reason and rank."""
 
-    def __init__(self, misses: Iterable[ForbiddenCompile]) -> None:
-        self.misses = tuple(misses)
+    def __init__(self, missed: Iterable[tuple[str, str, int]]) -> None:
+        ranks = grouped(((function, reason), rank) for function, reason, rank in missed)
+        self.misses = tuple(ForbiddenCompile(*key, tuple(own)) for key, own in ranks.items())
         lines = [f"  {miss.function} on {ranks_text(miss.ranks)}: {miss.reason}" for miss in self.misses]
-        missed = count_text(len(self.misses), "function")
-        head = f"compiling is forbidden (no_compile), and {missed} missed:"
+        head = f"compiling is forbidden (no_compile), and {count_text(len(lines), 'function')} missed:"
         remedy = policy_of(FailureKind.COMPILE_FORBIDDEN).remedy
         super().__init__("\n".join([head, *lines, f"  remedy: {remedy}"]))
 

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from warmrank.orchestrator.causes import about
-from warmrank.orchestrator.errors import UnknownNode
+from warmrank.orchestrator.errors import UnknownNode, about
 from warmrank.orchestrator.text import count_text, grouped, size_text
 
 _MIN_PREFIX = 6  # so many characters of a node's id name it

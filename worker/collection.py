@@ -13,58 +13,31 @@ import threading
 from collections.abc import Iterator
 
 
-class _Pauses:
-    """Pauses of the garbage collector, which may nest."""
+class _State:
+    """Pauses of the collector, which may nest, and what was found before the first of them."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._num_pauses = 0
-        self._was_enabled = False
-        self._is_frozen = False
-
-    def begin(self) -> None:
-        with self._lock:
-            if not self._num_pauses:
-                self._was_enabled = gc.isenabled()
-                gc.disable()
-            self._num_pauses += 1
-
-    def end(self) -> None:
-        with self._lock:
-            if self._num_pauses != 1:  # others pause, or this is a child that was forked meanwhile
-                self._num_pauses = max(0, self._num_pauses - 1)
-                return
-            self._num_pauses = 0
-            if not self._was_enabled:
-                return
-            # What somebody froze stays frozen. Counting it takes 40 ms beside torch, so it is done once.
-            self._is_frozen = self._is_frozen or gc.get_freeze_count() > 0
-            if not self._is_frozen:
-                # All that is young moves to the oldest generation, unseen, and the counts start at zero.
-                gc.freeze()
-                gc.unfreeze()
-            gc.enable()
-
-    def freeze(self) -> None:
-        with self._lock:
-            gc.freeze()
-            self._is_frozen = True
-
-    def forked(self) -> None:
-        """In a child, whose other threads are gone."""
-        if self._num_pauses and self._was_enabled:
-            gc.enable()
-        self._lock = threading.Lock()  # another thread may have held it
-        self._num_pauses = 0
+    lock = threading.Lock()
+    num_pauses = 0
+    was_enabled = False
+    is_frozen = False
 
 
-_PAUSES = _Pauses()
-os.register_at_fork(after_in_child=_PAUSES.forked)
+def _forked() -> None:
+    """In a child, whose other threads are gone."""
+    if _State.num_pauses and _State.was_enabled:
+        gc.enable()
+    _State.lock = threading.Lock()  # another thread may have held it
+    _State.num_pauses = 0
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def freeze() -> None:
     """Leave everything that is there now out of all collections to come: it lives as long as the process."""
-    _PAUSES.freeze()
+    with _State.lock:
+        gc.freeze()
+        _State.is_frozen = True
 
 
 @contextlib.contextmanager
@@ -75,8 +48,22 @@ def paused() -> Iterator[None]:
     torch's objects, a tenth of a second, in the first call. What was made here is old at the end: the next
     full collection looks at it, but none is due because of it.
     """
-    _PAUSES.begin()
+    with _State.lock:
+        if not _State.num_pauses:
+            _State.was_enabled = gc.isenabled()
+            gc.disable()
+        _State.num_pauses += 1
     try:
         yield
     finally:
-        _PAUSES.end()
+        with _State.lock:
+            is_last = _State.num_pauses == 1  # it is 0 in a child that was forked meanwhile
+            _State.num_pauses = max(0, _State.num_pauses - 1)
+            if is_last and _State.was_enabled:
+                # What somebody froze stays frozen. Counting it takes 40 ms beside torch, so it is done once.
+                _State.is_frozen = _State.is_frozen or gc.get_freeze_count() > 0
+                if not _State.is_frozen:
+                    # All that is young moves to the oldest generation, unseen, and the counts start at zero.
+                    gc.freeze()
+                    gc.unfreeze()
+                gc.enable()

@@ -47,8 +47,7 @@ def _plain(value: Any) -> Any:
     if not all(cls.__flags__ & _HEAP_TYPE and "__slots__" not in vars(cls) for cls in classes) or callable(
         value
     ):
-        msg = f"{kind.__qualname__} cannot be compared by its attributes"
-        raise TypeError(msg)
+        raise TypeError(f"{kind.__qualname__} cannot be compared by its attributes")
     return (f"{kind.__module__}:{kind.__qualname__}", _plain(vars(value)))
 
 

@@ -6,38 +6,28 @@ would take longer than the load itself (docs/decisions/0019-values.md). All valu
 
 from __future__ import annotations
 
-from copy import copy
-from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
-from functools import cache
+from dataclasses import MISSING, Field, FrozenInstanceError, field, make_dataclass
 from inspect import get_annotations
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 V = TypeVar("V", bound="Value")
 
 
-@cache
-def _template() -> Field[Any]:
-    """Template of the fields of values, so that they are dataclasses' own in every respect."""
-
-    @dataclass
-    class Template:
-        any: Any
-
-    return fields(Template)[0]
-
-
 class _Fields:
     """A class's fields as `dataclasses` describes them, made only for those who ask."""
 
+    def __init__(self) -> None:
+        self._made: dict[type, dict[str, Field[Any]]] = {}
+
     def __get__(self, instance: object, owner: type[Value]) -> dict[str, Field[Any]]:
-        made = {}
-        for name, given in owner.value_fields.items():
-            made[name] = one = copy(_template())
-            one.name, one.type, one.kw_only = name, owner.__annotations__.get(name, Any), True
-            one.default = MISSING if isinstance(given, Field) else given
-            if isinstance(given, Field):
-                one.default_factory = given.default_factory
-        return made
+        if owner not in self._made:
+            described = []
+            for name, default in owner.value_fields.items():
+                one = default if isinstance(default, Field) else field(default=default)
+                described.append((name, owner.__annotations__.get(name, Any), one))
+            made: Any = make_dataclass(owner.__name__, described, kw_only=True)
+            self._made[owner] = made.__dataclass_fields__
+        return self._made[owner]
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
@@ -73,14 +63,12 @@ class Value:
             elif isinstance(default, Field) and default.default_factory is not MISSING:
                 self.__dict__[name] = default.default_factory()
             elif default is MISSING:
-                msg = f"{type(self).__qualname__} needs a value for its field {name}"
-                raise TypeError(msg)
+                raise TypeError(f"{type(self).__qualname__} needs a value for its field {name}")
             else:
                 self.__dict__[name] = default
         if given:
             unknown, known = ", ".join(sorted(given)), ", ".join(self.value_fields)
-            msg = f"{type(self).__qualname__} has no field {unknown}; its fields: {known}"
-            raise TypeError(msg)
+            raise TypeError(f"{type(self).__qualname__} has no field {unknown}; its fields: {known}")
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={self.__dict__[name]!r}" for name in self.value_fields)
@@ -93,12 +81,8 @@ class Value:
         return hash(tuple(self.__dict__[name] for name in self.value_fields))
 
     def __setattr__(self, name: str, value: object) -> None:
-        msg = f"cannot assign to field {name!r} of a {type(self).__qualname__}; make another with replace()"
-        raise FrozenInstanceError(msg)
-
-    def __delattr__(self, name: str) -> None:
-        msg = f"cannot delete field {name!r} of a {type(self).__qualname__}"
-        raise FrozenInstanceError(msg)
+        kind = type(self).__qualname__
+        raise FrozenInstanceError(f"cannot assign to field {name!r} of a {kind}; make another with replace()")
 
 
 def replace(value: V, /, **changes: Any) -> V:

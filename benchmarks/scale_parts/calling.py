@@ -26,7 +26,7 @@ from benchmarks.scale_parts.world import (
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.launcher import ProcessStatus
-from warmrank.orchestrator.gang.node_watch import Charge, Request, Said, folded
+from warmrank.orchestrator.gang.node_watch import Charge, Said
 from warmrank.orchestrator.gang.rank_host import Opened, init_of
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.gang.ray_watch import RayWatch
@@ -47,17 +47,18 @@ class Node:
         self._world = world
         self._probes, self._proposals = probes(world, state="miss"), proposals(world)
 
-    def guard(self, charges: dict[int, Charge], _lease_s: float, _wait_s: float) -> None:
+    def guard(self, charges: dict[int, Charge], *_others: Any) -> None:
         """Ranks of a node; nothing is to be done for them."""
 
     def look(self) -> dict[int, ProcessStatus]:
         """The ranks of a node."""
         return {}
 
-    def call(self, request: Request) -> Said:
+    def call(self, _number: int, _stage: str, method: str, arguments: dict[int, Any]) -> Said:
         """What the ranks answer."""
-        ranks = [rank for _, own in request.batches for rank in own]
-        return Said(folded([(rank, self._answer(request.method, rank)) for rank in ranks]), True, {})
+        known: dict[str, Any] = {}  # equal answers become one object
+        answers = {rank: self._answer(method, rank) for rank in arguments}
+        return Said({rank: known.setdefault(repr(each), each) for rank, each in answers.items()}, True, {})
 
     def _answer(self, method: str, rank: int) -> Any:
         if method == "open":

@@ -48,4 +48,4 @@ def packed(world: World, work: Path) -> list[bytes]:
 def unpacked(data: bytes) -> int:
     """A rank's view of it; its rank."""
     opening: RankInit = pickle.loads(data)  # noqa: S301 - these are the bytes made above
-    return opening.rank
+    return opening.spec.rank

@@ -157,13 +157,15 @@ class Blobs:
 
     def _share_blocks(self, file: BinaryIO, target: io.BufferedWriter) -> bool:
         """Make the empty ``target`` a reflink of a whole plain file, where one file system can."""
-        if not (isinstance(file, io.BufferedReader) and isinstance(file.raw, io.FileIO)):
+        try:
+            source = file.fileno()
+        except io.UnsupportedOperation:
             return False
-        device = os.fstat(file.fileno()).st_dev
+        device = os.fstat(source).st_dev
         if device in self.unshared:
             return False
         try:
-            fcntl.ioctl(target.fileno(), _FICLONE, file.fileno())
+            fcntl.ioctl(target.fileno(), _FICLONE, source)
         except OSError:
             self.unshared.add(device)
             return False  # then it is copied, which meets whatever is wrong

@@ -52,8 +52,7 @@ def check(
     elif found:
         output().print(render_lint(found))
     else:
-        ranks = f"{count_text(loaded.ranks, 'rank')} on {loaded.device}"
-        say(f"{config}: nothing is wrong with it; {ranks}")
+        say(f"{config}: nothing is wrong with it; {count_text(loaded.ranks, 'rank')} on {loaded.device}")
     if any(strict or finding.level == "error" for finding in found):
         raise typer.Exit(ExitCode.BAD_INPUT)
 
@@ -76,20 +75,12 @@ def schema(
     ] = "config",
 ) -> None:
     """Print the JSON Schema of a config, with every key's type, default and meaning; or that of a report."""
-    typer.echo(schema_text(of), nl=False)
-
-
-def schema_text(of: SchemaOf) -> str:
-    """A schema as the text that is kept in docs/schemas/."""
-    return json.dumps(document_schema(of), indent=2, ensure_ascii=True) + "\n"
+    typer.echo(json.dumps(document_schema(of), indent=2, ensure_ascii=True))
 
 
 def document_schema(of: SchemaOf) -> dict[str, Any]:
-    """The JSON Schema of a kind of document."""
-    if of == "report":
-        from warmrank.orchestrator.launch.report import report_schema
+    """The JSON Schema of a kind of document; `docs/schemas` has them."""
+    from warmrank.orchestrator.config.models import config_schema
+    from warmrank.orchestrator.launch.report import report_schema
 
-        return report_schema()
-    from warmrank.orchestrator.config.models import Config, schema_of
-
-    return schema_of(Config, title="Config of a launch with warmrank")
+    return report_schema() if of == "report" else config_schema()

@@ -33,7 +33,6 @@ from typer.models import ArgumentInfo
 
 from warmrank.cache_store.errors import NoStoreYet, StoreError, StoreUnavailable
 from warmrank.orchestrator import signals
-from warmrank.orchestrator.causes import policy_of
 from warmrank.orchestrator.errors import (
     BadInput,
     CannotStart,
@@ -42,6 +41,7 @@ from warmrank.orchestrator.errors import (
     DemoFailed,
     LaunchFailed,
     OrchestratorError,
+    policy_of,
 )
 from warmrank.orchestrator.ui.table import pairs
 from warmrank.worker.errors import NotYet, WorkerError
@@ -85,8 +85,10 @@ def defused(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
 
 
-def defused_json(text: str) -> str:
-    """JSON in which those control characters are escaped too that its grammar allows as they are."""
+def defused_json(value: object, *, indent: int | None = 2) -> str:
+    """A plain value, or a dataclass or model of such, as JSON that is safe for a terminal."""
+    text = json.dumps(to_jsonable_python(value), indent=indent, ensure_ascii=False)
+    # Control characters that JSON's grammar allows as they are.
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -118,7 +120,7 @@ def output(*, stderr: bool = False) -> Console:
     """A console for stdout or stderr as they are now; plain and of fixed width where there is no terminal."""
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
-    return SafeConsole(file=stream, width=width, highlight=False)
+    return SafeConsole(file=stream, width=width, highlight=False, emoji=False)
 
 
 def say(*lines: str, stderr: bool = False) -> None:
@@ -138,7 +140,7 @@ def answer(found: T, render: Callable[[T], RenderableType], *, as_json: bool) ->
 
 def print_json(value: object) -> None:
     """Write a plain value, or a dataclass or model of such, to stdout as JSON."""
-    typer.echo(defused_json(json.dumps(to_jsonable_python(value), indent=2, ensure_ascii=False)))
+    typer.echo(defused_json(value))
 
 
 @contextmanager

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic_core import to_jsonable_python
+from typer import Argument, Option
 from typer.core import TyperCommand
 
 from warmrank.orchestrator import signals
@@ -27,7 +30,6 @@ from warmrank.orchestrator.errors import BadArgument
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.reading import Config
 
-_GRACE_S = 30.0
 _NO_CONFIG = "-"
 
 
@@ -44,58 +46,52 @@ class ExecCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
-_Words = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="-- COMMAND...",
-        help="After --. {node_rank}, {nnodes}, {nproc}, {ranks}, {master_addr}, {master_port} and "
-        "{cache_dir} are replaced on each node.",
-        show_default=False,
-    ),
-]
-_When = Annotated[
-    str,
-    typer.Option(
-        metavar="FILE|PORT|exit|none",
-        help="When to publish what the command added: a file appears, a port accepts connections (PORT or "
-        "HOST:PORT), or the command ends with status 0.",
-    ),
-]
-
-
 @command
 def exec_(  # noqa: PLR0913 - a command has one parameter for each option
     config: ConfigFile,
-    words: _Words,
+    words: Annotated[
+        list[str],
+        Argument(
+            metavar="-- COMMAND...",
+            help="After --. {node_rank}, {nnodes}, {nproc}, {ranks}, {master_addr}, {master_port} and "
+            "{cache_dir} are replaced on each node.",
+            show_default=False,
+        ),
+    ],
     *,
-    here: Annotated[bool, typer.Option("--here", help="This node only, without Ray.")] = False,
+    here: Annotated[bool, Option("--here", help="This node only, without Ray.")] = False,
     nodes: NodeNames = None,
     nnodes: Annotated[
-        int, typer.Option(min=1, help="With --here: hosts that each run this, for one world of ranks.")
+        int, Option(min=1, help="With --here: hosts that each run this, for one world of ranks.")
     ] = 1,
-    node_rank: Annotated[
-        int | None, typer.Option(min=0, help="With --nnodes: which host this is, from 0.")
-    ] = None,
+    node_rank: Annotated[int | None, Option(min=0, help="With --nnodes: which host this is, from 0.")] = None,
     run_id: Annotated[
         str,
-        typer.Option(metavar="ID", help="With --nnodes: the same on all hosts of a run, other each time."),
+        Option(metavar="ID", help="With --nnodes: the same on all hosts of a run, other each time."),
     ] = "",
     master_addr: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="With --nnodes: the first host's, for {master_addr}.")
+        str, Option(metavar="ADDRESS", help="With --nnodes: the first host's, for {master_addr}.")
     ] = "",
     master_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="With --nnodes: a port there, for {master_port}.")
+        int, Option(min=0, max=65535, help="With --nnodes: a port there, for {master_port}.")
     ] = 0,
-    publish_when: _When = "exit",
+    publish_when: Annotated[
+        str,
+        Option(
+            metavar="FILE|PORT|exit|none",
+            help="When to publish what the command added: a file appears, a port accepts connections (PORT "
+            "or HOST:PORT), or the command ends with status 0.",
+        ),
+    ] = "exit",
     grace: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.0, help="From SIGTERM or Ctrl-C to SIGKILL.")
-    ] = _GRACE_S,
+        float, Option(metavar="SECONDS", min=0.0, help="From SIGTERM or Ctrl-C to SIGKILL.")
+    ] = 30.0,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write what became of it there.")
+        Path | None, Option("--json", metavar="FILE", help="Write what became of it there.")
     ] = None,
     store: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--store",
             metavar="LOCATION",
             envvar="WARMRANK_STORE",
@@ -104,7 +100,7 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
     ] = None,
     signing_key: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             "--signing-key",
             metavar="KEY",
             envvar="WARMRANK_SIGNING_KEY",
@@ -113,11 +109,11 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
     ] = None,
     keys: Annotated[
         list[str] | None,
-        typer.Option("--key", metavar="NAME[=VALUE]", help="Without CONFIG: must be equal too. Repeatable."),
+        Option("--key", metavar="NAME[=VALUE]", help="Without CONFIG: must be equal too. Repeatable."),
     ] = None,
     caches: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--cache",
             metavar="TOOL:VARIABLE",
             help="Without CONFIG: another cache, whose directory that variable names. Repeatable.",
@@ -157,28 +153,27 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
         grace_s=grace,
         hosts=hosts if nnodes > 1 else None,
     )
-    loaded = (
-        load_config(config, overrides) if has_config else _without_config(store, signing_key, keys, caches)
-    )
+    if has_config:
+        loaded = load_config(config, overrides)
+    else:
+        loaded = _without_config(store, signing_key, keys or (), caches or ())
     refuse_what_fails(loaded, str(config), overrides, reads_only=publish_when == "none", starts_ray=False)
     if loaded.ranks % nnodes:
         raise typer.BadParameter(f"ranks ({loaded.ranks}) are not as many on each of {nnodes} hosts")
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)  # before, lest the run's end be an error
-    out, err = sys.stdout.buffer, sys.stderr.buffer
+    out, err, tell = sys.stdout.buffer, sys.stderr.buffer, partial(say, stderr=True)
     with others_on_stderr():
-        outcome = execute(loaded, words, options, say=_say, out=out, err=err)
+        outcome = execute(
+            loaded, words, options, say=lambda line: tell(f"warmrank: {line}"), out=out, err=err
+        )
     if json_file is not None:
         json_file.write_text(json.dumps(to_jsonable_python(outcome), indent=2) + "\n", encoding="utf-8")
     raise typer.Exit(outcome.exit_code)
 
 
-def _say(line: str) -> None:
-    say(f"warmrank: {line}", stderr=True)
-
-
 def _without_config(
-    store: str | None, signing_key: Path | None, keys: list[str] | None, caches: list[str] | None
+    store: str | None, signing_key: Path | None, keys: Sequence[str], caches: Sequence[str]
 ) -> Config:
     """A config of a store alone, which keeps the compile caches of any program of torch.
 
@@ -193,15 +188,15 @@ def _without_config(
 
     if store is None:
         raise BadArgument("expected a CONFIG before --, or a store: --store LOCATION or WARMRANK_STORE")
-    if unnamed := [cache for cache in caches or () if ":" not in cache.strip(":")]:
+    if unnamed := [cache for cache in caches if ":" not in cache.strip(":")]:
         raise BadArgument(f"--cache {unnamed[0]}: expected TOOL:VARIABLE, such as deepgemm:DG_JIT_CACHE_DIR")
     found = {**environment(), "triton": found_out("triton") or "none"}
-    given = {name: value for name, _, value in (key.partition("=") for key in keys or ())}
+    given = {name: value for name, _, value in (key.partition("=") for key in keys)}
     known = {name: value for name, value in sorted(found.items()) if name not in given}
     tools = dict(KNOWN_VARIABLES)
     if "WARMRANK_STORE" in os.environ:  # to all processes: vLLM's plugin serves it
         del tools["vllm"]
-    tools |= {tool: variable for tool, _, variable in (cache.partition(":") for cache in caches or ())}
+    tools |= {tool: variable for tool, _, variable in (cache.partition(":") for cache in caches)}
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
     return Config(
         name="exec",
@@ -212,16 +207,16 @@ def _without_config(
                 SyncedCache(tool=tool, variable=variable, path=os.environ.get(variable, ""))
                 for tool, variable in tools.items()
             ),
-            keys=(*(f"{name}={value}" for name, value in known.items()), *(keys or ())),
+            keys=(*(f"{name}={value}" for name, value in known.items()), *keys),
         ),
     )
 
 
 def run(
-    script: Annotated[str, typer.Argument(help="A Python script; with -m the name of a module.")],
-    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+    script: Annotated[str, Argument(help="A Python script; with -m the name of a module.")],
+    arguments: Annotated[list[str] | None, Argument(help="Its arguments.")] = None,
     *,
-    module: Annotated[bool, typer.Option("-m", help="Run a module by its name, as python -m does.")] = False,
+    module: Annotated[bool, Option("-m", help="Run a module by its name, as python -m does.")] = False,
 ) -> None:
     """Run a script written for TorchAir, unchanged: its `import torchair` gives warmrank.
 

@@ -13,7 +13,6 @@ from warmrank.orchestrator.cli.console import (
     ExitCode,
     answer,
     command,
-    defused,
     others_on_stderr,
     output,
     print_json,
@@ -60,11 +59,7 @@ def list_(
 @command
 def show(
     wanted: Annotated[
-        str,
-        Argument(
-            metavar="PARTITION|FILE",
-            help="A partition's name, or the first characters of its manifest's key; or a compiled_module.",
-        ),
+        str, Argument(metavar="PARTITION|FILE", help="A partition's name or manifest key; a compiled_module.")
     ],
     config: OptionalConfig = None,
     store: StorePath = None,
@@ -80,13 +75,13 @@ def show(
     from warmrank.orchestrator.ui.table import render_partition
 
     names_store, is_config = config is not None or store is not None, is_config_name(wanted)
-    if not names_store and not is_config and (out or Path(wanted).is_file()):
+    if not names_store and is_config:
+        look.refuse_lone_config(wanted, load_config(Path(wanted), overrides))
+    if not names_store and (out or Path(wanted).is_file()):
         _show_artifact(Path(wanted), out, as_json=as_json)
         return
     if out is not None:
         raise typer.BadParameter("it goes with the file of an artifact", param_hint="--out")
-    if not names_store and is_config:
-        look.refuse_lone_config(wanted, load_config(Path(wanted), overrides))
     if not names_store:
         raise typer.BadParameter(
             f"no file {wanted!r}; for a partition, say which store: CONFIG or --store PATH", param_hint="FILE"
@@ -102,10 +97,8 @@ def _show_artifact(file: Path, out: Path | None, *, as_json: bool) -> None:
     text = readable_cache(file, print_output=False, file=out)
     if as_json:
         print_json({"file": file, "out": out, "text": text})
-    elif out is None:
-        typer.echo(defused(text))
     else:
-        say(f"written to {out}")
+        say(*([f"written to {out}"] if out else text.splitlines()))
 
 
 @command
@@ -124,18 +117,16 @@ def explain(
     as_json: AsJson = False,
 ) -> None:
     """Say what a launch here would find, and name what differs from what is stored."""
+    from warmrank.orchestrator.inspect.explain import explain_here
     from warmrank.orchestrator.ui.table import render_explanation, render_outcomes
+    from warmrank.orchestrator.vllm_plugin.entries import read_outcomes
 
     if vllm is not None:
-        from warmrank.orchestrator.vllm_plugin.entries import read_outcomes
-
         answer(read_outcomes(vllm.expanduser()), render_outcomes, as_json=as_json)
         return
     if config is None:
         raise typer.BadParameter("expected CONFIG, or --vllm DIR")
-    from warmrank.orchestrator.inspect.explain import explain_if_away
-
-    answer(explain_if_away(load_config(config, overrides)), render_explanation, as_json=as_json)
+    answer(explain_here(load_config(config, overrides)), render_explanation, as_json=as_json)
 
 
 @command
@@ -164,15 +155,14 @@ def doctor(
     """
     if all_nodes and config is None:
         raise typer.BadParameter("it needs a CONFIG, which names the cluster", param_hint="--all-nodes")
-    if environment:
-        from warmrank.worker.keys.request import environment as here
-
-        print_json(here())
-        return
     from warmrank.orchestrator.inspect.doctor import diagnose
     from warmrank.orchestrator.ui.table import render_diagnosis
+    from warmrank.worker.keys.request import environment as here
 
-    loaded = None if config is None else load_config(config, overrides)
+    if environment:
+        print_json(here())
+        return
+    loaded = load_optional(config, overrides)
     if all_nodes:
         refuse_shadows()
     with others_on_stderr():

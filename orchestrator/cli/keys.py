@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
 from warmrank.cache_store.errors import Conflict
 from warmrank.orchestrator.cli.console import answer, command, print_json, say
@@ -16,11 +17,9 @@ from warmrank.worker.settings import settings
 if TYPE_CHECKING:
     from warmrank.cache_store.signing.keyring import KeyList
 
-KeyringPath = Annotated[
+_Keyring = Annotated[
     Path | None,
-    typer.Option(
-        "--keyring", metavar="DIR", help="Directory of the keys; without it ~/.config/warmrank/keys."
-    ),
+    Option("--keyring", metavar="DIR", help="Directory of the keys; without it ~/.config/warmrank/keys."),
 ]
 
 app = group_of_commands("Make, list, trust and revoke the keys that say whose artifacts may run.")
@@ -29,10 +28,8 @@ app = group_of_commands("Make, list, trust and revoke the keys that say whose ar
 @app.command()
 @command(bad_input=(Conflict,))
 def generate(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="What people will call it, e.g. ci.", show_default=False)
-    ],
-    keyring: KeyringPath = None,
+    name: Annotated[str, Argument(metavar="NAME", help="What people will call it, e.g. ci.")],
+    keyring: _Keyring = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a key pair and trust its public half."""
@@ -40,19 +37,18 @@ def generate(
     from warmrank.cache_store.signing.keyring import key_id, private_path, public_path, read_keyring
 
     place = _place(keyring)
-    called = _name(name)
     read_keyring(place)  # a key must not be added where nobody can tell what is revoked
-    wanted = key_id(run(place, called).public_key)
+    wanted = key_id(run(place, _checked(name)).public_key)
     private, public = private_path(place, name), public_path(place, name)
     if as_json:
         print_json({"name": name, "key_id": wanted, "private": private, "public": public})
         return
+    elsewhere = "" if keyring is None else f" and store.trust.keyring: {place}"
     say(
         f"key {name} {wanted}",
         f"  private  {private}",
         f"  public   {public}",
-        f"To sign with it, set store.trust.signing_key: {name}"
-        + ("" if keyring is None else f" and store.trust.keyring: {place}"),
+        f"To sign with it, set store.trust.signing_key: {name}{elsewhere}",
         "The private file stays here and goes to nobody. Others who should use what you publish need a",
         f"copy of the public file: warmrank keys trust {public.name}",
     )
@@ -60,7 +56,7 @@ def generate(
 
 @app.command("list")
 @command
-def list_(keyring: KeyringPath = None, as_json: AsJson = False) -> None:
+def list_(keyring: _Keyring = None, as_json: AsJson = False) -> None:
     """List the keys: which sign, which are trusted, which are revoked."""
     from warmrank.cache_store.signing.keyring import list_keys
     from warmrank.orchestrator.ui.table import render_keys
@@ -72,28 +68,17 @@ def list_(keyring: KeyringPath = None, as_json: AsJson = False) -> None:
 @command
 def trust(
     file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="FILE",
-            help="PEM file of a public key.",
-            show_default=False,
-            exists=True,
-            dir_okay=False,
-        ),
+        Path, Argument(metavar="FILE", help="PEM file of a public key.", exists=True, dir_okay=False)
     ],
-    name: Annotated[
-        str | None, typer.Option("--name", metavar="NAME", help="What to call it; else as the file.")
-    ] = None,
-    keyring: KeyringPath = None,
+    name: Annotated[str, Option("--name", metavar="NAME", help="What to call it; else as the file.")] = "",
+    keyring: _Keyring = None,
 ) -> None:
     """Trust a public key: what it signed may run here."""
     from warmrank.cache_store.signing.keyring import key_id, load_public_key, trust_key
 
-    place = _place(keyring)
-    called = _name(name or file.name.removesuffix(".pem").removesuffix(".pub"))
+    place, called = _place(keyring), _checked(name or _stem(file))
     public_key = load_public_key(file)
-    is_new = trust_key(place, called, public_key)
-    done = "is trusted now" if is_new else "was trusted already"
+    done = "is trusted now" if trust_key(place, called, public_key) else "was trusted already"
     say(
         f"key {called} {key_id(public_key)} {done}, in {place}",
         "Compare the id with what its owner reads out to you: what this key signs runs as you.",
@@ -103,14 +88,11 @@ def trust(
 @app.command()
 @command
 def revoke(
-    key: Annotated[
-        str,
-        typer.Argument(metavar="NAME|ID|FILE", help="Name, id or PEM file of the key.", show_default=False),
-    ],
+    key: Annotated[str, Argument(metavar="NAME|ID|FILE", help="Name, id or PEM file of the key.")],
     reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Why; shown whenever the key is refused.")
+        str, Option("--reason", metavar="TEXT", help="Why; shown whenever the key is refused.")
     ] = "",
-    keyring: KeyringPath = None,
+    keyring: _Keyring = None,
 ) -> None:
     """Believe a key no more, whoever trusts it; one's own key then signs nothing."""
     from warmrank.cache_store.signing.keyring import Revocation, list_keys
@@ -120,8 +102,7 @@ def revoke(
     place = _place(keyring)
     name, wanted = _meant(list_keys(place), key)
     when = datetime.now(UTC).isoformat(timespec="seconds")
-    revocation = Revocation(key_id=wanted, name=name, reason=reason, when=when)
-    standing, is_new = run(place, revocation)
+    standing, is_new = run(place, Revocation(key_id=wanted, name=name, reason=reason, when=when))
     shown = f"key {name} {wanted}" if name else f"key {wanted}"
     if not is_new:
         say(f"{shown} was {standing} already, in {place}")
@@ -140,7 +121,11 @@ def _place(keyring: Path | None) -> Path:
     return found.absolute()
 
 
-def _name(name: str) -> str:
+def _stem(file: Path) -> str:
+    return file.name.removesuffix(".pem").removesuffix(".pub")
+
+
+def _checked(name: str) -> str:
     from warmrank.cache_store.signing.keyring import name_fault
 
     if fault := name_fault(name):
@@ -158,15 +143,11 @@ def _meant(found: KeyList, text: str) -> tuple[str, str]:
     if "/" in text or text.endswith(".pem"):
         path = Path(text).expanduser()
         wanted = key_id(read_any_key(path))
-        return names.get(wanted, path.name.removesuffix(".pem").removesuffix(".pub")), wanted
+        return names.get(wanted, _stem(path)), wanted
     ids = sorted({line.key_id for line in found.keys if line.name == text})
-    if not ids:
-        known = ", ".join(line.name for line in found.keys if line.name) or "none"
-        raise typer.BadParameter(
-            f"no key {text!r} in {found.keyring}; known: {known}; an unknown key is revoked by id or file",
-            param_hint="NAME|ID|FILE",
-        )
-    if len(ids) > 1:
-        several = f"{text!r} names several; use an id: {', '.join(ids)}"
-        raise typer.BadParameter(several, param_hint="NAME|ID|FILE")
-    return text, ids[0]
+    if len(ids) == 1:
+        return text, ids[0]
+    known = ", ".join(line.name for line in found.keys if line.name) or "none"
+    fault = f"no key {text!r} in {found.keyring}; known: {known}; an unknown key is revoked by id or file"
+    several = f"{text!r} names several; use an id: {', '.join(ids)}"
+    raise typer.BadParameter(several if ids else fault, param_hint="NAME|ID|FILE")

@@ -1,8 +1,6 @@
 """The command that launches, with its demo, and the one that renders a launch's report again.
 
-The demo launches the embedded default twice, in fresh processes, cold and then warm. Only a directory that an
-earlier demo made is emptied; the numbers at the end come from the two launches' reports and from this
-process's clock, and each says what it spans.
+The demo launches the embedded default twice, in fresh processes, cold and then warm.
 """
 
 from __future__ import annotations
@@ -162,8 +160,7 @@ def report(
 
 
 MARKER = ".made-by-warmrank-demo"
-_STATE = ("cache", "store", "cold.json", "warm.json", "cold.html", "warm.html")
-
+_MADE = ("cache", "store", "cold.json", "warm.json", "cold.html", "warm.html")
 
 Run = Callable[[Sequence[str]], int]
 
@@ -181,37 +178,37 @@ def run_demo(out: Path, console: Console, *, run: Run | None = None) -> None:
     config = Path(str(importlib.resources.files("warmrank.cluster_configs") / "llama-cpu.yaml"))
     if config.is_relative_to(Path.cwd()):  # as people would name it from here
         config = config.relative_to(Path.cwd())
-    cold, cold_s = _launch("cold", config, out, console, run or run_process)
-    warm, warm_s = _launch("warm", config, out, console, run or run_process)
-    before_s, after_s = (max(map(_saved_s, report.ranks)) for report in (cold, warm))
+    sets = ("--set", f"cache_dir={out / 'cache'}", "--set", f"store.path={out / 'store'}")
+    cold, warm = (_launch(name, (str(config), *sets), out, console, run) for name in ("cold", "warm"))
+    before_s, after_s = (max(map(_saved_s, report.ranks)) for report, _ in (cold, warm))
     saved = (
         f"{seconds_text(before_s)} of tracing and compiling, cold; {seconds_text(after_s)} of loading, warm"
     )
-    faster = (f"   {_ratio(before_s, after_s)} faster", "bold green")
+    faster = (f"   {before_s / max(after_s, 1e-9):.1f} x faster", "bold green")
     console.print()
     console.print(Text.assemble(("To get warm: ", "bold"), saved, faster), soft_wrap=True)
-    console.print(_comparison(cold, cold_s, warm, warm_s))
-    totals = warm.totals
+    console.print(_comparison(cold, warm))
+    totals = warm[0].totals
     if totals.num_compiled:
         compiled = count_text(totals.num_compiled, "function")
         raise DemoFailed(f"the warm launch compiled {compiled}; expected none", exit_code=1)
     kept = f"{totals.num_loaded} loaded, {totals.num_adopted} adopted, 0 compiled"
     program = "warmrank" if shutil.which("warmrank") else f"{sys.executable} -m warmrank"
-    sets = f" --set cache_dir={out}/cache --set store.path={out}/store"
+    named = f"{config} {' '.join(sets)}"
     for text, style in (
         (f"The warm launch compiled nothing: {kept}.", "bold green"),
         (f"  artifacts  {out / 'cache'}", ""),
         (f"  store      {out / 'store'}", ""),
         (f"  reports    {out / 'cold.html'}, {out / 'warm.html'}, for a browser; beside them as JSON", ""),
         ("Try next, with twice the ranks: they adopt, and nothing is compiled either.", ""),
-        (f"  {program} launch {config} --set ranks=4 --set parallel.dp=2{sets}", "bold"),
-        (f"  {program} explain {config}{sets}", "bold"),
+        (f"  {program} launch {named} --set ranks=4 --set parallel.dp=2", "bold"),
+        (f"  {program} explain {named}", "bold"),
     ):
         console.print(Text(text, style=style), soft_wrap=True)
 
 
 def prepare_demo(out: Path) -> None:
-    """Make ``out``, or empty it of what an earlier demo left.
+    """Make ``out``, or empty it of what an earlier demo made.
 
     Raises:
         BadArgument: it holds something, and no demo made it.
@@ -221,13 +218,9 @@ def prepare_demo(out: Path) -> None:
             f"{out} exists, and no demo made it (it has no {MARKER}), so it is left alone; "
             "move it away, or name another directory"
         )
-    for name in _STATE:
-        path = out / name
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
+    for path in map(out.joinpath, _MADE):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     (out / MARKER).write_text("`warmrank launch --demo` empties this directory when it runs again.\n")
 
 
@@ -244,46 +237,45 @@ def run_process(command: Sequence[str]) -> int:
             raise
 
 
-def _comparison(cold: Report, cold_s: float, warm: Report, warm_s: float) -> Table:
+def _comparison(*launches: tuple[Report, float]) -> Table:
     """Speed-ups of the warm launch: first of the work that a cache can save, last of the whole process."""
-    starts = [sum(each.seconds for each in report.stages if each.stage == "start") for report in (cold, warm)]
+    reports = [report for report, _ in launches]
+    starts = [sum(each.seconds for each in report.stages if each.stage == "start") for report in reports]
     rows = [
-        (f"rank {before.rank}: trace + compile + load", _saved_s(before), _saved_s(after))
-        for before, after in zip(cold.ranks, warm.ranks, strict=True)
+        (f"rank {rank}: trace + compile + load", [_saved_s(report.ranks[rank]) for report in reports])
+        for rank in range(len(reports[0].ranks))
     ]
-    after_start = (cold.totals.wall_s - starts[0], warm.totals.wall_s - starts[1])
-    rows.append(("launch, once its ranks are started", *after_start))
-    rows.append(("start of Ray and of its ranks, which no cache saves", starts[0], starts[1]))
-    rows.append(("whole process, all that included", cold_s, warm_s))
+    after = [report.totals.wall_s - start for report, start in zip(reports, starts, strict=True)]
+    rows.append(("launch, once its ranks are started", after))
+    rows.append(("start of Ray and of its ranks, which no cache saves", starts))
+    rows.append(("whole process, all that included", [process_s for _, process_s in launches]))
     table = table_of("what the seconds span", ">cold", ">warm", ">faster", title="cold and warm")
-    for what, before_s, after_s in rows:
-        table.add_row(what, seconds_text(before_s), seconds_text(after_s), _ratio(before_s, after_s))
+    for what, (before_s, after_s) in rows:
+        ratio = f"{before_s / after_s:.1f} x" if after_s > 0 else "-"
+        table.add_row(what, seconds_text(before_s), seconds_text(after_s), ratio)
     return table
 
 
-def _launch(name: str, config: Path, out: Path, console: Console, run: Run) -> tuple[Report, float]:
+def _launch(
+    name: str, words: Sequence[str], out: Path, console: Console, run: Run | None
+) -> tuple[Report, float]:
     """One launch of the demo: its report, and the wall seconds of its process."""
-    from warmrank.orchestrator.launch.report import from_json
+    from warmrank.orchestrator.launch.report import read_report
 
     path = out / f"{name}.json"
     console.print()
     console.print(Rule(Text(f"{name} launch", style="bold"), align="left"), width=min(console.width, WIDE))
     started = time.perf_counter()
-    settings = ("--set", f"cache_dir={out / 'cache'}", "--set", f"store.path={out / 'store'}")
     files = ("--json", str(path), "--report", str(path.with_suffix(".html")))
-    status = run((sys.executable, "-m", "warmrank", "launch", str(config), *settings, *files))
+    status = (run or run_process)((sys.executable, "-m", "warmrank", "launch", *words, *files))
     process_s = time.perf_counter() - started
     if status != 0:
         raise DemoFailed(
             f"the {name} launch ended with status {status}; its own message stands above",
             exit_code=status if status > 0 else 128 - status,
         )
-    return from_json(path.read_text(encoding="utf-8")), process_s
+    return read_report(path), process_s
 
 
 def _saved_s(rank: RankReport) -> float:
     return sum(each.seconds.trace_s + each.seconds.compile_s + each.seconds.load_s for each in rank.functions)
-
-
-def _ratio(cold_s: float, warm_s: float) -> str:
-    return f"{cold_s / warm_s:.1f} x" if warm_s > 0 else "-"

@@ -6,26 +6,13 @@ Importing this module imports neither torch nor Ray; a command imports what it n
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
-from warmrank.orchestrator.cli import build as cli_build
-from warmrank.orchestrator.cli import config as cli_config
-from warmrank.orchestrator.cli import exec as cli_exec
-from warmrank.orchestrator.cli import inspect as cli_inspect
-from warmrank.orchestrator.cli import keys as cli_keys
-from warmrank.orchestrator.cli import launch as cli_launch
-from warmrank.orchestrator.cli import preseed as cli_preseed
-from warmrank.orchestrator.cli import store as cli_store
-from warmrank.orchestrator.cli import submit as cli_submit
+from warmrank.orchestrator.cli import build, config, exec, inspect, keys, launch, preseed, store, submit  # noqa: A004
 from warmrank.orchestrator.cli.options import group_of_commands
 from warmrank.orchestrator.signals import leave_at_once_if_needed
-
-# The panels of --help; a command that belongs to none of them is hard to find.
-LAUNCH, LOOK, STORE = "Launch", "Look", "Store, keys and config"
-
 
 app = group_of_commands(
     "Every rank starts warm: compile a model once for a cluster, load it in milliseconds everywhere.",
@@ -48,14 +35,9 @@ def main() -> None:
 
 
 def _print_version(wanted: bool) -> None:
-    if not wanted:
-        return
-    try:
-        version = importlib.metadata.version("warmrank")
-    except importlib.metadata.PackageNotFoundError:
-        version = "(not installed)"
-    typer.echo(f"warmrank {version}")
-    raise typer.Exit
+    if wanted:
+        typer.echo(f"warmrank {importlib.metadata.version('warmrank')}")
+        raise typer.Exit
 
 
 @app.callback()
@@ -67,30 +49,24 @@ def root(
     """Take the options of the program itself."""
 
 
-_COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
-    LAUNCH: {
-        "launch": cli_launch.launch,
-        "submit": cli_submit.submit,
-        "preseed": cli_preseed.preseed,
-        "exec": cli_exec.exec_,
-        "run": cli_exec.run,
-        "build": cli_build.build,
-        "audit": cli_build.audit,
-    },
-    LOOK: {
-        "explain": cli_inspect.explain,
-        "report": cli_launch.report,
-        "ls": cli_inspect.list_,
-        "show": cli_inspect.show,
-        "doctor": cli_inspect.doctor,
-    },
-}
-_AS_GIVEN = {"ignore_unknown_options": True, "allow_interspersed_args": False}
-for _panel, _commands in _COMMANDS.items():
-    for _name, _command in _commands.items():
-        _settings = _AS_GIVEN if _name == "run" else None  # whose options are the script's
-        _class = cli_exec.ExecCommand if _name == "exec" else None
-        app.command(_name, cls=_class, rich_help_panel=_panel, context_settings=_settings)(_command)
-app.add_typer(cli_store.app, name="store", rich_help_panel=STORE)
-app.add_typer(cli_keys.app, name="keys", rich_help_panel=STORE)
-app.add_typer(cli_config.app, name="config", rich_help_panel=STORE)
+for _name, _command in {
+    "launch": launch.launch,
+    "submit": submit.submit,
+    "preseed": preseed.preseed,
+    "build": build.build,
+    "audit": build.audit,
+}.items():
+    app.command(_name, rich_help_panel="Launch")(_command)
+app.command("exec", cls=exec.ExecCommand, rich_help_panel="Launch")(exec.exec_)
+_AS_GIVEN = {"ignore_unknown_options": True, "allow_interspersed_args": False}  # options are the script's
+app.command("run", context_settings=_AS_GIVEN, rich_help_panel="Launch")(exec.run)
+for _name, _command in {
+    "explain": inspect.explain,
+    "report": launch.report,
+    "ls": inspect.list_,
+    "show": inspect.show,
+    "doctor": inspect.doctor,
+}.items():
+    app.command(_name, rich_help_panel="Look")(_command)
+for _group, _of in {"store": store.app, "keys": keys.app, "config": config.app}.items():
+    app.add_typer(_of, name=_group, rich_help_panel="Store, keys and config")

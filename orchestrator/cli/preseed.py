@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from pydantic_core import to_jsonable_python
+from rich.text import Text
 
 from warmrank.orchestrator.cli.console import (
     ExitCode,
+    answer,
     command,
     defused_json,
     others_on_stderr,
     output,
-    print_json,
 )
 from warmrank.orchestrator.cli.options import (
     AsJson,
@@ -30,7 +28,7 @@ from warmrank.orchestrator.errors import BadArgument
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.reading import Config
-    from warmrank.orchestrator.seed.seeding import NodeSeed, SeedPlan
+    from warmrank.orchestrator.seed.seeding import NodeSeed
 
 FanOutChoice = Literal["auto", "always", "never"]
 
@@ -69,83 +67,55 @@ def preseed(  # noqa: PLR0913, PLR0917 - options of a command
         raise typer.BadParameter("--here and --watch exclude each other: a node seeds itself once, at boot")
     if (for_s is not None or until is not None) and not watch:
         raise typer.BadParameter("--for and --until say when a --watch ends")
-    from warmrank.orchestrator.seed.seeding import SeedPlan, check_store
+    from warmrank.orchestrator.nodes import choose, this_node
+    from warmrank.orchestrator.seed.on_ray import is_this_machine, seed_cluster, watch_cluster
+    from warmrank.orchestrator.seed.seeding import Outcomes, SeedPlan, check_store
+    from warmrank.orchestrator.ui.table import render_seeds
 
     loaded = load_config(config, overrides)
     check_store(loaded)
     plan = SeedPlan(wanted=tuple(nodes or ()), fan_out=fan_out, verify=verify)
-    if watch:
-        seeds = _watch(loaded, plan, for_s, until, as_json=as_json)
+    if not here and is_this_machine(loaded):
+        if watch:
+            raise BadArgument(
+                "--watch: expected a cluster, because nodes join one; set ray.address, or RAY_ADDRESS"
+            )
+        choose((this_node(),), plan.wanted)
+        here = True
+    if here:
+        seeds = _here(loaded, verify=verify)
+        answer(seeds, render_seeds, as_json=as_json)
+        raise typer.Exit(_exit_code(seeds, wanted=1))
+    refuse_shadows()
+    console = output(stderr=True)
+    outcomes = Outcomes(
+        lambda line, style: console.print(Text(line, style=style), soft_wrap=True),
+        _print_line if watch and as_json else lambda _: None,
+    )
+    if not watch:
+        with others_on_stderr():
+            seed_cluster(loaded, plan, outcomes.take)
+        answer(outcomes.all(), render_seeds, as_json=as_json)
     else:
-        seeds = _here(loaded, plan) if here else _once(loaded, plan)
-        if as_json:
-            print_json(seeds)
-        else:
-            _print_table(seeds)
-    raise typer.Exit(_exit_code(seeds, wanted=until or 1))
+        try:
+            watch_cluster(loaded, plan, outcomes, seconds=for_s, num_nodes=until)
+        finally:
+            if outcomes.all() and not as_json:  # also when it is stopped
+                output().print(render_seeds(outcomes.all()))
+    raise typer.Exit(_exit_code(outcomes.all(), wanted=until or 1))
 
 
-def _here(config: Config, plan: SeedPlan) -> tuple[NodeSeed, ...]:
+def _here(config: Config, *, verify: bool) -> tuple[NodeSeed, ...]:
     from warmrank.cache_store.fetch.blobs import FetchOptions
     from warmrank.orchestrator.seed.seeding import seed_here
     from warmrank.orchestrator.ui.progress import fetch_progress
 
     with fetch_progress(output(stderr=True)) as on_progress:
-        options = FetchOptions(reread=plan.verify, on_progress=on_progress)
-        return (seed_here(config, options=options),)
-
-
-def _once(config: Config, plan: SeedPlan) -> tuple[NodeSeed, ...]:
-    from warmrank.orchestrator.nodes import choose, this_node
-    from warmrank.orchestrator.seed import on_ray
-    from warmrank.orchestrator.seed.seeding import seed_lines
-
-    if on_ray.is_this_machine(config):
-        choose((this_node(),), plan.wanted)
-        return _here(config, plan)
-    refuse_shadows()
-    with seed_lines(output(stderr=True)) as lines, others_on_stderr():
-        on_ray.preseed(config, plan, show=lines.show)
-        return lines.outcomes()
-
-
-def _watch(
-    config: Config, plan: SeedPlan, seconds: float | None, num_nodes: int | None, *, as_json: bool
-) -> tuple[NodeSeed, ...]:
-    """Watch; show a table also when interrupted, with ``as_json`` a line for each node that ended instead."""
-    from warmrank.orchestrator.seed.on_ray import Watch, is_this_machine, seeding_process
-    from warmrank.orchestrator.seed.seeding import seed_lines
-
-    if is_this_machine(config):
-        raise BadArgument(
-            "--watch: expected a cluster, because nodes join one; set ray.address, or RAY_ADDRESS"
-        )
-    refuse_shadows()
-    results: tuple[NodeSeed, ...] = ()
-    try:
-        with seed_lines(output(stderr=True), _print_line if as_json else lambda _: None) as lines:
-
-            def start(seeded: tuple[NodeSeed, ...]) -> AbstractContextManager[Any]:
-                return seeding_process(config, plan, seeded)
-
-            try:
-                Watch(start, lines, seconds=seconds, num_nodes=num_nodes).run()
-            finally:
-                results = lines.outcomes()
-    finally:
-        if results and not as_json:
-            _print_table(results)
-    return results
+        return (seed_here(config, options=FetchOptions(reread=verify, on_progress=on_progress)),)
 
 
 def _print_line(seed: NodeSeed) -> None:
-    typer.echo(defused_json(json.dumps(to_jsonable_python(seed), ensure_ascii=False)))
-
-
-def _print_table(seeds: Sequence[NodeSeed]) -> None:
-    from warmrank.orchestrator.ui.table import render_seeds
-
-    output().print(render_seeds(seeds))
+    typer.echo(defused_json(seed, indent=None))
 
 
 def _exit_code(seeds: Sequence[NodeSeed], *, wanted: int) -> ExitCode:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import shlex
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -26,8 +27,6 @@ from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
-
-logger = logging.getLogger(__name__)
 
 _POLL_S = 0.5
 _STOP_TIMEOUT_S = 30.0
@@ -68,33 +67,39 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     require_workload(loaded, str(config))
     upload.refuse_in_job(relative_places(config, tuple(overrides or ())), str(config))
     refuse_what_fails(loaded, str(config), overrides, is_elsewhere=True)
+    if unfit := [pair for pair in metadata or () if not pair.partition("=")[1] or pair.startswith("=")]:
+        raise BadArgument(f"--metadata {unfit[0]!r}: expected KEY=VALUE")
     here = Path.cwd()
     words = ["python", "-m", "warmrank", "launch", _inside(config, here)]
     words += [word for override in overrides or () for word in ("--set", override)]
     files = {"--json": json_file, "--report": html_file, "--trace": trace_file, "--metrics": metrics_file}
     for option, path in files.items():
-        words += [] if path is None else [option, _absolute(path, option)]
+        if path is not None and not path.is_absolute():
+            raise BadArgument(
+                f"{option}: expected an absolute path, found {path}; the file is written by the job, on the "
+                "node that its driver runs on, where the working directory goes with the job"
+            )
+        words += [] if path is None else [option, str(path)]
     if no_compile or settings().no_compile:  # the job has an environment of its own
         words.append("--no-compile")
-    pairs = _metadata(metadata or [])
     upload.say_kept(here, lambda line: say(f"note: {line}", stderr=True))
     client = _connect(address)
+    runtime_env = upload.runtime_env(here, loaded)
     try:
         job = client.submit_job(
             entrypoint=shlex.join(words),
-            runtime_env=upload.runtime_env(here, loaded),
+            runtime_env=runtime_env,
             submission_id=job_id,
-            metadata=pairs,
+            metadata=dict(pair.split("=", 1) for pair in metadata or ()),
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise OrchestratorError(f"the cluster refused the job: {first_line(error)}") from error
     write = partial(typer.echo, nl=False)
     write(f"job {job} submitted; follow it also with: ray job logs -f {job}\n")
-    if no_wait:
-        raise typer.Exit
-    code, said = follow(client, job, write=write)
-    say(f"job {job} {said}", stderr=True)
-    raise typer.Exit(code)
+    if not no_wait:
+        code, said = follow(client, job, write=write)
+        say(f"job {job} {said}", stderr=True)
+        raise typer.Exit(code)
 
 
 def follow(
@@ -111,11 +116,9 @@ def follow(
     except KeyboardInterrupt as stop:
         write(f"\nstopping job {job} ...\n")
         client.stop_job(job)
-        ended = _ended(client, job, lambda _: None, poll_s)
-        try:
-            info = asyncio.run(asyncio.wait_for(ended, _STOP_TIMEOUT_S))
-        except TimeoutError:
-            info = client.get_job_info(job)
+        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+        while not (info := client.get_job_info(job)).status.is_terminal() and time.monotonic() < deadline_s:
+            time.sleep(poll_s)
         code = signals.exit_code_of(stop)
     # Ray repeats the end of the log, which stands above.
     return code, f"{info.status}: {(info.message or '').partition(', last available logs')[0]}"
@@ -135,21 +138,16 @@ async def _ended(
                 write(text[max(0, num_written - num_seen) :])
                 num_seen += len(text)
                 num_written = max(num_written, num_seen)
+            if (info := client.get_job_info(job)).status.is_terminal():
+                return info
+            num_silent = 0
         except (RuntimeError, aiohttp.ClientError, OSError) as error:
-            logger.warning("the log of job %s broke off (%s)", job, first_line(error))
-        try:
-            info = client.get_job_info(job)
-        except (RuntimeError, OSError) as error:
             num_silent += 1
             if num_silent > _MAX_SILENT:
                 raise OrchestratorError(
                     f"the cluster does not answer any more, so how job {job} ended is not known: "
                     f"{first_line(error)}. Once it answers, ask with: ray job status {job}"
                 ) from error
-        else:
-            if info.status.is_terminal():
-                return info
-            num_silent = 0
         await asyncio.sleep(poll_s)
 
 
@@ -189,19 +187,3 @@ def _inside(config: Path, directory: Path) -> str:
         f"{config} lies outside the current directory {directory}, which is what goes to the cluster; "
         "change into a directory above it, or copy it here"
     )
-
-
-def _absolute(path: Path, option: str) -> str:
-    if path.is_absolute():
-        return str(path)
-    raise BadArgument(
-        f"{option}: expected an absolute path, found {path}; the file is written by the job, on the node "
-        "that its driver runs on, where the working directory goes with the job"
-    )
-
-
-def _metadata(pairs: list[str]) -> dict[str, str]:
-    for pair in pairs:
-        if "=" not in pair or pair.startswith("="):
-            raise BadArgument(f"--metadata {pair!r}: expected KEY=VALUE")
-    return {key: value for key, _, value in (pair.partition("=") for pair in pairs)}

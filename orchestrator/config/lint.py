@@ -17,8 +17,7 @@ import pkgutil
 import re
 import stat
 import sys
-import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
@@ -221,15 +220,15 @@ def machine_here(config: Config) -> Machine:
     found = all_within([partial(is_local, path) for path in places], timeout_s=LOOK_S)
     (obstacle,) = all_within([partial(_obstacle_to, config.cache_dir)], timeout_s=LOOK_S)
     script = config.workload.script if isinstance(config.workload, ScriptWorkload) else ""
-    entrypoint = fault_of(config)
-    source = entrypoint.source if entrypoint else None
+    fault, source = fault_of(config) or (None, None)
+    where = f" (read in {source})" if source else ""
     return Machine(
         num_cpus=_cpus_of_ray(config.ray),
         usable_cpus=len(os.sched_getaffinity(0)),
         local_stores=tuple(path for path, is_local in zip(places, found, strict=True) if is_local),
         script_fault="" if not script or Path(script).is_file() else f"no file {script} from this directory",
         is_absolute_script=Path(script).is_absolute(),
-        entrypoint_fault=str(entrypoint) if entrypoint else "",
+        entrypoint_fault=f"{fault.message.rstrip('.')}{where}" if fault else "",
         is_source_here=source is not None and source.is_relative_to(Path.cwd()),
         obstacle=obstacle or "",
         shadow=shadow(Path.cwd()),
@@ -276,55 +275,62 @@ def shadow(directory: Path) -> Path | None:
     return None if is_ours else origin
 
 
-@dataclass(frozen=True, slots=True)
-class EntrypointFault:
-    """An entrypoint that cannot be called."""
-
-    error: WorkloadError  # what a rank would raise
-    source: Path | None = None  # the file that was read; None where the module is not found
-
-    def __str__(self) -> str:
-        where = f" (read in {self.source})" if self.source else ""
-        return f"{self.error.message.rstrip('.')}{where}"
-
-
 _BINDS_UNSEEN = re.compile(r"import \*|\b(__getattr__|__path__|globals|exec|vars|setattr|sys\.modules)\b")
 """Words of a module that may bind names which stand nowhere in its text, or find modules elsewhere."""
 
 
-def fault_of(config: Config) -> EntrypointFault | None:
-    """Fault of the config's entrypoint; None where it can be called, or there is none."""
-    workload = config.workload
-    if not isinstance(workload, EntrypointWorkload):
+def fault_of(config: Config) -> tuple[WorkloadError, Path | None] | None:
+    """The error that ranks would raise for the config's entrypoint, and the file that was read.
+
+    None where there is no entrypoint, or where a call of it may go well.
+    """
+    if not isinstance(config.workload, EntrypointWorkload):
         return None
-    return entrypoint_fault(workload.entrypoint, workload.arguments)
-
-
-def entrypoint_fault(entrypoint: str, arguments: Mapping[str, object]) -> EntrypointFault | None:
-    """Say why a call of ``module:function`` with these arguments is certain to fail; None where it is not."""
+    entrypoint = config.workload.entrypoint
     module, _, function = entrypoint.partition(":")
     spec, nearest = find_module(module)
     if nearest is not None:
-        return EntrypointFault(not_imported(entrypoint, f"No module named {module!r}", nearest))
+        return not_imported(entrypoint, f"No module named {module!r}", nearest), None
     source = Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
+    text = _text_of(source)
+    if not re.search(rf"\b{function}\b", text):
+        if not text or _BINDS_UNSEEN.search(text):
+            return None
+        return no_function(entrypoint, re.findall(r"^def (\w+)", text, re.MULTILINE)), source
     try:
-        text = _text_of(source)
         tree = ast.parse(text)
-    except SyntaxError as error:
-        return EntrypointFault(not_imported(entrypoint, f"SyntaxError: {error}"), source)
-    except (OSError, UnicodeDecodeError, ValueError):
-        return None
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    try:
-        if source and not re.search(rf"\b{function}\b", text) and not _BINDS_UNSEEN.search(text):
-            raise no_function(entrypoint, functions)
-        found = functions.get(function)
+        found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
         is_sure = sum(_binds(node, function) for node in ast.walk(tree)) == 1
-        if found is not None and is_sure and not found.decorator_list:
-            check_arguments(entrypoint, _signature(found.args), None, arguments)
+        if found and is_sure and not found[0].decorator_list:
+            check_arguments(entrypoint, _signature(found[0].args), None, config.workload.arguments)
+    except SyntaxError as error:
+        return not_imported(entrypoint, f"SyntaxError: {error}"), source
     except WorkloadError as error:
-        return EntrypointFault(error, source)
+        return error, source
     return None
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    """True if a node binds a name, wherever it stands."""
+    if isinstance(node, ast.Name):
+        return node.id == name and not isinstance(node.ctx, ast.Load)
+    if isinstance(node, ast.Global):
+        return name in node.names
+    return name == (getattr(node, "asname", None) or getattr(node, "name", None))
+
+
+def _signature(args: ast.arguments) -> inspect.Signature:
+    """The signature of a function; nothing of it runs, so an ellipsis stands for unknown defaults."""
+    for each in ast.walk(args):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    unknown = ast.Constant(...)
+    args.defaults = [each if isinstance(each, ast.Constant) else unknown for each in args.defaults]
+    args.kw_defaults = [
+        each and (each if isinstance(each, ast.Constant) else unknown) for each in args.kw_defaults
+    ]
+    stub = ast.fix_missing_locations(ast.Expression(ast.Lambda(args, ast.Constant(None))))
+    return inspect.signature(eval(compile(stub, "<signature>", "eval")))  # noqa: S307 - constants alone
 
 
 def find_module(name: str) -> tuple[ModuleSpec | None, str | None]:
@@ -343,7 +349,8 @@ def find_module(name: str) -> tuple[ModuleSpec | None, str | None]:
         except KeyError:  # a namespace package in another one looks for that among what is imported
             return None, None
         if spec is None:
-            if so_far in sys.modules or (parent is not None and _finds_elsewhere(parent)):
+            package = Path(parent.origin) if parent is not None and parent.origin else None
+            if so_far in sys.modules or _BINDS_UNSEEN.search(_text_of(package)):
                 return None, None
             near_places = places if depth else places[:1]
             known = [module.name for module in pkgutil.iter_modules(near_places)]
@@ -353,40 +360,9 @@ def find_module(name: str) -> tuple[ModuleSpec | None, str | None]:
     return spec, None
 
 
-def _finds_elsewhere(package: ModuleSpec) -> bool:
-    """True if the code of a package may find modules that its directory does not have."""
-    try:
-        text = _text_of(Path(package.origin)) if package.origin else ""
-    except (OSError, SyntaxError, UnicodeDecodeError):
-        return True
-    return _BINDS_UNSEEN.search(text) is not None
-
-
 def _text_of(source: Path | None) -> str:
-    if source is None:
+    """The text of a module; empty where it cannot be read, which ranks tell of."""
+    try:
+        return source.read_text(encoding="utf-8") if source else ""
+    except (OSError, UnicodeDecodeError):
         return ""
-    with tokenize.open(source) as file:
-        return file.read()
-
-
-def _binds(node: ast.AST, name: str) -> bool:
-    """True if a node binds a name, wherever it stands."""
-    if isinstance(node, ast.Name):
-        return node.id == name and not isinstance(node.ctx, ast.Load)
-    if isinstance(node, ast.Global):
-        return name in node.names
-    return name == (getattr(node, "asname", None) or getattr(node, "name", None))
-
-
-def _signature(args: ast.arguments) -> inspect.Signature:
-    """The signature of a function; nothing of it runs, so defaults that are no constants are ellipses."""
-    for each in ast.walk(args):
-        if isinstance(each, ast.arg):
-            each.annotation = None
-    unknown = ast.Constant(...)
-    args.defaults = [each if isinstance(each, ast.Constant) else unknown for each in args.defaults]
-    args.kw_defaults = [
-        each and (each if isinstance(each, ast.Constant) else unknown) for each in args.kw_defaults
-    ]
-    stub = ast.fix_missing_locations(ast.Expression(ast.Lambda(args, ast.Constant(None))))
-    return inspect.signature(eval(compile(stub, "<signature>", "eval")))  # noqa: S307 - constants alone

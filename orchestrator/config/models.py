@@ -10,7 +10,7 @@ import posixpath
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, JsonValue, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, JsonValue, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from warmrank.cache_store.cache_dir.node_files import Collect
@@ -401,7 +401,7 @@ def launch_key(config: Config) -> str:
     return key_of(identity(config))
 
 
-def schema_of(model: type[BaseModel], *, title: str) -> dict[str, Any]:
-    """The schema of a model, as it is."""
+def config_schema() -> dict[str, Any]:
+    """The JSON Schema of a config."""
     dialect = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": dialect, **model.model_json_schema(), "title": title}
+    return {"$schema": dialect, **Config.model_json_schema(), "title": "Config of a launch with warmrank"}

@@ -29,12 +29,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from warmrank.cache_store.backends.deadline import all_within
+from warmrank.cache_store.backends.deadline import ANSWER_S, all_within
 from warmrank.cache_store.backends.durability import FlushChoice
 from warmrank.cache_store.backends.object_client import KNOWN_OPTIONS, SCHEMES, is_usable
-from warmrank.cache_store.backends.places import ANSWER_S
-from warmrank.cache_store.connect import SpecMode
 from warmrank.cache_store.signing.trust import PolicyChoice, TrustPolicy, choose_policy
+from warmrank.cache_store.store import SpecMode
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.worker.settings import settings
 
@@ -52,26 +51,18 @@ class Strict(BaseModel):
 Text = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 """A text, which a person need not put in quotes; `orchestrator.config.reading` lists where these are."""
 
-KEY_ID_PATTERN = r"^[0-9a-f]{32}$"
 IN_ENVIRON = (
     "a config goes to every node: set credentials in the environment there, such as AWS_ACCESS_KEY_ID"
 )
-
 _SECRET = re.compile(
     r"secret|token|passw|credentials?$|(access|account|customer|private|shared)_?key|sas_", re.IGNORECASE
 )
-
-_SLASH_LOST = re.compile(r"([A-Za-z0-9]+):/")
+LOOK_S = 0.9  # longest look at a place: it counts to the 5 s that a dead store may cost a launch
 
 
 def is_url(path: str) -> bool:
     """True if a store's path is a URL, and no directory."""
     return "://" in path
-
-
-def _normalised(path: str) -> str:
-    """The same for each way to write one place; links are not followed, because a dead disk would hang."""
-    return path.rstrip("/") if is_url(path) else os.path.normpath(Path(path).expanduser().absolute())
 
 
 def is_secret(name: str) -> bool:
@@ -97,7 +88,7 @@ class TrustConfig(Strict):
     keyring: Path | None = Field(
         default=None, description="directory of keys as `warmrank keys` makes it; ~/.config/warmrank/keys"
     )
-    revoked: tuple[Annotated[str, Field(pattern=KEY_ID_PATTERN)], ...] = Field(
+    revoked: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")], ...] = Field(
         default=(), description="list of ids of keys (32 of 0-9, a-f) that are refused whatever else is said"
     )
 
@@ -134,29 +125,28 @@ class TierConfig(Strict):
     def _place_without_password(cls, value: str) -> str:
         scheme, is_a_url, rest = value.partition("://")
         if is_a_url and "@" in rest.partition("/")[0]:
-            text = "a URL without user and password; {remedy}"
-            raise PydanticCustomError("secret", text, {"remedy": IN_ENVIRON})
-        if not is_a_url and (meant := _SLASH_LOST.match(value)):
-            text = "a directory, or a URL with two slashes; {url}?"
+            raise PydanticCustomError("secret", f"a URL without user and password; {IN_ENVIRON}")
+        if not is_a_url and (meant := re.match(r"([A-Za-z0-9]+):/", value)):
             url = f"{meant[1]}://{value[meant.end() :]}"
-            raise PydanticCustomError("scheme", text, {"url": url})
+            raise PydanticCustomError(
+                "scheme", "a directory, or a URL with two slashes; {url}?", {"url": url}
+            )
         if is_a_url and scheme not in SCHEMES:
-            known = ", ".join(sorted(SCHEMES))
-            raise PydanticCustomError("scheme", "a URL of one of the kinds {known}", {"known": known})
+            raise PydanticCustomError("scheme", f"a URL of one of the kinds {', '.join(sorted(SCHEMES))}")
         return value
 
     @field_validator("options")
     @classmethod
     def _known_and_no_secret(cls, value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
         if secret := [name for name in value if is_secret(name)]:
-            text = "no {names} here; {remedy}"
-            raise PydanticCustomError("secret", text, {"names": ", ".join(secret), "remedy": IN_ENVIRON})
+            names = {"names": ", ".join(secret)}
+            raise PydanticCustomError("secret", f"no {{names}} here; {IN_ENVIRON}", names)
         if value and not is_url(info.data.get("path", "")):
             raise PydanticCustomError("options", "none: they are for object stores, and path is a directory")
         for name, text in value.items():
             if name not in KNOWN_OPTIONS:
-                known = ", ".join(sorted(KNOWN_OPTIONS))
-                raise PydanticCustomError("unknown_option", "only {known}", {"known": known, "option": name})
+                known = f"only {', '.join(sorted(KNOWN_OPTIONS))}"
+                raise PydanticCustomError("unknown_option", known, {"option": name})
             if not is_usable(name, text):
                 raise PydanticCustomError("option", "true or false", {"option": name})
         return value
@@ -176,6 +166,11 @@ def tier_at(location: str) -> TierConfig:
     return tier.model_copy(update={"path": str(Path(location).expanduser().absolute())})
 
 
+def _normalised(path: str) -> str:
+    """The same for each way to write one place; links are not followed, because a dead disk would hang."""
+    return path.rstrip("/") if is_url(path) else os.path.normpath(Path(path).expanduser().absolute())
+
+
 class StoreConfig(Strict):
     """The store: one place, or a near one and a far one."""
 
@@ -188,18 +183,15 @@ class StoreConfig(Strict):
     @classmethod
     def _one_or_two_places(cls, value: tuple[TierConfig, ...]) -> tuple[TierConfig, ...]:
         # Not as min_length: a tier that is refused would be refused a second time, as missing.
+        used = [tier for tier in value if tier.mode != "off"]
         if not value:
             raise PydanticCustomError("empty", "at least one tier")
-        if sum(tier.mode != "off" for tier in value) > 2:
+        if len(used) > 2:
             raise PydanticCustomError("many", "at most two tiers: a near place and a far one")
-        # Two of one place would each wait for it, and count what it holds twice.
-        seen: set[str] = set()
-        for tier in value:
-            place = _normalised(tier.path)
-            if tier.mode != "off" and place in seen:
-                text = "each place once, so not {path} again"
-                raise PydanticCustomError("twice", text, {"path": tier.path})
-            seen |= {place} if tier.mode != "off" else set()
+        if len({_normalised(tier.path) for tier in used}) < len(used):
+            # Each of the two would be waited for, and what it holds would count twice.
+            path = {"path": used[-1].path}
+            raise PydanticCustomError("twice", "each place once, so not {path} again", path)
         return value
 
     @property
@@ -232,9 +224,6 @@ else:
         Discriminator(_form_of_store),
     ]
 """A store as a config may write it: with ``tiers``, or one tier's keys beside ``trust``."""
-
-
-LOOK_S = 0.9  # longest look at a place: it counts to the 5 s that a dead store may cost a launch
 
 
 def locate_trust(trust: TrustConfig, *, base: Path) -> TrustConfig:
@@ -276,9 +265,7 @@ def locate_trust(trust: TrustConfig, *, base: Path) -> TrustConfig:
 
 def warn_of_off(trust: TrustConfig, locations: Iterable[str]) -> None:
     """Log, for each place that others can write, that a config turns signatures off there."""
-    if trust.policy != "off":
-        return
-    for location, choice in _choices(locations).items():
+    for location, choice in _choices(locations).items() if trust.policy == "off" else ():
         if choice.policy == "require":
             logger.warning(
                 "store.trust.policy is off for %s, but %s: who can write there decides what code runs",

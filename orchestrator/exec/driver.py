@@ -23,9 +23,8 @@ from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.exec.node import ExecNode, HostGroup, Placement, When
 from warmrank.orchestrator.exec.publish import Publisher, Say
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.eligible import nodes_of_ray
 from warmrank.orchestrator.gang.node_group import Lost, NodeGroup
-from warmrank.orchestrator.gang.reservation import slots
+from warmrank.orchestrator.gang.placement import nodes_of_ray, slots
 from warmrank.orchestrator.nodes import Node, choose, this_node
 from warmrank.orchestrator.reaper_client import Chunk, Stream
 from warmrank.orchestrator.signals import noted, undisturbed

@@ -12,8 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from warmrank.orchestrator.causes import DIED, NODE_LOST, FailureKind, WorkerFailure
-from warmrank.orchestrator.errors import first_line
+from warmrank.orchestrator.errors import DIED, NODE_LOST, FailureKind, WorkerFailure, first_line
 
 T = TypeVar("T")
 
@@ -112,52 +111,39 @@ class NodeGroup:
         return silent
 
 
-_TOLD_IN_WORDS: tuple[tuple[re.Pattern[str], FailureKind, str], ...] = (
-    (re.compile(r"(?:ModuleNotFoundError|ImportError): (?P<what>.*)"), FailureKind.IMPORT, "{what}"),
-    (
-        re.compile(r"(?i)node (?:was terminated|is dead|has died|died|failure)|NODE_DIED"),
-        NODE_LOST,
-        "Ray lost its node: {line}",
-    ),
-    (
-        re.compile("connection error code 2"),  # of a process that left its socket without a word
-        DIED,
-        "its process ended all at once: it was killed, or crashed in native code",
-    ),
-    (
-        # The first sentence: the others guess at causes, such as the OOM killer, that need not be so.
-        re.compile(r"Worker exit type: (?P<type>\w+) Worker exit detail: (?P<what>.*?)\s*(?:(?<=\.) |\n|$)"),
-        DIED,
-        "its process ended ({type}: {what})",
-    ),
+_TOLD_IN_WORDS = (
+    (re.compile(r"(?:ModuleNotFoundError|ImportError): .*"), FailureKind.IMPORT),
+    (re.compile(r"(?i)node (?:was terminated|is dead|has died|died|failure)|NODE_DIED"), NODE_LOST),
 )
-"""Failures that Ray has no type for: its words, the kind of failure, and our message; the first match."""
+"""Failures that Ray has no type for: its words, and the kind of failure."""
 
 
 def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
     """The value that stands for one of Ray's exceptions."""
     from ray import exceptions
 
-    text, line, remedy = str(error), first_line(error), ""
-    told = ((found, kind, said) for words, kind, said in _TOLD_IN_WORDS if (found := words.search(text)))
+    text, message, remedy = str(error), first_line(error), ""
+    told = next(((found, kind) for words, kind in _TOLD_IN_WORDS if (found := words.search(text))), None)
     kind: str = DIED  # whose policy has the remedy
-    # What watches a node cannot be placed elsewhere: one that is unschedulable had a node a moment ago.
     if isinstance(error, exceptions.OutOfMemoryError):
         message, remedy = "killed by Ray, because its node ran out of memory", "fewer ranks for each node"
     elif isinstance(error, exceptions.RuntimeEnvSetupError):
-        kind, message = FailureKind.ENVIRONMENT, line
+        kind = FailureKind.ENVIRONMENT
+    # What watches a node cannot be placed elsewhere: one that is unschedulable had a node a moment ago.
     elif isinstance(error, exceptions.NodeDiedError | exceptions.ActorUnschedulableError):
-        kind, message = NODE_LOST, f"Ray lost its node: {line}"
-    elif (first := next(told, None)) is not None:
-        found, kind, said = first
-        message = said.format(line=line, **found.groupdict())
+        kind, message = NODE_LOST, f"Ray lost its node: {message}"
+    elif told is not None:
+        found, kind = told
+        message = found[0] if kind == FailureKind.IMPORT else f"Ray lost its node: {message}"
     elif isinstance(error, exceptions.RayActorError):
-        message = f"its process ended, or its node is lost: {line}"
+        message = f"its process ended, or its node is lost: {message}"
     else:
-        kind, message = type(error).__name__, line
+        kind = type(error).__name__
     # Ray's own text tells of logs in a session's directory, which goes with a Ray of the launch's own.
-    raised = text if isinstance(error, exceptions.RuntimeEnvSetupError | exceptions.RayTaskError) else ""
-    return WorkerFailure(rank=rank, stage=stage, kind=kind, message=message, remedy=remedy, traceback=raised)
+    raised = isinstance(error, exceptions.RuntimeEnvSetupError | exceptions.RayTaskError) or told is not None
+    return WorkerFailure(
+        rank=rank, stage=stage, kind=kind, message=message, remedy=remedy, traceback=text if raised else ""
+    )
 
 
 def left_s(deadline: float) -> float:

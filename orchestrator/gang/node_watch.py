@@ -2,8 +2,7 @@
 
 Each look renews the lease of the node's reaper (`orchestrator.reaper`), which ends the ranks when looks stay
 away, and then this process, so that nothing of a lost attempt stays on a node that nobody can reach. The
-driver sends each node one message, not one for each rank: equal arguments cross once a node, and so do equal
-answers.
+driver sends each node one message, not one for each rank: what is one object in it crosses once.
 """
 
 from __future__ import annotations
@@ -11,8 +10,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,51 +23,16 @@ from warmrank.orchestrator.gang.rank_files import read_step, step_file
 from warmrank.orchestrator.reaper import fields_of, start_of
 from warmrank.orchestrator.reaper_client import ReapedRanks
 
-Batches = tuple[tuple[tuple[Any, ...], tuple[int, ...]], ...]
-"""Arguments, and the ranks that are called with them."""
-
-Answers = tuple[tuple[Any, tuple[int, ...]], ...]
-"""An answer, or a `WorkerFailure`, and the ranks that gave it."""
-
 _TICK_S = 0.2
 _MOST_COMPARED = 4
 
 
-class Request(NamedTuple):
-    """A call of a method of ranks' `RankHost`; ``number`` rises from call to call."""
-
-    number: int
-    stage: str
-    method: str
-    batches: Batches
-
-
 class Said(NamedTuple):
-    """A node's reply about a call: new answers, and the states of its ranks unless all have answered."""
+    """A node's reply about a call: new answers by rank, and states of its ranks unless all have answered."""
 
-    answers: Answers
+    answers: dict[int, Any]
     is_all: bool
     statuses: dict[int, ProcessStatus]
-
-
-def batches_of(arguments: Mapping[int, tuple[Any, ...]]) -> Batches:
-    """Ranks that are called with one and the same object together."""
-    alike: dict[int, tuple[tuple[Any, ...], list[int]]] = {}
-    for rank, values in arguments.items():
-        alike.setdefault(id(values), (values, []))[1].append(rank)
-    return tuple((values, tuple(ranks)) for values, ranks in alike.values())
-
-
-def folded(answers: Sequence[tuple[int, Any]]) -> Answers:
-    """Equal answers together, as long as few differ."""
-    found: list[tuple[Any, list[int]]] = []
-    for rank, answer in answers:
-        same = next((ranks for value, ranks in found[:_MOST_COMPARED] if value == answer), None)
-        if same is None:
-            found.append((answer, [rank]))
-        else:
-            same.append(rank)
-    return tuple((value, tuple(ranks)) for value, ranks in found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,31 +62,39 @@ class NodeWatch:
         self._actors: dict[int, Any] = {}
         self._open: tuple[int, str, dict[Any, int]] = 0, "", {}  # a call, and ranks that have not answered
 
-    def guard(self, charges: Mapping[int, Charge], lease_s: float, wait_s: float) -> None:
-        """Take charge of ranks, which are ended ``lease_s`` after the last look; `more` takes ``wait_s``."""
+    def guard(
+        self,
+        charges: Mapping[int, Charge],
+        lease_s: float,
+        wait_s: float,
+        actors: Mapping[int, Any] | None = None,
+        cache_dir: Path = Path(),
+    ) -> None:
+        """Take charge of ranks, which are ended ``lease_s`` after the last look; `more` takes ``wait_s``.
+
+        ``actors`` are the ranks', to call them; each has its log in a file from now on.
+        """
+        import ray
+
         self._charges, self._lease_s, self._wait_s = dict(charges), lease_s, wait_s
+        self._actors = dict(actors or {})
         for charge in charges.values():
             self._started[charge.pid] = start_of(charge.pid)
         self._reaper = self._start_reaper()
         for directory in {charge.log.parent.parent for charge in charges.values()}:
             rank_files.drop_old_logs(directory)
+        ray.get(
+            [actor.log_to.remote(rank, cache_dir, charges[rank].log) for rank, actor in self._actors.items()]
+        )
 
-    def reach(self, actors: Mapping[int, Any], logs: Mapping[int, tuple[Any, ...]]) -> None:
-        """Take the ranks' actors, to call them, and have each log to its file."""
-        import ray
-
-        self._actors = dict(actors)
-        ray.get([actors[rank].log_to.remote(*arguments) for rank, arguments in logs.items()])
-
-    def call(self, request: Request) -> Said:
-        """Begin a call; see `more`. What the one before left open is dropped."""
+    def call(self, number: int, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> Said:
+        """Begin a call of ranks' `RankHost`; see `more`. What the one before left open is dropped."""
         pending = {
-            self._actors[rank].call.remote(rank, request.stage, request.method, *values): rank
-            for values, ranks in request.batches
-            for rank in ranks
+            self._actors[rank].call.remote(rank, stage, method, *values): rank
+            for rank, values in arguments.items()
         }
-        self._open = request.number, request.stage, pending
-        return self.more(request.number)
+        self._open = number, stage, pending
+        return self.more(number)
 
     def more(self, number: int) -> Said:
         """Wait a while for the ranks that have not answered, then look at them; renews the lease.
@@ -131,15 +104,19 @@ class NodeWatch:
         import ray
 
         opened, stage, pending = self._open
+        found: dict[int, Any] = {}
         if opened != number:
-            return Said((), True, {})  # the driver has gone on to another call
-        found: list[tuple[int, Any]] = []
+            return Said(found, True, {})  # the driver has gone on to another call
         deadline = time.monotonic() + self._wait_s
         while pending and not found and time.monotonic() < deadline:
             ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=_TICK_S)
-            found = [(rank, answer_of(ref, rank, stage)) for ref in ready for rank in (pending.pop(ref),)]
+            for ref in ready:
+                rank = pending.pop(ref)
+                answer = answer_of(ref, rank, stage)
+                known = islice(found.values(), _MOST_COMPARED)  # equal answers become one object
+                found[rank] = next((each for each in known if each == answer), answer)
         statuses = self.look()
-        return Said(folded(found), not pending, statuses if pending else {})
+        return Said(found, not pending, statuses if pending else {})
 
     def look(self) -> dict[int, ProcessStatus]:
         """See every rank of this node, and renew the lease."""

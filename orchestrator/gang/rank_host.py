@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Any
 from warmrank.cache_store.cache_dir.marks import admit
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir, make_private_directories
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache, UnwritableDisk
-from warmrank.orchestrator.causes import FailureKind, WorkerFailure
-from warmrank.orchestrator.errors import FunctionFailed, VerificationFailed
+from warmrank.orchestrator.errors import FailureKind, FunctionFailed, VerificationFailed, WorkerFailure
 from warmrank.orchestrator.gang import rank_files
 from warmrank.orchestrator.gang.launcher import Process, Shared, free_port
 from warmrank.orchestrator.nodes import Seat
@@ -74,11 +73,6 @@ class RankInit:
     has_store: bool
     store_away: str = ""  # why the driver found the store away, so that no rank asks it
     config: bytes  # pickled: only who opens the store reads it
-
-    @property
-    def rank(self) -> int:
-        """Global rank."""
-        return self.spec.rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,22 +207,6 @@ class RankHost:
         """The node's artifacts; None without node caches, and on all but its first rank."""
         return self._keeper.report() if self._keeper is not None else None
 
-    def silent_places(self) -> tuple[str, ...]:
-        """The places of the store that gave this rank no answer."""
-        if not self._init.has_store or "_opened" not in self.__dict__:
-            return ()  # it has asked none
-        from warmrank.orchestrator.stores import silent_places
-
-        assert self._config.store is not None  # noqa: S101 - just looked at
-        return silent_places(self._config.store)
-
-    def leave_alone(self, places: tuple[str, ...]) -> None:
-        """Ask these places of the store no more: other ranks have waited for them already."""
-        from warmrank.orchestrator.stores import leave_alone
-
-        if self._config.store is not None:
-            leave_alone(self._config.store, places)
-
     def publish(
         self, launch_key: str, partitions: Mapping[int, Partition], may_queue: bool, is_behind: bool
     ) -> dict[int, Published]:
@@ -242,8 +220,8 @@ class RankHost:
 
         manifests = {rank: unpacked(part.manifest) for rank, part in partitions.items()}
         if self._keeper is not None:
-            own = manifests[self._init.rank]
-            manifests[self._init.rank] = with_node_files(own, self._keeper.collect(own))
+            own = manifests[self._spec.rank]
+            manifests[self._spec.rank] = with_node_files(own, self._keeper.collect(own))
         store, problem = self._opened
         found = publish_manifests(
             Path(self._spec.cache_dir),
@@ -272,9 +250,8 @@ class RankHost:
     def _audit(self, name: str) -> TraceResult:
         try:
             return self._worker.audit((name,))[0]
-        except Exception as error:  # the rank's edge, as in `_compile`
-            logger.exception("%s is not traced", name)
-            failure = failure_of(error, rank=self._init.rank, stage="compile")
+        except Exception as error:  # noqa: BLE001 - the rank's edge, as in `answer`, for one function
+            failure = failure_of(error, rank=self._spec.rank, stage="compile")
             return TraceResult(function=name, trace="", reason=f"{failure.kind}: {failure.message}")
 
     def _compile(self, name: str) -> FunctionResult:
@@ -282,9 +259,8 @@ class RankHost:
             result = self._worker.compile((name,))[0]
         except UnwritableDisk:
             raise  # no function of this rank can be kept there
-        except Exception as error:  # the rank's edge, as in `answer`, for one function
-            logger.exception("%s did not compile", name)
-            failure = failure_of(error, rank=self._init.rank, stage="compile")
+        except Exception as error:  # noqa: BLE001 - as above
+            failure = failure_of(error, rank=self._spec.rank, stage="compile")
             kind, reason = failure.kind, f"{failure.kind}: {failure.message}"
             return FunctionResult(function=name, ok=False, outcome="compiled", reason=reason, error=kind)
         return result if result.ok else replace(result, outcome="compiled")
@@ -318,11 +294,14 @@ class RankHost:
         _all_ok(tuple(item for item in answers if isinstance(item, FunctionResult)))
         return answers
 
-    def verify(self) -> Verification:
-        """Compare with the reference; raises `VerificationFailed` if they differ by more than is allowed."""
+    def verify(self) -> tuple[Verification, tuple[FunctionResult, ...]]:
+        """Compare with the reference, and say what that needed beyond the workload's calls.
+
+        Raises `VerificationFailed` if the outputs differ by more than is allowed.
+        """
         found = self._worker.verify()
         if found.ok:
-            return found
+            return found, self._worker.extra()
         raise VerificationFailed(
             f"{found.compared}: largest difference {found.max_error:g}, allowed {found.tolerance:g}"
         )
@@ -370,13 +349,13 @@ def answer(host: RankHost, rank: int, stage: str, method: str, arguments: tuple[
     """Call a method of a rank; whatever it raises comes back as a `WorkerFailure`."""
     try:
         return host.call(method, arguments)
-    except (Exception, SystemExit) as error:  # the rank's edge: the driver gets values, never exceptions
-        logger.exception("Rank %d failed in stage %s", rank, stage)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the driver gets values, never exceptions
         return failure_of(error, rank=rank, stage=stage)
 
 
 def failure_of(error: Exception | SystemExit, *, rank: int, stage: str) -> WorkerFailure:
     """The value that stands for an exception; names the line where the message may not explain itself."""
+    logger.error("Rank %d failed in stage %s", rank, stage, exc_info=error)
     # The rank stands beside the message; within it, it would keep equal causes from being grouped.
     message = str(error).removeprefix(f"rank {rank}: ") or "(no message)"
     if isinstance(error, SystemExit):

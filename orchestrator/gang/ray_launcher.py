@@ -10,24 +10,30 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from warmrank.orchestrator.causes import CLUSTER_LOST, DIED, NODE_LOST, WorkerFailure
 from warmrank.orchestrator.config.models import Config, packed_ranks
-from warmrank.orchestrator.errors import CannotStart, LaunchFailed
+from warmrank.orchestrator.errors import (
+    CLUSTER_LOST,
+    DIED,
+    NODE_LOST,
+    CannotStart,
+    LaunchFailed,
+    WorkerFailure,
+)
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.eligible import HeadWatch, NodesUp, eligible, nodes_of_ray, silent_among
 from warmrank.orchestrator.gang.launcher import NOBODY_WAITS, Process, Shared, logs_of, seat_ranks
+from warmrank.orchestrator.gang.liveness import HeadWatch, NodesUp, silent_among
 from warmrank.orchestrator.gang.node_group import TICK_S, answer_of, await_some, left_s
 from warmrank.orchestrator.gang.node_watch import Charge
+from warmrank.orchestrator.gang.placement import GivenGroup, Reservation, eligible, nodes_of_ray
 from warmrank.orchestrator.gang.rank_files import launch_directory
 from warmrank.orchestrator.gang.rank_host import MakeWorker, RankActor
 from warmrank.orchestrator.gang.ray_session import Beginning, TookTooLong
 from warmrank.orchestrator.gang.ray_watch import RayWatch, all_lost, failures_on
-from warmrank.orchestrator.gang.reservation import GivenGroup, Reservation, refuse_missing_devices
 from warmrank.orchestrator.nodes import Gang, Seat
 from warmrank.orchestrator.reaper import MARK
 from warmrank.orchestrator.signals import say_stopping
@@ -63,7 +69,7 @@ class RayLauncher:
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
         """Reserve resources, start a process for each rank, and seat the ranks node by node."""
         deadline = time.monotonic() + timeout_s
-        session = self._enter(num_ranks, deadline)
+        session = self._enter(deadline)
         self._starts += 1
         return self._watched(lambda: self._start(session, num_ranks, deadline))
 
@@ -79,7 +85,7 @@ class RayLauncher:
         )
         self._watch = RayWatch(self._config.watch, node_ids, environ)
         processes = self._collect([actor.process.remote() for actor in self._actors], deadline)
-        order, seats = seat_ranks(processes, group_size=self._group_size)
+        order, seats = seat_ranks(processes, group_size=packed_ranks(self._config))
         self._actors = [self._actors[index] for index in order]
         gang = self._gang(seats, processes[order[0]], deadline)
         self._take_charge(gang, [marks[index] for index in order], deadline)
@@ -131,13 +137,12 @@ class RayLauncher:
 
     def _lost(self, num_ranks: int, stage: str) -> tuple[WorkerFailure, ...]:
         """The failures of all ranks that stand for a cluster, or an own Ray, that is gone."""
-        if self._session is not None and (ended := ray_session.ended(self._session)):
-            return all_lost(num_ranks, stage, ended)
-        if self._head is None or not (loss := self._head.loss):
-            return ()
-        if self._is_own:
-            return all_lost(num_ranks, stage, f"its head does not answer: {loss}")
-        return tuple(failures_on(range(num_ranks), stage, CLUSTER_LOST, loss))
+        loss = self._head.loss if self._head is not None else ""
+        if not self._is_own:
+            return tuple(failures_on(range(num_ranks), stage, CLUSTER_LOST, loss)) if loss else ()
+        assert self._session is not None  # noqa: S101 - whose own Ray it is
+        ended = ray_session.ended(self._session) or (loss and f"its head does not answer: {loss}")
+        return all_lost(num_ranks, stage, ended) if ended else ()
 
     def release(self) -> None:
         """Kill every actor and whatever it started, and free the resources."""
@@ -148,9 +153,22 @@ class RayLauncher:
         if not self._serves():
             return  # without a head nothing can be told to anybody: the reapers' leases run out
         silent = frozenset(node.node_id for node in nodes.silent()) if nodes is not None else frozenset()
+
+        def take_down() -> None:
+            import ray
+
+            try:
+                for actor in actors:
+                    ray.kill(actor, no_restart=True)
+                if watch is not None:
+                    watch.release(_STOP_TIMEOUT_S, without=silent)
+                if reservation is not None:
+                    reservation.release()
+            except ray.exceptions.RayError as error:
+                logger.warning("Ray did not take the ranks down (%s); they end with this driver", error)
+
         # Given up with the head, which Ray would wait for, and then end this process.
-        taking_down = Beginning(lambda: _take_down(actors, watch, reservation, silent))
-        _has_ended(taking_down, lambda: not self._lost(1, "stop"))
+        _has_ended(take_down, lambda: not self._lost(1, "stop"))
 
     def stop(self) -> None:
         """Release the ranks, and end an own Ray."""
@@ -160,11 +178,18 @@ class RayLauncher:
     def _leave(self) -> None:
         session, self._session = self._session, None
         head, self._head = self._head, None
-        if session is not None and head is not None and not _gets_off(session, head):
+        if session is None or head is None:
+            return
+        if session.way_in == "local":
+            has_left = ray_session.ends_in_time(session, is_silent=bool(head.loss))
+        else:
+            has_left = head.is_there() and _has_ended(
+                lambda: ray_session.leave(session), lambda: not head.loss
+            )
+        if not has_left:
             ray_session.abandon(session)
             self._is_abandoned = True
-        if head is not None:
-            head.stop()
+        head.stop()
 
     def _serves(self) -> bool:
         """True if Ray can be told anything; waits for a head that may be lost until that is known."""
@@ -193,16 +218,14 @@ class RayLauncher:
             beginning.end()
         return found[0]
 
-    def _enter(self, num_ranks: int, deadline: float) -> ray_session.Session:
+    def _enter(self, deadline: float) -> ray_session.Session:
         """Get onto Ray, unless this launcher is on one that still serves."""
         if self._is_own and (self._has_lost_node or not self._serves()):
             self._leave()  # an own Ray has no other node, and never gets one
         if self._is_abandoned:
-            raise CannotStart("this process could not get off a Ray that had ended", blames_cluster=True)
+            raise CannotStart("this process could not get off a Ray that had ended", is_lost=True)
         if self._session is None:
             self._has_lost_node = False
-            if ray_session.way_in_now(self._config.ray) == "local":
-                refuse_missing_devices(self._need, num_ranks, self._config.ray)
             self._session = ray_session.enter(self._config.ray, timeout_s=left_s(deadline))
             self._head = HeadWatch(ray_session.head_address(), self._config.watch)
         return self._session
@@ -216,7 +239,7 @@ class RayLauncher:
         self._reservation = reservation = Reservation(
             self._need,
             num_ranks,
-            group_size=self._group_size,
+            group_size=packed_ranks(self._config),
             placement=self._config.ray.placement,
             is_own=self._is_own,
             eligible=eligible(self._config.ray, known, silent, strict=self._starts <= 1),
@@ -241,12 +264,8 @@ class RayLauncher:
         if self._nodes is not None and (lost := self._nodes.lost()):
             self._has_lost_node = True
             where = ", ".join(f"{node}" for node in lost)
-            raise CannotStart(f"Ray on {where} does not answer any more", may_pass=True, has_lost_node=True)
+            raise CannotStart(f"Ray on {where} does not answer any more", budget="node")
         self.on_wait("")
-
-    @property
-    def _group_size(self) -> int:
-        return packed_ranks(self._config)
 
     @property
     def _need(self) -> dict[str, float]:
@@ -288,22 +307,14 @@ class RayLauncher:
         return Gang(seats=seats, master_addr=address, master_port=port, logs=logs)
 
     def _take_charge(self, gang: Gang, marks: Sequence[str], deadline: float) -> None:
-        """Let each node's watch know its ranks, and each rank its log file; arguments are by rank."""
+        """Let each node's watch know its ranks; marks are by rank."""
         assert self._watch is not None  # noqa: S101 - `start` made it
-        logs = {seat.rank: Path(gang.log_of(seat.rank)) for seat in gang.seats}
-        charges = {
-            seat.rank: Charge(pid=seat.pid, mark=marks[seat.rank], log=logs[seat.rank]) for seat in gang.seats
-        }
         self._node_of = {seat.rank: seat.node_rank for seat in gang.seats}
-        charging = self._watch.guard(gang, charges)
-        reaching = [
-            self._watch.nodes[node].reach.remote(
-                {seat.rank: self._actors[seat.rank] for seat in seats},
-                {seat.rank: (seat.rank, self._config.cache_dir, logs[seat.rank]) for seat in seats},
-            )
-            for node, seats in gang.by_node().items()
-        ]
-        self._collect([*charging, *reaching], deadline)
+        charges = {
+            seat.rank: Charge(pid=seat.pid, mark=marks[seat.rank], log=Path(gang.log_of(seat.rank)))
+            for seat in gang.seats
+        }
+        self._collect(self._watch.guard(gang, charges, self._actors, self._config.cache_dir), deadline)
 
     def _collect(self, refs: Sequence[Any], deadline: float) -> list[Any]:
         """Results of actors that must all answer for the gang to exist; `CannotStart` if one does not."""
@@ -313,26 +324,23 @@ class RayLauncher:
         while late and left_s(deadline) > 0:
             self._wait_on()
             ready, late = ray.wait(list(refs), num_returns=len(refs), timeout=min(left_s(deadline), TICK_S))
-        failures = [
-            answer for ref in ready if isinstance(answer := answer_of(ref, 0, "start"), WorkerFailure)
-        ]
-        if failures:
+        answers = [answer_of(ref, 0, "start") for ref in ready]
+        if failures := [answer for answer in answers if isinstance(answer, WorkerFailure)]:
             first = failures[0]
             self._has_lost_node |= first.kind == NODE_LOST
             remedy = f"; {advice}" if (advice := first.advice()) else ""
             raise CannotStart(
                 f"{len(failures)} of {len(refs)} rank processes did not start: {first.message}{remedy}",
-                may_pass=first.kind in {DIED, NODE_LOST},
-                has_lost_node=first.kind == NODE_LOST,
+                budget="node" if first.kind == NODE_LOST else "start" if first.kind == DIED else None,
             )
         if late:
             raise CannotStart(
                 f"{len(late)} of {len(refs)} rank processes did not start in time; "
                 f"raise timeouts.start_s (now {self._config.timeouts.start_s:g}), or look whether the "
                 f"{'machine is' if self._is_own else 'nodes are'} overloaded or out of memory",
-                may_pass=True,
+                budget="start",
             )
-        return [ray.get(ref) for ref in refs]
+        return [ray.get(ref) for ref in refs]  # in order
 
 
 def _sent(values: tuple[Any, ...], put: dict[int, Any]) -> tuple[Any, ...]:
@@ -345,38 +353,11 @@ def _sent(values: tuple[Any, ...], put: dict[int, Any]) -> tuple[Any, ...]:
     return tuple(put.get(id(value), value) if isinstance(value, Shared) else value for value in values)
 
 
-def _gets_off(session: ray_session.Session, head: HeadWatch) -> bool:
-    """Get off Ray; whether that was possible."""
-    if session.way_in == "local":
-        return ray_session.ends_in_time(session, is_silent=bool(head.loss))
-    return head.is_there() and _has_ended(
-        Beginning(lambda: ray_session.leave(session)), lambda: not head.loss
-    )
-
-
-def _has_ended(beginning: Beginning, may_go_on: Callable[[], bool]) -> bool:
-    """True if something ended as long as it might go on."""
+def _has_ended(call: Callable[[], object], may_go_on: Callable[[], bool]) -> bool:
+    """True if a call, in a thread, ended as long as it might go on."""
+    beginning = Beginning(call)
     while not beginning.has_ended(TICK_S):
         if not may_go_on():
             return False
     beginning.end()
     return True
-
-
-def _take_down(
-    actors: Iterable[Any],
-    watch: RayWatch | None,
-    reservation: Reservation | GivenGroup | None,
-    silent: frozenset[str],
-) -> None:
-    import ray
-
-    try:
-        for actor in actors:
-            ray.kill(actor, no_restart=True)
-        if watch is not None:
-            watch.release(_STOP_TIMEOUT_S, without=silent)
-        if reservation is not None:
-            reservation.release()
-    except ray.exceptions.RayError as error:
-        logger.warning("Ray did not take the ranks down (%s); they end with this driver", error)

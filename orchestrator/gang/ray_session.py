@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 from warmrank.orchestrator import import_root
 from warmrank.orchestrator.config.models import HASH_SEED, RayConfig
-from warmrank.orchestrator.errors import CannotStart, first_line
+from warmrank.orchestrator.errors import Budget, CannotStart
 from warmrank.orchestrator.reaper import Process, children, kill, runs
 from warmrank.orchestrator.reaper_client import ReapedRanks
 from warmrank.orchestrator.signals import (
@@ -62,6 +62,10 @@ _NO_CLIENT = (
     "ray:// is Ray Client, which is not supported, because a driver must reach ranks and nodes itself. Run "
     "it on a node of the cluster, or send it there with `warmrank submit`"
 )
+
+
+_NOISY = ("ray._private.worker", "ray._private.authentication.authentication_token_setup")
+"""Loggers of Ray that warn while it starts of what nobody need act on."""
 
 
 class TookTooLong(Exception):
@@ -176,10 +180,6 @@ def join(way: WayIn, config: RayConfig, temp_dir: str) -> None:
                 )
 
 
-_NOISY = ("ray._private.worker", "ray._private.authentication.authentication_token_setup")
-"""Loggers of Ray that warn while it starts of what nobody need act on."""
-
-
 def _address(config: RayConfig) -> str:
     return config.address or os.environ.get("RAY_ADDRESS", "")
 
@@ -203,54 +203,51 @@ def _shipped(config: RayConfig) -> dict[str, Any] | None:
     return upload.runtime_env(Path.cwd())
 
 
-_VERSIONS = re.compile(r"(?s)Version mismatch.*?Ray: (\S+)\s+Python: (\S+).*?Ray: (\S+)\s+Python: (\S+)")
 _REFUSED = re.compile(r"AuthenticationError: (?:RPC error: )?([^.\n]+)")
 
 
 def _auth_refusal(error: Exception) -> str:
-    """Ray's words on a token that it refuses, which may stand in the text of a cause; empty for none."""
+    """Ray's words on a token that it refuses, in a `ConnectionError` or its cause; empty for none."""
     found = _REFUSED.search("".join(traceback.format_exception(error)))
     return found[1] if found else ""
 
 
 def is_unreachable(error: Exception) -> bool:
     """True if nothing answers where the cluster's head should, which may be up soon."""
-    if _auth_refusal(error):
-        return False
-    if isinstance(error, ConnectionError | TimeoutError):
-        return True
-    return isinstance(error, OSError) and error.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH}
+    is_away = isinstance(error, OSError) and error.errno in {errno.EHOSTUNREACH, errno.ENETUNREACH}
+    return (is_away or isinstance(error, ConnectionError | TimeoutError)) and not _auth_refusal(error)
 
 
-def refusal(way: WayIn, config: RayConfig, error: Exception) -> str:
-    """Error text for a failed `join`."""
-    cause = first_line(error)
-    if (found := _VERSIONS.search(str(error))) is not None:
-        theirs, their_python, ours, our_python = found.groups()
-        cause = (
-            f"it runs Ray {theirs} on Python {their_python}, and this process Ray {ours} on Python "
-            f"{our_python}; install the same versions of both here and on every node"
-        )
-    if way == "local":
-        return (
-            f"a local Ray did not start: {cause}. Look whether the machine is overloaded or out of memory or "
-            "disk; raise timeouts.start_s, or name a cluster with ray.address"
-        )
-    if way == "job":
-        return f"the cluster of this Ray job cannot be joined: {cause}"
-    address = _address(config)
+def _name(way: WayIn, config: RayConfig) -> str:
     source = "ray.address" if config.address else "RAY_ADDRESS"
+    return {
+        "local": "a local Ray",
+        "job": "the cluster of this Ray job",
+        "address": f"the Ray cluster at {_address(config)!r} ({source})",
+    }[way]
+
+
+_BUSY = (
+    "Look whether the machine is overloaded or out of memory or disk; raise timeouts.start_s, or name "
+    "another cluster with ray.address"
+)
+_NOT_JOINED = (
+    "Expected the address of a head node, such as 10.0.0.1:6379 (http:// is the job server, for `warmrank "
+    "submit`), with the same versions of Ray and Python as here. Without ray.address and RAY_ADDRESS a local "
+    "Ray is started"
+)
+_AUTH_REMEDY = (
+    "Set RAY_AUTH_MODE=token, and the cluster's token as RAY_AUTH_TOKEN, or its file as RAY_AUTH_TOKEN_PATH "
+    "(else ~/.ray/auth_token)"
+)
+
+
+def _refusal(way: WayIn, config: RayConfig, error: Exception) -> str:
+    """Error text for a failed `join`."""
     if refused := _auth_refusal(error):
-        return (
-            f"the Ray cluster at {address!r} ({source}) refuses this process: {refused}. Set "
-            "RAY_AUTH_MODE=token, and the cluster's token as RAY_AUTH_TOKEN, or its file as "
-            "RAY_AUTH_TOKEN_PATH (else ~/.ray/auth_token)"
-        )
-    return (
-        f"no Ray cluster can be joined at {address!r} ({source}): {cause}. Expected the address of a head "
-        "node, such as 10.0.0.1:6379 (http:// is the job server, for `warmrank submit`); "
-        f"unset {source} to start a local Ray"
-    )
+        return f"{_name(way, config)} refuses this process: {refused}. {_AUTH_REMEDY}"
+    cause = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    return f"{_name(way, config)} cannot be joined: {cause}. {_BUSY if way == 'local' else _NOT_JOINED}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +305,7 @@ def enter(config: RayConfig, *, timeout_s: float) -> Session:
         except CannotStart as error:
             # A busy machine is too slow for Ray's own limits of 30 s, which another attempt may keep.
             took_s = time.monotonic() - began
-            if not error.may_pass or not _SLOW_S <= took_s <= deadline - time.monotonic():
+            if error.budget is None or not _SLOW_S <= took_s <= deadline - time.monotonic():
                 raise
             logger.warning("%s; it is tried again", str(error).partition(". ")[0])
 
@@ -326,20 +323,13 @@ def _entered(way: WayIn, config: RayConfig, *, timeout_s: float) -> Session:
             beginning.wait(timeout_s)
     except TookTooLong as error:
         abandon(session)
-        what = {
-            "local": "a local Ray was not up",
-            "job": "the cluster of this Ray job had not let this process in",
-            "address": f"the Ray cluster at {_address(config)} had not let this process in",
-        }[way]
-        text = (
-            f"{what} after {timeout_s:.0f} s, and was given up. Look whether the machine is overloaded or "
-            "out of memory, or raise timeouts.start_s"
-        )
+        text = f"{_name(way, config)} was not up after {timeout_s:.0f} s, and was given up. {_BUSY}"
         raise CannotStart(text) from error
     except Exception as error:  # Ray raises `Exception` itself, too
         leave(session)
-        text, may_pass = refusal(way, config, error), way == "local"
-        raise CannotStart(text, may_pass=may_pass, blames_cluster=is_unreachable(error)) from error
+        budget: Budget | None = "start" if way == "local" else None
+        is_lost = is_unreachable(error)
+        raise CannotStart(_refusal(way, config, error), budget=budget, is_lost=is_lost) from error
     except BaseException as error:
         say_stopping(error)
         abandon(session)

@@ -1,7 +1,7 @@
 """The driver's side of all nodes: calls their ranks, asks what is seen of them, and decides what that means.
 
-What a node answers to a call says that it lives, and how its ranks are; it is looked at between calls, when
-its answer is late, and after a failure, when every second counts.
+What a node answers to a call says that it lives, and how its ranks are; it is looked at between calls, and
+after a failure, when every second counts.
 
 A rank without a process has died. Ray knows more of how it died, and has `UNTOLD_S` to say it. Whether the
 node went with it is in doubt until its watch answers what it was asked `SETTLE_S` after the death: when Ray
@@ -13,26 +13,27 @@ ranks, when Ray says that its watch has ended, as it does with Ray on that node;
 answered for ``watch.node_silent_s``: it is down, or the network to it is. Its reaper ends its ranks and its
 watch when the lease runs out: nothing lives on beside another attempt. When it ran out because the driver
 itself did not look, the node is not lost: its ranks were ended. Native code that does not end cannot be told
-from a long compile: the stage's own time-out finds it, and what the rank was seen to do last stands in the
-error.
+from a long compile: the stage's own time-out finds it.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED, FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import WatchConfig
+from warmrank.orchestrator.errors import DIED, NODE_LOST, STOPPED, FailureKind, WorkerFailure
 from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.gang.node_group import NodeGroup
-from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch, Request, Said, batches_of
+from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch, Said
 from warmrank.orchestrator.gang.rank_files import crash_in
 from warmrank.orchestrator.nodes import Gang
+from warmrank.orchestrator.text import grouped
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,24 @@ _STACKS_S = 5.0
 _MOST_STACKS = 16  # of more ranks than that, people look at no tracebacks
 _ENDED_REMEDY = "look into Ray's logs there (raylet.out); a kill by the system leaves none (see dmesg)"
 _OWN_ENDED_REMEDY = "look whether the system killed it for want of memory (dmesg), then launch again"
+_GONE_MESSAGE = "its process is gone"
 _STOPPED_MESSAGE = "its process is held by a signal (SIGSTOP) or a debugger"
+
+NodeState = Literal["", "unavailable", "ended", "let go"]
+"""Of a node's watch: Ray cannot reach it now; it has ended, as it does with Ray there; it has ended with the
+ranks, because this driver had not looked for too long."""
+
+
+@dataclass(slots=True)
+class _Node:
+    """The last that is known of a node."""
+
+    host: str
+    ranks: tuple[int, ...]
+    answered_s: float
+    asked_s: float  # when it was asked what it has answered
+    died_s: float | None = None  # the first death of a rank
+    state: NodeState = ""
 
 
 class Watching:
@@ -62,27 +80,21 @@ class Watching:
     def __init__(
         self, nodes: Mapping[int, tuple[str, tuple[int, ...]]], settings: WatchConfig, now_s: float
     ) -> None:
-        self._nodes = dict(nodes)
+        self._nodes = {node: _Node(host, ranks, now_s, now_s) for node, (host, ranks) in nodes.items()}
         self._settings = settings
-        self._node_of = {rank: node for node, (_, ranks) in nodes.items() for rank in ranks}
-        self._answered_s = dict.fromkeys(nodes, now_s)
-        self._asked_s = dict.fromkeys(nodes, now_s)
+        self._node_of = {rank: each for each in self._nodes.values() for rank in each.ranks}
         self._gone_since_s: dict[int, float] = {}
-        self._told: set[int] = set()
-        self._of_deaths: dict[int, float] = {}  # the first of each node
-        self._error_s: float | None = None  # the first, of any rank
         self._stopped_since_s: dict[int, float] = {}
-        self._ended: set[int] = set()
-        self._unavailable: set[int] = set()
-        self._let_go: set[int] = set()
+        self._told: set[int] = set()
+        self._error_s: float | None = None  # the first, of any rank
 
     def answered(
         self, node: int, statuses: Mapping[int, ProcessStatus], *, asked_s: float, now_s: float
     ) -> None:
         """A node's watch answered now what it was asked then."""
-        self._answered_s[node] = now_s
-        self._asked_s[node] = max(self._asked_s[node], asked_s)  # answers may overtake each other
-        self._unavailable.discard(node)
+        seen = self._nodes[node]
+        seen.answered_s, seen.asked_s = now_s, max(seen.asked_s, asked_s)  # answers may overtake each other
+        seen.state = "" if seen.state == "unavailable" else seen.state
         for rank, status in statuses.items():
             if status.is_gone:
                 self._gone_since_s.setdefault(rank, now_s)
@@ -91,32 +103,27 @@ class Watching:
             else:
                 self._stopped_since_s.pop(rank, None)
 
-    def ended(self, node: int) -> None:
-        """A node's watch has ended, as it does when Ray on this node does; it never answers again."""
-        self._ended.add(node)
-
-    def unavailable(self, node: int) -> None:
-        """Ray cannot reach a node's watch now; with a rank of it dead, the node is lost."""
-        self._unavailable.add(node)
-
-    def let_go(self, node: int) -> None:
-        """A node's watch has ended with the ranks, because this driver had not looked for too long."""
-        self._let_go.add(node)
+    def note(self, node: int, state: NodeState) -> None:
+        """A node's watch cannot be reached, or has ended."""
+        self._nodes[node].state = state
 
     def unseen_s(self, now_s: float) -> float:
         """Seconds since the oldest of the looks that nodes answered last was asked for."""
-        return now_s - min(self._asked_s.values())
+        return now_s - min((node.asked_s for node in self._nodes.values()), default=now_s)
 
     def is_whole(self) -> bool:
         """True if every rank was there when its node was seen last."""
-        return not (self._gone_since_s or self._ended or self._let_go)
+        return not self._gone_since_s and all(
+            node.state in {"", "unavailable"} for node in self._nodes.values()
+        )
 
     def failed(self, rank: int, now_s: float, *, died: bool) -> None:
         """A rank's failure became known: its process ended, or it reported an error."""
         self._told.add(rank)
-        if died:
-            self._of_deaths.setdefault(self._node_of[rank], now_s)
-        elif self._error_s is None:
+        node = self._node_of[rank]
+        if died and node.died_s is None:
+            node.died_s = now_s
+        elif not died and self._error_s is None:
             self._error_s = now_s
 
     def is_in_doubt(self, now_s: float, *, others_wait: bool) -> bool:
@@ -124,56 +131,56 @@ class Watching:
 
         ``others_wait``: ranks have not answered that did not fail.
         """
-        if any(self._is_open(node, since_s, now_s) for node, since_s in self._of_deaths.items()):
+        nodes = self._nodes.values()
+        if any(node.died_s is not None and self._is_open(node, node.died_s, now_s) for node in nodes):
             return True
         since_s = self._error_s
         if not others_wait or since_s is None or now_s >= since_s + DOUBT_S:
             return False
-        untold = {self._node_of[rank] for rank in self._gone_since_s if rank not in self._told}
-        return bool(untold) or any(self._is_open(node, since_s, now_s) for node in self._nodes)
+        return not self._gone_since_s.keys() <= self._told or any(
+            self._is_open(node, since_s, now_s) for node in nodes
+        )
 
-    def _is_open(self, node: int, since_s: float, now_s: float) -> bool:
-        is_known = node in self._ended or node in self._let_go or self._is_lost_with_a_rank(node, now_s)
-        return not is_known and self._asked_s[node] < since_s + SETTLE_S and now_s < since_s + DOUBT_S
+    def _is_open(self, node: _Node, since_s: float, now_s: float) -> bool:
+        is_known = node.state in {"ended", "let go"} or self._is_lost_with_a_rank(node, now_s)
+        return not is_known and node.asked_s < since_s + SETTLE_S and now_s < since_s + DOUBT_S
 
-    def _is_lost_with_a_rank(self, node: int, now_s: float) -> bool:
+    def _is_lost_with_a_rank(self, node: _Node, now_s: float) -> bool:
         """True if a rank of a node died, and the node has not shown in time that it lives on."""
-        died_s = self._of_deaths.get(node)
-        if died_s is None or self._asked_s[node] >= died_s + SETTLE_S:
+        if node.died_s is None or node.asked_s >= node.died_s + SETTLE_S:
             return False
-        return node in self._unavailable or now_s >= died_s + SILENT_S
+        return node.state == "unavailable" or now_s >= node.died_s + SILENT_S
 
     def paused(self, seconds: float) -> None:
         """Nobody looked for so long: silence in that time is nobody's fault."""
-        self._answered_s = {node: at_s + seconds for node, at_s in self._answered_s.items()}
+        for node in self._nodes.values():
+            node.answered_s += seconds
 
     def failures(self, stage: str, now_s: float) -> tuple[WorkerFailure, ...]:
         """Every rank that counts as failed now, in order; of one rank, a lost node comes first."""
         found: list[WorkerFailure] = []
-        is_quiet = not (self._of_deaths or self._stopped_since_s) and self.is_whole()
-        if is_quiet and now_s - min(self._answered_s.values()) < self._settings.node_silent_s:
-            return ()  # at once, for thousands of nodes
-        for node, (host, ranks) in self._nodes.items():
-            silent_s = now_s - self._answered_s[node]
-            if node in self._let_go:
-                found += failures_on(ranks, stage, DIED, "its process is gone")
-            elif node in self._ended:
-                message = f"the watch of node {host} has ended, as it does with Ray there"
-                found += failures_on(ranks, stage, NODE_LOST, message, _ENDED_REMEDY)
+        let_go: set[int] = set()
+        for node in self._nodes.values():
+            silent_s = now_s - node.answered_s
+            message, remedy = "", _ENDED_REMEDY
+            if node.state == "let go":
+                let_go.update(node.ranks)
+                found += failures_on(node.ranks, stage, DIED, _GONE_MESSAGE)
+            elif node.state == "ended":
+                message = f"the watch of node {node.host} has ended, as it does with Ray there"
             elif self._is_lost_with_a_rank(node, now_s):
-                message = f"a rank of node {host} has ended, and the node's watch cannot be reached"
-                found += failures_on(ranks, stage, NODE_LOST, message, _ENDED_REMEDY)
+                message = f"a rank of node {node.host} has ended, and the node's watch cannot be reached"
             elif silent_s >= self._settings.node_silent_s:
-                message = f"node {host} has not answered for {silent_s:.0f} s: it is down, or out of reach"
-                found += failures_on(ranks, stage, NODE_LOST, message)
-        let_go = {rank for node in self._let_go for rank in self._nodes[node][1]}
-        gone = {rank for rank, since_s in self._gone_since_s.items() if now_s - since_s >= UNTOLD_S} - let_go
-        found += failures_on(sorted(gone), stage, DIED, "its process is gone")
-        held = {
-            rank
-            for rank, since_s in self._stopped_since_s.items()
-            if now_s - since_s >= self._settings.stopped_s
-        }
+                message = (
+                    f"node {node.host} has not answered for {silent_s:.0f} s: it is down, or out of reach"
+                )
+                remedy = ""
+            if message:
+                found += failures_on(node.ranks, stage, NODE_LOST, message, remedy)
+        gone = {rank for rank, since_s in self._gone_since_s.items() if now_s - since_s >= UNTOLD_S}
+        found += failures_on(sorted(gone - let_go), stage, DIED, _GONE_MESSAGE)
+        stopped_s = self._settings.stopped_s
+        held = [rank for rank, since_s in self._stopped_since_s.items() if now_s - since_s >= stopped_s]
         found += failures_on(sorted(held), stage, STOPPED, _STOPPED_MESSAGE)
         return tuple(sorted(found, key=lambda failure: failure.rank))
 
@@ -211,88 +218,81 @@ class RayWatch:
         self._group = NodeGroup(NodeWatch, runtime_env, num_calls=_THREADS)
         for node_id in node_ids:
             self._group.start(node_id)
-        self._every_s = settings.every_s
-        self._hurry_s = _HURRY_S
-        # An answer that is later than that does not stand for a look; nor does any in a hurry.
-        self._late_s = min(settings.node_silent_s, settings.lease_s) / 3
+        self._every_s, self._is_hurried = settings.every_s, False
         self._num_calls = 0
-        self._actors: dict[int, Any] = {}
         self._asked: dict[Any, _Question] = {}
         self._next_s: dict[int, float] = {}
-        self._watching: Watching | None = None
-        self._ranks: dict[int, frozenset[int]] = {}
+        self._gang = Gang(seats=(), master_addr="", master_port=0)
+        self._watching = Watching({}, settings, 0.0)
         self._num_crashes = 0
         self._looked_s = 0.0
         # This driver's own silence, as long as reapers may have ended ranks for it, and when it was over.
         self._own_silence_s = self._silence_over_s = 0.0
+        self.nodes: dict[int, Any] = {}  # the watch of every node, by node rank, but for those that ended
 
-    def guard(self, gang: Gang, charges: Mapping[int, Charge]) -> list[Any]:
-        """Take charge of all ranks; the references are to be awaited before ranks do anything."""
-        node_ids = {seat.node_rank: seat.node_id for seat in gang.seats}
-        for node_id in set(node_ids.values()) - self._group.actors.keys():
-            # A node was lost before all ranks were up, and Ray placed them anew.
-            self._group.start(node_id)
-        self._actors = {node: self._group.actors[node_id] for node, node_id in node_ids.items()}
-        self._next_s = dict.fromkeys(node_ids, 0.0)
-        nodes = {
-            node: (seats[0].host, tuple(seat.rank for seat in seats))
-            for node, seats in gang.by_node().items()
-        }
-        settings = self._settings
+    def guard(
+        self,
+        gang: Gang,
+        charges: Mapping[int, Charge],
+        actors: Sequence[Any] = (),
+        cache_dir: Path = Path(),
+    ) -> list[Any]:
+        """Take charge of all ranks, and of their ``actors``; the references are to be awaited first."""
+        self._gang, by_node = gang, gang.by_node()
         # Less often where there are many, but often enough to miss nothing.
-        self._every_s = max(settings.every_s, min(len(nodes) / _LOOKS_A_SECOND, self._late_s))
-        self._hurry_s = max(_HURRY_S, len(nodes) / _LOOKS_A_SECOND / 4)
-        self._ranks = {node: frozenset(ranks) for node, (_, ranks) in nodes.items()}
+        most_s = min(self._settings.node_silent_s, self._settings.lease_s) / 3
+        self._every_s = max(self._every_s, min(len(by_node) / _LOOKS_A_SECOND, most_s))
+        self._next_s = dict.fromkeys(by_node, 0.0)
         self._looked_s = time.monotonic()
-        self._watching = Watching(nodes, settings, self._looked_s)
-        return [
-            self._actors[node].guard.remote(
-                {rank: charges[rank] for rank in ranks}, settings.lease_s, self._every_s
-            )
-            for node, (_, ranks) in nodes.items()
-        ]
-
-    @property
-    def nodes(self) -> Mapping[int, Any]:
-        """The watch of every node, by node rank, but for those that have ended."""
-        return self._actors
+        ranks = {node: tuple(seat.rank for seat in seats) for node, seats in by_node.items()}
+        named = {node: (seats[0].host, ranks[node]) for node, seats in by_node.items()}
+        self._watching = Watching(named, self._settings, self._looked_s)
+        limits, refs = (self._settings.lease_s, self._every_s), []
+        for node, seats in by_node.items():
+            node_id = seats[0].node_id
+            if node_id not in self._group.actors:  # a node was lost meanwhile, and Ray placed its ranks anew
+                self._group.start(node_id)
+            self.nodes[node] = self._group.actors[node_id]
+            own = {rank: charges[rank] for rank in ranks[node]}
+            of_ranks = {rank: actors[rank] for rank in ranks[node] if actors}
+            refs.append(self.nodes[node].guard.remote(own, *limits, of_ranks, cache_dir))
+        return refs
 
     def call(self, stage: str, method: str, arguments: Mapping[int, Mapping[int, tuple[Any, ...]]]) -> None:
         """Call a method of ranks' `RankHost`, by node and rank; what an earlier call left open is dropped."""
         self._asked = {ref: asked for ref, asked in self._asked.items() if asked.call is None}
         self._num_calls += 1
-        now_s = time.monotonic()
         for node, own in arguments.items():
-            if node in self._actors:
-                request = Request(self._num_calls, stage, method, batches_of(own))
-                ref = self._actors[node].call.remote(request)
-                self._asked[ref] = _Question(node, now_s, self._num_calls)
+            if node in self.nodes:
+                ref = self.nodes[node].call.remote(self._num_calls, stage, method, own)
+                self._ask(node, ref, self._num_calls)
+
+    def _ask(self, node: int, ref: Any, call: int | None = None) -> None:
+        now_s = time.monotonic()
+        self._asked[ref], self._next_s[node] = _Question(node, now_s, call), now_s + self._every_s
 
     def failed(self, rank: int, *, died: bool) -> None:
         """A rank failed: look often from now on, to see whether a node or another rank is lost with it."""
-        assert self._watching is not None  # noqa: S101 - `guard` comes first
         self._watching.failed(rank, time.monotonic(), died=died)
-        if self._every_s > self._hurry_s:
-            self._every_s, self._late_s = self._hurry_s, 0.0
+        if not self._is_hurried:
+            self._is_hurried = True
+            self._every_s = min(self._every_s, max(_HURRY_S, len(self.nodes) / _LOOKS_A_SECOND / 4))
             self._next_s = dict.fromkeys(self._next_s, 0.0)
 
     def is_in_doubt(self, *, others_wait: bool) -> bool:
         """True while losses beside ranks that failed may show; see `Watching.is_in_doubt`."""
-        watching = self._watching
-        return watching is not None and watching.is_in_doubt(time.monotonic(), others_wait=others_wait)
+        return self._watching.is_in_doubt(time.monotonic(), others_wait=others_wait)
 
     def refs(self) -> list[Any]:
-        """Ask nodes whose turn it is to look at their ranks; every question that is open."""
+        """Ask nodes whose turn it is to look at their ranks; every question that is open.
+
+        A node that is at a call looks by itself.
+        """
         now_s = time.monotonic()
-        busy = {
-            asked.node
-            for asked in self._asked.values()
-            if asked.call is None or now_s - asked.asked_s < self._late_s
-        }
-        for node, actor in self._actors.items():
+        busy = {asked.node for asked in self._asked.values() if asked.call is None or not self._is_hurried}
+        for node, actor in self.nodes.items():
             if node not in busy and self._next_s[node] <= now_s:
-                self._next_s[node] = now_s + self._every_s
-                self._asked[actor.look.remote()] = _Question(node, now_s, None)
+                self._ask(node, actor.look.remote())
         return list(self._asked)
 
     def take(self, ready: Collection[Any]) -> tuple[dict[int, Any], dict[int, ProcessStatus]]:
@@ -302,7 +302,6 @@ class RayWatch:
         """
         import ray
 
-        assert self._watching is not None  # noqa: S101 - `guard` comes first
         now_s = time.monotonic()
         # A driver that was itself held up knows nothing of the time between.
         held_up_s = now_s - self._looked_s - self._settings.every_s
@@ -312,47 +311,45 @@ class RayWatch:
         self._looked_s = now_s
         answers: dict[int, Any] = {}
         seen: dict[int, ProcessStatus] = {}
-        ended: list[int] = []
-        unavailable: list[int] = []
+        lost: dict[int, NodeState] = {}
         for ref in ready:
             node, asked_s, call = self._asked.pop(ref)
             try:
                 found = ray.get(ref)
             except ray.exceptions.ActorDiedError:
-                ended.append(node)
-                self._actors.pop(node, None)
+                lost[node] = "ended"
+                self.nodes.pop(node, None)
             except ray.exceptions.RayError as error:
                 if call is not None and isinstance(error, ray.exceptions.RayTaskError):
                     raise  # a defect: of ranks, failures come as values
-                unavailable.append(node)  # it is looked at, and silent until it answers
+                lost.setdefault(node, "unavailable")  # it is looked at, and silent until it answers
             else:
                 statuses = found if call is None else self._take_answers(node, found, answers)
                 self._watching.answered(node, statuses, asked_s=asked_s, now_s=now_s)
                 seen |= statuses
-        self._note_own_silence(held_up_s, unseen_s, now_s, is_whole=self._watching.is_whole() and not ended)
-        for node in [] if self._was_silent_too_long else unavailable:
-            self._watching.unavailable(node)
-        for node in ended:
-            (self._watching.let_go if self._was_silent_too_long else self._watching.ended)(node)
+        self._note_losses(lost, held_up_s, unseen_s)
         return answers, seen
 
-    def _take_answers(self, node: int, said: Said, answers: dict[int, Any]) -> dict[int, ProcessStatus]:
-        for answer, ranks in said.answers:
-            answers |= dict.fromkeys(ranks, answer)
-        now_s = time.monotonic()
-        self._next_s[node] = now_s + self._every_s
-        if not said.is_all and node in self._actors:
-            ref = self._actors[node].more.remote(self._num_calls)
-            self._asked[ref] = _Question(node, now_s, self._num_calls)
-        return said.statuses
-
-    def _note_own_silence(self, held_up_s: float, unseen_s: float, now_s: float, *, is_whole: bool) -> None:
-        assert self._watching is not None  # noqa: S101 - `guard` comes first
+    def _note_losses(self, lost: Mapping[int, NodeState], held_up_s: float, unseen_s: float) -> None:
+        """Note watches that are away: after this driver's own silence they ended because of it."""
+        now_s, lease_s = self._looked_s, self._settings.lease_s
         # A lease begins with the last look, which may be a while before the driver was held up.
-        if held_up_s >= self._settings.lease_s / 2 and unseen_s > self._own_silence_s:
+        if held_up_s >= lease_s / 2 and unseen_s > self._own_silence_s:
             self._own_silence_s, self._silence_over_s = unseen_s, now_s
+        is_whole = self._watching.is_whole() and "ended" not in lost.values()
         if is_whole and now_s - self._watching.unseen_s(now_s) >= self._silence_over_s:
             self._own_silence_s = 0.0  # all ranks were there after it: reapers stood still as well
+        for node, state in lost.items():
+            if not self._was_silent_too_long:
+                self._watching.note(node, state)
+            elif state == "ended":
+                self._watching.note(node, "let go")
+
+    def _take_answers(self, node: int, said: Said, answers: dict[int, Any]) -> dict[int, ProcessStatus]:
+        answers |= said.answers
+        if not said.is_all and node in self.nodes:
+            self._ask(node, self.nodes[node].more.remote(self._num_calls), self._num_calls)
+        return said.statuses
 
     @property
     def _was_silent_too_long(self) -> bool:
@@ -360,7 +357,7 @@ class RayWatch:
 
     def failures(self, stage: str) -> tuple[WorkerFailure, ...]:
         """Ranks that count as failed now."""
-        return self._watching.failures(stage, time.monotonic()) if self._watching is not None else ()
+        return self._watching.failures(stage, time.monotonic())
 
     def explained(self, failure: WorkerFailure) -> WorkerFailure:
         """A death that comes of this driver's own silence says so, and a crash which one it is and where."""
@@ -384,10 +381,8 @@ class RayWatch:
         """Stacks of the threads of some of these ranks; of those whose nodes answer in time."""
         import ray
 
-        asked = sorted(ranks)[:_MOST_STACKS]
-        nodes = {node: [rank for rank in asked if rank in own] for node, own in self._ranks.items()}
-        there = {self._actors[node]: own for node, own in nodes.items() if own and node in self._actors}
-        refs = [actor.stacks.remote(own) for actor, own in there.items()]
+        asked = grouped((self._gang.seats[rank].node_rank, rank) for rank in sorted(ranks)[:_MOST_STACKS])
+        refs = [self.nodes[node].stacks.remote(own) for node, own in asked.items() if node in self.nodes]
         ready = ray.wait(refs, num_returns=len(refs), timeout=_STACKS_S)[0] if refs else []
         found: dict[int, str] = {}
         for ref in ready:

@@ -15,20 +15,20 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from warmrank.cache_store import connect
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.deadline import all_within
 from warmrank.cache_store.cache_dir.private_files import check_private, create_private, temporary_name
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.layout import TMP
+from warmrank.cache_store.store import open_backend
 from warmrank.orchestrator import stores
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig, is_url
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.eligible import nodes_of_ray
 from warmrank.orchestrator.gang.node_group import Lost, NodeGroup
+from warmrank.orchestrator.gang.placement import nodes_of_ray
 from warmrank.orchestrator.inspect import machine
 from warmrank.orchestrator.inspect.machine import PATIENCE_S, Finding, Level, judged
 from warmrank.orchestrator.inspect.store_contents import can_be_made
@@ -246,7 +246,7 @@ def check_store(config: StoreConfig) -> Iterator[Finding]:
 def _tier(tier: TierConfig) -> list[Finding]:
     """One place; raises nothing."""
     try:
-        backend = connect.open_backend(stores.tier_spec(tier), create=False)
+        backend = open_backend(stores.tier_spec(tier), create=False)
     except (StoreError, OSError) as fault:
         if not is_url(tier.path) and tier.mode == "rw" and _can_be_made(tier.path):
             what = f"there is no store at {tier.path} yet; the first launch makes it"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -30,7 +30,7 @@ from warmrank.orchestrator.inspect.store_contents import (
     read_manifests,
     record_changes,
 )
-from warmrank.orchestrator.text import count_text, time_text
+from warmrank.orchestrator.text import count_text, grouped, time_text
 from warmrank.worker.keys.request import environment
 
 logger = logging.getLogger(__name__)
@@ -86,41 +86,29 @@ class Explanation:
     note: str = GUARDS_NOTE
 
 
-def explain_if_away(config: Config) -> Explanation:
+def explain_here(config: Config) -> Explanation:
     """Explain a launch, also with its store away; raises `StoreUnavailable` if a required place is away."""
     try:
         return explain(config, open_if_there(config))
     except StoreUnavailable as error:
         if error.required:
             raise
-        return explain(config, None, away=str(error))
+        why = f"compile, unless the cache holds it: a launch goes on without the store: {error}"
+        return replace(explain(config, None), outlook="compile", verdict=why)
 
 
-def explain(
-    config: Config, store: Store | None, here: Mapping[str, str] | None = None, *, away: str = ""
-) -> Explanation:
-    """Say what a launch of this config would find here, by default in this machine's environment.
-
-    ``away`` says why the store cannot be used now; empty if it can, or there is none.
-    """
+def explain(config: Config, store: Store | None, here: Mapping[str, str] | None = None) -> Explanation:
+    """Say what a launch of this config would find here, by default in this machine's environment."""
     here = environment() if here is None else here
-    asked, key = identity(config), launch_key(config)
+    asked, key, root = identity(config), launch_key(config), config.cache_dir
     records = store.launches(key) if store else ()
     chosen = pick_launch(records, environment=here, world_size=config.ranks)
-    shown = chosen or nearest_record(records, here)
+    shown, near = chosen or nearest_record(records, here), None
     problems: list[str] = []
-    manifests = (
-        [manifest for _, manifest in read_manifests(store, shown, problems)] if store and shown else []
-    )
-    near = None
+    manifests = read_manifests(store, shown, problems) if store and shown else []
     if store and not records:
         near = nearest(asked, ((record.launch_key, record.identity) for record in store.launches()))
-    outlook: Outlook = "compile"
-    verdict = f"compile, unless the cache holds it: a launch goes on without the store: {away}"
-    if not away:
-        outlook, verdict = judge(config, records, chosen, here, has_store=store is not None)
-    root = config.cache_dir
-    cached = Counter(path.parent.relative_to(root).as_posix() for path in cached_files(root))
+    outlook, verdict = judge(config, records, chosen, here, has_store=store is not None)
     return Explanation(
         name=config.name,
         launch_key=key,
@@ -128,7 +116,7 @@ def explain(
         environment=dict(here),
         world_size=config.ranks,
         store=config.store.location if config.store else "",
-        cache_dir=str(config.cache_dir),
+        cache_dir=str(root),
         outlook=outlook,
         verdict=verdict,
         records=tuple(
@@ -141,44 +129,37 @@ def explain(
             )
             for record in records
         ),
-        functions=_functions(config, manifests),
-        cached=dict(cached),
+        functions=_functions(config, [manifest for _, manifest in manifests]),
+        cached=dict(Counter(path.parent.relative_to(root).as_posix() for path in cached_files(root))),
         nearest_launch=tuple(map(str, near.changes)) if near else (),
         problems=tuple(dict.fromkeys((*(store.problems if store else ()), *problems))),
     )
 
 
 def _functions(config: Config, manifests: Sequence[PartitionManifest]) -> tuple[FunctionView, ...]:
-    stored: dict[str, list[ArtifactEntry]] = {}
-    requests: dict[str, dict[bytes, tuple[RequestEntry, list[int]]]] = {}
-    for manifest in manifests:
-        for entry in manifest.artifacts:
-            if entry.scope == "rank":
-                stored.setdefault(entry.function, []).append(entry)
-        for asked in manifest.requests:
-            alike = requests.setdefault(asked.function, {}).setdefault(asked.to_bytes(), (asked, []))
-            alike[1].append(manifest.rank)
+    entries = [entry for manifest in manifests for entry in manifest.artifacts if entry.scope == "rank"]
+    asked = [(entry, manifest.rank) for manifest in manifests for entry in manifest.requests]
     views = []
-    for name, entries in stored.items():
-        distinct = {entry.sha256: entry for entry in entries}
+    for name, own in grouped((entry.function, entry) for entry in entries).items():
+        distinct = {entry.sha256: entry for entry in own}
+        alike = grouped((entry.to_bytes(), (entry, rank)) for entry, rank in asked if entry.function == name)
         view = FunctionView(
             function=name,
             num_artifacts=num_artifacts(distinct.values()),
             num_files=len(distinct),
             size_bytes=sum(entry.size_bytes for entry in distinct.values()),
-            num_on_this_node=len({entry.sha256 for entry in entries if _is_here(config, entry)}),
-            requests=tuple((asked, tuple(ranks)) for asked, ranks in requests.get(name, {}).values()),
+            num_on_this_node=len({entry.sha256 for entry in own if _is_here(config, entry)}),
+            requests=tuple((same[0][0], tuple(rank for _, rank in same)) for same in alike.values()),
         )
         views.append(view)
     return tuple(views)
 
 
 def _is_here(config: Config, entry: ArtifactEntry) -> bool:
+    path = config.cache_dir / entry.path
+    beside = path.name if is_companion_name(path.name) else ""
     try:
-        path = config.cache_dir / entry.path
-        if is_companion_name(path.name):
-            return find_file(path.parent, entry.digest, beside=path.name) is not None
-        return find_file(path.parent, entry.digest) is not None
+        return find_file(path.parent, entry.digest, beside=beside) is not None
     except StoreError as error:
         # A launch refuses such a file too; `warmrank store verify` lists them.
         logger.warning("%s", error)
@@ -194,29 +175,24 @@ def judge(
     has_store: bool,
 ) -> tuple[Outlook, str]:
     """The ranks' next action, and the reason, in one line that begins with the action."""
+    if chosen:
+        stored = count_text(chosen.world_size, "rank")
+        if chosen.world_size != config.ranks:
+            why = "ranks adopt what their guards allow, and compile the rest"
+            return "adopt", f"adopt: stored by {stored}, launched with {config.ranks}: {why}"
+        num_here = len(chosen.made_in(here))
+        of = "" if num_here == chosen.world_size else f"the {num_here} in this environment of "
+        what = f"loads what {of}{stored} stored at {time_text(chosen.created)}"
+        return "load", f"load, if the model's code is unchanged: a launch here {what}"
     if config.store is None:
         why = "no store is configured: ranks load what their own cache directory holds, or compile"
         return "compile", f"compile: {why}"
-    if chosen and chosen.world_size == config.ranks:
-        num_here = len(chosen.made_in(here))
-        of = "" if num_here == chosen.world_size else f"the {num_here} in this environment of "
-        return "load", (
-            "load, if the model's code is unchanged: a launch here loads what "
-            f"{of}{count_text(chosen.world_size, 'rank')} stored at {time_text(chosen.created)}"
-        )
-    if chosen:
-        return "adopt", (
-            f"adopt: stored by {count_text(chosen.world_size, 'rank')}, launched with {config.ranks}: "
-            "ranks adopt what their guards allow, and compile the rest"
-        )
     if not has_store:
-        return "compile", (
-            f"compile, unless the cache holds it: {NoStoreYet(what='store', where=config.store.location)}; "
-            f"relative paths are read from {Path.cwd()}"
-        )
-    near = nearest_record(records, here)
-    if near is None:
-        why = "this launch is not in the store: a launch here compiles, unless its cache holds it"
-        return "compile", f"compile: {why}"
-    changes = "; ".join(record_changes(near, here))
-    return "compile", f"compile: stored for another environment only: {changes}"
+        absent = NoStoreYet(what="store", where=config.store.location)
+        why = f"{absent}; relative paths are read from {Path.cwd()}"
+        return "compile", f"compile, unless the cache holds it: {why}"
+    if near := nearest_record(records, here):
+        changes = "; ".join(record_changes(near, here))
+        return "compile", f"compile: stored for another environment only: {changes}"
+    why = "this launch is not in the store: a launch here compiles, unless its cache holds it"
+    return "compile", f"compile: {why}"

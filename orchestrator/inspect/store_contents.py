@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from warmrank.cache_store import connect
+from warmrank.cache_store import store as cache_store
 from warmrank.cache_store.cache_dir.local import (
     companions,
     holds_what_it_says,
@@ -50,7 +50,7 @@ def open_to_look(config: Config | None, location: Path | str | None) -> Store:
     """
     if location is not None and config is None:
         tiers = [tier_spec(tier_at(str(location)))]
-        return connect.open_store(tiers, trust=Trust(policy="off"), create=False)
+        return cache_store.open_store(tiers, trust=Trust(policy="off"), create=False)
     if config is None or location is not None:
         raise BadArgument("expected either a CONFIG or --store PATH, to say which store")
     if config.store is None:
@@ -405,12 +405,12 @@ def _judge_artifact(path: Path, judged: set[Path], faults: list[str]) -> set[Pat
     """Check an artifact, and the files beside it that were not ``judged`` yet; return all their paths."""
     # Imported here, because they import torch.
     from warmrank.worker.errors import ArtifactCorrupt
-    from warmrank.worker.runtime.artifact import read
-    from warmrank.worker.runtime.beside import verified
+    from warmrank.worker.runtime.artifact import parse
+    from warmrank.worker.runtime.find import verified
 
     try:
         check_private(path)
-        artifact, _, _ = read(path)
+        artifact = parse(path.read_bytes(), str(path))
     except (StoreError, ArtifactCorrupt, OSError) as error:
         faults.append(str(error))
         return set()

@@ -16,17 +16,23 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 
-from filelock import FileLock, Timeout
+from filelock import Timeout
 
-from warmrank.cache_store.backends.places import TierState
+from warmrank.cache_store.backends.deadline import TierState
 from warmrank.cache_store.cache_dir.single_flight import LOCKS, lock_in
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache
 from warmrank.cache_store.publish_pending import add_launch
 from warmrank.cache_store.records.manifest import environments_of, utc_now
-from warmrank.orchestrator.causes import Budget
 from warmrank.orchestrator.config.models import Retries, identity, launch_key
 from warmrank.orchestrator.config.reading import Config, require_workload
-from warmrank.orchestrator.errors import CannotStart, LaunchFailed, OrchestratorError, in_words, ranks_text
+from warmrank.orchestrator.errors import (
+    Budget,
+    CannotStart,
+    LaunchFailed,
+    OrchestratorError,
+    in_words,
+    ranks_text,
+)
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.gang.ray_session import way_in_now
@@ -124,7 +130,8 @@ class Launch:
         return replace(report, outcome="failed", exit_code=exit_code, failure=failure)
 
     def _attempts(self, access: Access | None) -> Report:
-        spent, reason = RetryBudget(self._config.retries), ""
+        spent: Counter[Budget] = Counter()
+        reason = ""
         while True:
             self._stages.begin_attempt(reason)
             self._forget()
@@ -133,9 +140,9 @@ class Launch:
                     return self._attempt(access)
             except (LaunchFailed, CannotStart) as error:
                 self._avoid += error.compiling if isinstance(error, LaunchFailed) else ()
-                reason = spent.another(error)
+                reason = reason_for_another(error, self._config.retries, spent)
                 if isinstance(error, CannotStart):
-                    error.blames_cluster |= spent.has_lost_nodes
+                    error.is_lost |= spent["node"] > 0
                 self._stages.attempt_failed(error, is_last=not reason)
                 if not reason:
                     raise
@@ -239,31 +246,18 @@ class Launch:
         )
 
 
-class RetryBudget:
-    """The spent part of the budgets."""
-
-    def __init__(self, retries: Retries) -> None:
-        self._retries = retries
-        self._spent: Counter[Budget] = Counter()
-
-    @property
-    def has_lost_nodes(self) -> bool:
-        """True if an attempt ended because a node was lost."""
-        return self._spent["node"] > 0
-
-    def another(self, error: OrchestratorError) -> str:
-        """Spend one attempt more; why there is one, or empty for none."""
-        budget = error.budget
-        allowed: int = getattr(self._retries, budget) if budget else 0
-        if budget is None or self._spent[budget] >= allowed:
-            return ""
-        self._spent[budget] += 1
-        if isinstance(error, LaunchFailed):
-            first = error.causes[0]
-            why = f"stage {error.stage}: {ranks_text(first.ranks)}: {first.kind}"
-        else:
-            why = str(error).partition("\n")[0]
-        return f"{why} (retries.{budget}: {self._spent[budget]} of {allowed})"
+def reason_for_another(error: OrchestratorError, retries: Retries, spent: Counter[Budget]) -> str:
+    """Spend one attempt more of an error's budget; why there is one, or empty for none."""
+    budget = error.budget
+    allowed: int = getattr(retries, budget) if budget else 0
+    if budget is None or spent[budget] >= allowed:
+        return ""
+    spent[budget] += 1
+    why = str(error).partition("\n")[0]
+    if isinstance(error, LaunchFailed):
+        first = error.causes[0]
+        why = f"stage {error.stage}: {ranks_text(first.ranks)}: {first.kind}"
+    return f"{why} (retries.{budget}: {spent[budget]} of {allowed})"
 
 
 def launch(
@@ -291,37 +285,28 @@ def turn(config: Config) -> Iterator[None]:
     Only where ranks run on this machine: what other nodes have is not known here. A directory that cannot be
     used is left to the ranks to tell of.
     """
-    kind = config.cache_dir / LOCKS / f"launch-{launch_key(config)[:12]}"
-    ended = kind.with_suffix(".ended")
+    name = f"launch-{launch_key(config)[:12]}"
+    ended = config.cache_dir / LOCKS / f"{name}.ended"
     if way_in_now(config.ray) != "local" or ended.exists():
         yield
         return
-    lock: FileLock | None = None
-    try:
-        with contextlib.suppress(UnusableCache):
-            lock = lock_in(config.cache_dir, kind.with_suffix(".lock").name)
-            _wait(lock, config)
+    with contextlib.ExitStack() as held:
+        try:
+            lock = lock_in(config.cache_dir, f"{name}.lock")
+            held.callback(lock.release)
+            try:
+                lock.acquire()
+            except Timeout:
+                said = "Another launch fills %s for the first time: waiting for its end"
+                logger.warning(said, config.cache_dir)
+                lock.acquire(timeout=config.timeouts.compile_s)
+        except Timeout:
+            logger.warning("It did not end within timeouts.compile_s, %g s", config.timeouts.compile_s)
+        except (UnusableCache, OSError, NotImplementedError) as error:
+            logger.debug("Launching without a lock, which may compile twice: %s", error)
         yield
         with contextlib.suppress(OSError):
             ended.touch(mode=0o600)
-    finally:
-        if lock is not None:
-            lock.release()
-
-
-def _wait(lock: FileLock, config: Config) -> None:
-    try:
-        try:
-            lock.acquire()
-        except Timeout:
-            logger.warning(
-                "Another launch fills %s for the first time: waiting for its end", config.cache_dir
-            )
-            lock.acquire(timeout=config.timeouts.compile_s)
-    except Timeout:
-        logger.warning("It did not end within timeouts.compile_s, %g s: going on", config.timeouts.compile_s)
-    except (OSError, NotImplementedError) as error:
-        logger.warning("Launching without a lock, which may compile twice: %s", error)
 
 
 def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
@@ -365,13 +350,15 @@ def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
 
 def _publish(stages: Stages, key: str, *options: bool) -> dict[int, Published]:
     """Have the first rank of each node publish the partitions of all ranks there that could name theirs."""
-    partitions = stages.ask_store("commit", RankWorker.partition, dict.fromkeys(stages.ranks, ()))
+    partitions = stages.ask(
+        "commit", RankWorker.partition, dict.fromkeys(stages.ranks, ()), may_lack_store=True
+    )
     asked = {}
     for seat in stages.gang.first_of_each_node():
         ranks = range(seat.rank, seat.rank + seat.local_world_size)
         if seat.rank in partitions:
             asked[seat.rank] = key, {rank: partitions[rank] for rank in ranks if rank in partitions}, *options
-    answers = stages.ask_store("commit", RankHost.publish, asked)
+    answers = stages.ask("commit", RankHost.publish, asked, may_lack_store=True)
     return {rank: part for answer in answers.values() for rank, part in answer.items()}
 
 

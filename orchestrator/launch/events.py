@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
-from warmrank.orchestrator.causes import about
+from warmrank.orchestrator.errors import about
 from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.nodes import Seat, distinct_hosts
 from warmrank.worker.results import FunctionResult

@@ -29,9 +29,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal, NamedTuple
 
-from warmrank.orchestrator.causes import OF_THE_FUNCTION, FailureKind
 from warmrank.orchestrator.config.models import AuditMode
-from warmrank.orchestrator.errors import ForbiddenCompile, forbidden_compiles
+from warmrank.orchestrator.errors import OF_THE_FUNCTION, FailureKind
 from warmrank.orchestrator.launch.events import ClassAction, RankClass
 from warmrank.orchestrator.text import grouped
 from warmrank.worker.results import FunctionProbe, function_of_unit
@@ -383,13 +382,9 @@ def auditing(state: PlanState, actions: Mapping[Slot, Action]) -> dict[int, list
     return grouped(slot for slot, each in actions.items() if slot[0] in each.auditors and slot not in traced)
 
 
-def forbidden(state: PlanState, actions: Mapping[Slot, Action]) -> tuple[ForbiddenCompile, ...]:
-    """Every function that the plan would compile, with its ranks grouped by reason."""
-    return forbidden_compiles(
-        (demand.function, demand.reason, demand.rank)
-        for demand in state.demands
-        if actions[demand.slot].leader is not None
-    )
+def forbidden(state: PlanState, actions: Mapping[Slot, Action]) -> list[Demand]:
+    """The demands that the plan would compile for."""
+    return [demand for demand in state.demands if actions[demand.slot].leader is not None]
 
 
 def rank_classes(state: PlanState, actions: Mapping[Slot, Action]) -> tuple[RankClass, ...]:

@@ -18,10 +18,9 @@ from typing import Annotated, Any, Literal
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from warmrank.cache_store.backends.places import TierState
+from warmrank.cache_store.backends.deadline import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
-from warmrank.orchestrator.causes import Cause, about
-from warmrank.orchestrator.errors import BadArgument, ConfigError, ConfigProblem
+from warmrank.orchestrator.errors import BadArgument, Cause, ConfigError, ConfigProblem, about
 from warmrank.orchestrator.launch.events import Course
 from warmrank.orchestrator.nodes import NodeArtifacts
 from warmrank.worker.results import Outcome, StageSeconds, Verification

@@ -13,9 +13,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from warmrank.orchestrator.causes import FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import positions
-from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed, ranks_text
+from warmrank.orchestrator.errors import (
+    CompileForbidden,
+    FailureKind,
+    LaunchFailed,
+    WorkerFailure,
+    ranks_text,
+)
 from warmrank.orchestrator.gang.launcher import Shared
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
@@ -90,10 +95,10 @@ def settle_all(
     ledger: Ledger = {}
     while state.demands:
         actions = plan_round(state)
-        if no_compile and (misses := forbidden(state, actions)):
-            slots = {(rank, miss.function) for miss in misses for rank in miss.ranks}
+        if no_compile and (missed := forbidden(state, actions)):
+            slots = {demand.slot for demand in missed}
             if not slots <= {*may_wait}:
-                raise CompileForbidden(misses)
+                raise CompileForbidden((demand.function, demand.reason, demand.rank) for demand in missed)
             state = replace(state, demands=tuple(each for each in state.demands if each.slot not in slots))
             continue
         if planned := rank_classes(state, actions):
@@ -237,14 +242,13 @@ class _Round:
             failures = [answer for answer in answers.values() if isinstance(answer, WorkerFailure)]
             if failures:
                 self._cut_off(functions, failures, tuple(rank for rank in busy if rank not in answers))
-            stages.agree_on_silence("compile", functions)
             for rank, answer in answers.items():
                 for result in answer if not isinstance(answer, WorkerFailure) else ():
                     if isinstance(result, FunctionResult):
                         self.made[rank, result.function] = result
                     else:
                         self.traced[rank, result.function] = result
-            stages.tell("compile", _by_rank(self.made))
+            stages.tell("compile", ((rank, result) for (rank, _), result in self.made.items()))
             self._compare()
 
     def _cut_off(
@@ -321,39 +325,35 @@ class _Round:
                 found |= dict.fromkeys(slots, said)
         return found
 
-    def _wanted(self) -> dict[tuple[int, str, str], dict[int, int]]:
-        """By rank that has it, function and digest: for each node that lacks it the rank that takes it in."""
-        holders = {
-            (function, result.digest): [rank] for (rank, function), result in self.made.items() if result.ok
-        }
-        for demand in self._state.demands:
-            for digest in filter(None, (demand.held, demand.fits)):
-                holders.setdefault((demand.function, digest), []).append(demand.rank)
-        having = {key: {self._nodes[rank] for rank in ranks} for key, ranks in holders.items()}
-        wanted: dict[tuple[int, str, str], dict[int, int]] = {}
-        for (rank, function), action in self._actions.items():
-            key = function, self._offered(function, action)
-            if action.kind == "adopt" and key in holders and self._nodes[rank] not in having[key]:
-                wanted.setdefault((holders[key][0], *key), {}).setdefault(self._nodes[rank], rank)
-        return wanted
-
     def _hand_over(self) -> None:
-        """Bring what ranks are about to be offered to their nodes, once each."""
-        wanted = self._wanted()
+        """Bring what ranks are about to be offered to the nodes that lack it, once each."""
+        holders = grouped(
+            [((function, result.digest), rank) for (rank, function), result in self.made.items() if result.ok]
+            + [
+                ((demand.function, digest), demand.rank)
+                for demand in self._state.demands
+                for digest in (demand.held, demand.fits)
+                if digest
+            ]
+        )
+        nodes = {key: {self._nodes[rank] for rank in ranks} for key, ranks in holders.items()}
+        takers: dict[tuple[str, str], list[int]] = {}
+        for (rank, function), action in self._actions.items():
+            key, node = (function, self._offered(function, action)), self._nodes[rank]
+            if action.kind == "adopt" and key in holders and node not in nodes[key]:
+                nodes[key].add(node)
+                takers.setdefault(key, []).append(rank)
         asked: dict[int, dict[str, str]] = {}
-        for rank, function, digest in wanted:
-            asked.setdefault(rank, {})[function] = digest
+        for function, digest in takers:
+            asked.setdefault(holders[function, digest][0], {})[function] = digest
         if not asked:
             return
         arguments = {rank: (found,) for rank, found in asked.items()}
         answers = self._stages.ask("load", RankWorker.hand_out, arguments, is_work=False)
-        taken: dict[str, dict[int, Shared]] = {}
-        for (rank, function, _), takers in wanted.items():
-            if (handed := answers[rank].get(function)) is not None:
-                taken.setdefault(function, {}).update(dict.fromkeys(takers.values(), Shared(handed)))
-        for function, by_rank in taken.items():
-            given = {rank: (function, shared) for rank, shared in by_rank.items()}
-            self._stages.ask("load", RankHost.take_in, given, is_work=False)
+        for (function, digest), ranks in takers.items():
+            if (handed := answers[holders[function, digest][0]].get(function)) is not None:
+                given = dict.fromkeys(ranks, (function, Shared(handed)))
+                self._stages.ask("load", RankHost.take_in, given, is_work=False)
 
     def _load(self) -> Ledger:
         """All others load what they hold or adopt what is offered; what is unproven is only considered."""
@@ -381,13 +381,12 @@ class _Round:
                 for rank in ranks
             }
             answers = self._stages.ask("load", RankHost.settle, arguments)
-            self._stages.agree_on_silence("load", offers.keys() | considered.keys())
-            settled = {
-                rank: tuple(item for item in found if item.function not in considered.get(rank, {}))
-                for rank, found in answers.items()
-            }
-            self._stages.tell("load", settled)
-        return {(rank, result.function): result for rank, results in answers.items() for result in results}
+            results = {(rank, result.function): result for rank, found in answers.items() for result in found}
+            self._stages.tell(
+                "load",
+                ((slot[0], result) for slot, result in results.items() if slot not in self.unproven),
+            )
+        return results
 
     def _offered(self, function: str, action: Action) -> str:
         """Digest of the artifact that an action hands to a rank; empty where it hands it none."""
@@ -445,10 +444,3 @@ class _Round:
             trace=own if not is_compile else result.trace if result.digest in self.fresh else "",
             difference=self.differences.get(slot, ""),
         )
-
-
-def _by_rank(results: Ledger) -> dict[int, tuple[FunctionResult, ...]]:
-    found: dict[int, tuple[FunctionResult, ...]] = {}
-    for (rank, _), result in results.items():
-        found[rank] = (*found.get(rank, ()), result)
-    return found

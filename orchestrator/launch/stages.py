@@ -10,9 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
-from warmrank.orchestrator.causes import TIMEOUT, FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import Config, ScriptWorkload
-from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed, forbidden_compiles, in_words
+from warmrank.orchestrator.errors import (
+    TIMEOUT,
+    CompileForbidden,
+    FailureKind,
+    LaunchFailed,
+    WorkerFailure,
+    in_words,
+)
 from warmrank.orchestrator.gang.launcher import Dumping, Launcher, ProcessStatus, Waiting
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch import events
@@ -48,14 +54,13 @@ class Stages:
         self.gang = _NO_GANG
         self.state = LaunchState(num_ranks=config.ranks)
         self.running = ""  # the stage that goes on; of a launch that failed, the one that it failed in
-        self._silent: frozenset[str] = frozenset()
         self.shares_store = False  # whether ranks reach a store, and by it each other's artifacts
         if isinstance(launcher, Waiting):
             launcher.on_wait = self._wait
 
     def begin_attempt(self, reason: str) -> None:
         """Forget the gang of the attempt before; ``reason`` is why there is another, empty for the first."""
-        self.gang, self._silent = _NO_GANG, frozenset()
+        self.gang = _NO_GANG
         self._tell(events.AttemptStarted(at_s=self.wall_s(), attempt=self.state.attempt + 1, reason=reason))
 
     def attempt_failed(self, error: BaseException, *, is_last: bool) -> None:
@@ -83,35 +88,34 @@ class Stages:
         self._tell(events.StageFinished(at_s=self.wall_s(), stage=name, seconds=seconds))
 
     def ask(
-        self, stage: str, method: Callable[..., T], arguments: Arguments, *, is_work: bool = True
+        self,
+        stage: str,
+        method: Callable[..., T],
+        arguments: Arguments,
+        *,
+        is_work: bool = True,
+        may_lack_store: bool = False,
     ) -> dict[int, T]:
         """Call a method of some ranks' `RankHost`; all must succeed. Returns their answers in order of ranks.
 
-        ``stage`` gives the time-out. Unless ``is_work``, the listener hears nothing of answers.
+        ``stage`` gives the time-out. Unless ``is_work``, the listener hears nothing of answers. A rank that
+        the store fails, if that may be, is a problem, and left out of the answers.
 
         Raises:
             CompileForbidden: a rank would have had to compile, which is forbidden.
             LaunchFailed: at least one rank failed or did not answer in time.
         """
         answers = self.try_ask(stage, method, arguments, is_work=is_work)
-        good, failures = _parted(answers)
-        if failures:
+        failures = [answer for answer in answers.values() if isinstance(answer, WorkerFailure)]
+        if not all(may_lack_store and failure.store_fault for failure in failures):
             self.fail(stage, failures, silent=tuple(set(arguments) - set(answers)))
-        return good
+        for failure in failures:
+            self.problem(f"stage {stage}: {failure.message}")
+        return {rank: answer for rank, answer in answers.items() if not isinstance(answer, WorkerFailure)}
 
     def ask_all(self, stage: str, method: Callable[..., T], *arguments: Any) -> dict[int, T]:
         """Call a method with the same arguments on every rank; see `ask`."""
         return self.ask(stage, method, dict.fromkeys(self.ranks, arguments))
-
-    def ask_store(self, stage: str, method: Callable[..., T], arguments: Arguments) -> dict[int, T]:
-        """As `ask`, but a rank that the store fails is a problem, and left out of the answers."""
-        answers = self.try_ask(stage, method, arguments)
-        good, failures = _parted(answers)
-        if not all(failure.store_fault for failure in failures):
-            self.fail(stage, failures, silent=tuple(set(arguments) - set(answers)))
-        for failure in failures:
-            self.problem(f"stage {stage}: {failure.message}")
-        return good
 
     def try_ask(
         self, stage: str, method: Callable[..., T], arguments: Arguments, *, is_work: bool = True
@@ -160,35 +164,13 @@ class Stages:
         )
         misses = [one for one in error.failures if one.kind == FailureKind.COMPILE_FORBIDDEN]
         if misses:
-            found = forbidden_compiles((one.function, one.message, one.rank) for one in misses)
-            raise CompileForbidden(found) from error
+            raise CompileForbidden((one.function, one.message, one.rank) for one in misses) from error
         raise error
 
-    def agree_on_silence(self, stage: str, ranks: Iterable[int]) -> None:
-        """Spare everybody the wait for places of the store that gave none of ``ranks`` an answer.
-
-        A place that only some of them found silent is left to each: it may be their node that is cut off.
-        """
-        config, asked = self.config.store, dict.fromkeys(ranks, ())
-        if config is None or not asked:
-            return
-        answers = self.ask(stage, RankHost.silent_places, asked, is_work=False)
-        silent = frozenset.intersection(*(frozenset(places) for places in answers.values()))
-        if silent - self._silent:
-            from warmrank.orchestrator.stores import leave_alone
-
-            self._silent |= silent
-            leave_alone(config, silent)
-            told = dict.fromkeys(self.ranks, (tuple(sorted(silent)),))
-            self.ask(stage, RankHost.leave_alone, told, is_work=False)
-
-    def tell(self, stage: str, results: Mapping[int, tuple[FunctionResult, ...]]) -> None:
-        """Tell the listener the outcome of functions."""
-        for rank, functions in results.items():
-            for function in functions:
-                self._tell(
-                    events.FunctionFinished(at_s=self.wall_s(), stage=stage, rank=rank, result=function)
-                )
+    def tell(self, stage: str, results: Iterable[tuple[int, FunctionResult]]) -> None:
+        """Tell the listener the outcome of functions, by rank."""
+        for rank, result in results:
+            self._tell(events.FunctionFinished(at_s=self.wall_s(), stage=stage, rank=rank, result=result))
 
     def planned(self, classes: tuple[RankClass, ...]) -> None:
         """Tell the listener what a round of the plan has ranks do."""
@@ -255,8 +237,3 @@ class Stages:
             store_fault=stage == "commit" and not needs_store,
             traceback=stacks,
         )
-
-
-def _parted(answers: Mapping[int, T | WorkerFailure]) -> tuple[dict[int, T], list[WorkerFailure]]:
-    good = {rank: answer for rank, answer in answers.items() if not isinstance(answer, WorkerFailure)}
-    return good, [answer for answer in answers.values() if isinstance(answer, WorkerFailure)]

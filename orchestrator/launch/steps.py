@@ -10,17 +10,16 @@ all ranks that have the artifact, or by none.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from warmrank.cache_store.records.manifest import environments_of
 from warmrank.cache_store.text import changed_components
-from warmrank.orchestrator.causes import FailureKind, WorkerFailure
 from warmrank.orchestrator.config.models import launch_key, packed_ranks
 from warmrank.orchestrator.config.reading import declared_caches
-from warmrank.orchestrator.errors import ranks_text
+from warmrank.orchestrator.errors import FailureKind, WorkerFailure, ranks_text
 from warmrank.orchestrator.gang.rank_host import RankHost, init_of
 from warmrank.orchestrator.launch.report import NodeFetch, NodeReport
 from warmrank.orchestrator.launch.rounds import Ledger, settle_all
@@ -136,8 +135,7 @@ def fetch(stages: Stages) -> tuple[tuple[NodeFetch, ...], tuple[PlannedCapture, 
     ranks = {seat.rank: tuple(range(seat.rank, seat.rank + seat.local_world_size)) for seat in seats}
     with stages.stage("fetch", tuple(ranks)):
         asked = {rank: (key, members) for rank, members in ranks.items()}
-        answers = stages.ask_store("fetch", RankHost.fetch, asked)
-        stages.agree_on_silence("fetch", ranks)
+        answers = stages.ask("fetch", RankHost.fetch, asked, may_lack_store=True)
     fetches = []
     captures: dict[PlannedCapture, None] = {}
     for seat in seats:
@@ -254,17 +252,17 @@ def verify(stages: Stages) -> tuple[dict[int, Verification], Results]:
         The comparison of each rank, and what it needed beyond the workload's calls.
     """
     with stages.stage("verify"):
-        checks = stages.ask_all("verify", RankHost.verify)
-        extra = stages.ask("verify", RankWorker.extra, dict.fromkeys(stages.ranks, ()), is_work=False)
-        stages.tell("verify", extra)
-        return checks, extra
+        answers = stages.ask_all("verify", RankHost.verify)
+        extra = {rank: results for rank, (_, results) in answers.items()}
+        stages.tell("verify", _pairs(extra))
+        return {rank: check for rank, (check, _) in answers.items()}, extra
 
 
 def run_script(stages: Stages) -> Results:
     """Run the script on every rank, from its beginning to its end."""
     with stages.stage("script"):
         results = stages.ask_all("script", RankHost.run_script)
-        stages.tell("script", results)
+        stages.tell("script", _pairs(results))
     return results
 
 
@@ -348,7 +346,7 @@ def _note(stages: Stages, ledger: Ledger, stage: str, answers: Results) -> None:
             ledger[rank, result.function] = replace(
                 known, seconds=result.seconds, num_captures=num_captures, pool_bytes=result.pool_bytes
             )
-    stages.tell(stage, answers)
+    stages.tell(stage, _pairs(answers))
 
 
 def _unsettled(rank: int, probe: FunctionProbe) -> WorkerFailure:
@@ -356,3 +354,7 @@ def _unsettled(rank: int, probe: FunctionProbe) -> WorkerFailure:
     message = f"{function} needs another artifact after {MAX_ROUNDS} rounds of all calls: {probe.reason}"
     kind = FailureKind.DOES_NOT_SETTLE
     return WorkerFailure(rank=rank, stage="first_call", kind=kind, function=function, message=message)
+
+
+def _pairs(results: Results) -> Iterator[tuple[int, FunctionResult]]:
+    return ((rank, result) for rank, own in results.items() for result in own)

@@ -1,1 +1,1 @@
-"""Filling nodes' caches from the store before anything is launched."""
+"""Nodes' local disks filled from the store, before anything runs on them."""

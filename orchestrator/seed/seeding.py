@@ -1,26 +1,20 @@
-"""Seeds the nodes of a cluster, step by step: looks for nodes, starts what is due, collects what ended.
+"""Seeds this node from the store, or decides which nodes of a cluster are seeded when, and from where.
 
-Invariants: a node is seeded once for as long as it is in the cluster; one that failed is tried again, if that
-was asked for, later each time. In a wave one node, the source, reads the store and shares what it has; the
-others start once it has everything, and no more at once than there are nodes to take it from. Nothing waits
-here, so that one silent node keeps no other one back. The seeding of one node, `seed_here`, needs neither
-torch nor Ray, so that it fits a boot script or an init container. `SeedLines` says how far all are.
+`seed_here` needs neither torch nor Ray, so that it fits a boot script or an init container. `Seeding` seeds a
+node once for as long as it is in the cluster, and waits for none: one node's failure hides no other's outcome
+and keeps nobody back. In a wave one node, the source, reads the store and shares what it has; the others
+start once it has everything, and no more at once than there are nodes to take it from.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
-
-from rich.console import Console
-from rich.text import Text
+from typing import Literal, NamedTuple, Protocol
 
 from warmrank.cache_store.errors import NoStoreYet
 from warmrank.cache_store.fetch.blobs import FetchOptions
-from warmrank.cache_store.parallel import Progress
 from warmrank.cache_store.seed import SeedReport
 from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
@@ -32,206 +26,8 @@ from warmrank.orchestrator.stores import open_to_fetch
 from warmrank.orchestrator.text import brief_names, count_text, seconds_text, size_text
 
 FanOut = Literal["auto", "always", "never"]
-
-LOOK_EVERY_S = 5.0
-ADVANCE_EVERY_S = 1.0
-FIRST_RETRY_S = 5.0
-LONGEST_RETRY_S = 300.0
-MIN_FAN_OUT = 8
-"""Nodes at once from which a shared store is taken for the bottleneck, unless somebody says otherwise."""
-RECEIVERS_PER_HOLDER = 2
-"""Ray takes an object from any node that has it, so each node that has everything feeds so many more."""
-STALLED_S = 30.0  # A receiver that got no further for so long makes room for the next
-MAX_LOST_SOURCES = 3  # after so many sources in a row that failed, the nodes read the store by themselves
-
-
-class SeedCluster(Protocol):
-    """A cluster whose nodes can be seeded; no method waits for a node."""
-
-    def nodes(self) -> tuple[Node, ...]:
-        """The nodes that are alive."""
-
-    def start(self, node: Node, *, source: Node | None = None, shares: bool = False) -> None:
-        """Begin to seed a node from what a source shares; with ``shares`` it is one until it is stopped."""
-
-    def ended(self) -> list[NodeSeed]:
-        """The nodes that ended since the last call."""
-
-    def progress(self) -> dict[str, Progress]:
-        """Progress of running nodes by their ids, as far as it is known."""
-
-    def stop(self, node: Node) -> None:
-        """End what is running on a node, and let go of what it shares."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeedPlan:
-    """Options for seeding."""
-
-    wanted: tuple[str, ...] = ()
-    fan_out: FanOut = "auto"  # whether one node reads the store for the others
-    verify: bool = False  # read again what is there already
-    watch: bool = False  # seed nodes that join later too, and try those again that failed
-    seeded: tuple[NodeSeed, ...] = ()  # known to be
-
-
-@dataclass(slots=True, kw_only=True)
-class NodeState:
-    """A node of the cluster."""
-
-    node: Node
-    phase: Literal["waiting", "running", "ended"] = "waiting"
-    due_s: float = 0.0  # when it waits no more, for the first time or the next
-    attempts: int = 0
-    source: Node | None = None  # where the last attempt gets its blobs, None for the store
-    progress: Progress | None = None
-    moved_s: float = 0.0  # when its progress got further last
-    seed: NodeSeed | None = None  # outcome of the last attempt that ended
-
-
-@dataclass(slots=True, kw_only=True)
-class _Wave:
-    """Nodes that take what one of them, the source, has read from the store."""
-
-    source: Node
-    num_holders: int = 0  # have everything, 0 while the source reads; halved for each that got nothing
-
-
-class Seeding:
-    """Seeds nodes; call `step` again and again. ``states`` are of the wanted nodes in the cluster, by id."""
-
-    def __init__(
-        self,
-        cluster: SeedCluster,
-        plan: SeedPlan,
-        *,
-        silent_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.states: dict[str, NodeState] = {}
-        self._cluster, self._plan, self._silent_s, self._clock = cluster, plan, silent_s, clock
-        self._wave: _Wave | None = None
-        self._num_lost_sources = 0
-        self._look_s: float | None = None
-        self._advance_s = clock()
-
-    @property
-    def is_done(self) -> bool:
-        """True once every node that was found has ended; never while new ones are waited for."""
-        is_looked = self._look_s is not None
-        return not self._plan.watch and is_looked and all(s.phase == "ended" for s in self.states.values())
-
-    def step(self) -> None:
-        """Do what is due now; raises `UnknownNode` if names fit no node or several, unless it watches."""
-        now_s = self._clock()
-        if self._look_s is None or (self._plan.watch and now_s >= self._look_s):
-            self._look()
-            self._look_s = now_s + LOOK_EVERY_S
-        for seed in self._cluster.ended():
-            self._end(seed)
-        if now_s - self._advance_s >= ADVANCE_EVERY_S:
-            self._advance_s = now_s
-            self._advance(now_s)
-        self._start(now_s)
-
-    def _look(self) -> None:
-        alive, names = self._cluster.nodes(), self._plan.wanted
-        if self._plan.watch:
-            nodes = tuple(n for n in alive if not names or any(is_called(n, name) for name in names))
-        else:
-            nodes = choose(alive, names)
-        seeded = {seed.node: seed for seed in self._plan.seeded}
-        for left in [state.node for state in self.states.values() if state.node not in nodes]:
-            del self.states[left.node_id]
-            self._cluster.stop(left)
-            if self._wave is not None and self._wave.source == left:
-                self._lose_source()
-        for node in nodes:
-            if node.node_id not in self.states and node in seeded:
-                state = NodeState(node=node, phase="ended", seed=seeded[node], attempts=seeded[node].attempts)
-                self.states[node.node_id] = state
-            self.states.setdefault(node.node_id, NodeState(node=node))
-
-    def _start(self, now_s: float) -> None:
-        due = [s for s in self.states.values() if s.phase == "waiting" and now_s >= s.due_s]
-        running = [s for s in self.states.values() if s.phase == "running"]
-        if not due and not running:
-            self._num_lost_sources = 0
-            self._end_wave()
-        elif self._wave is not None:
-            num_busy = sum(now_s - state.moved_s < STALLED_S for state in running)
-            num_free = RECEIVERS_PER_HOLDER * self._wave.num_holders - num_busy
-            for state in due[: max(0, num_free)]:
-                self._begin(state, now_s, source=self._wave.source)
-        elif self._fans_out(len(due)):
-            self._wave = _Wave(source=due[0].node)
-            self._begin(due[0], now_s, shares=True)
-        else:
-            for state in due:
-                self._begin(state, now_s)
-
-    def _fans_out(self, num_due: int) -> bool:
-        least = {"always": 2, "auto": MIN_FAN_OUT, "never": num_due + 1}[self._plan.fan_out]
-        return num_due >= least and self._num_lost_sources < MAX_LOST_SOURCES
-
-    def _begin(
-        self, state: NodeState, now_s: float, *, source: Node | None = None, shares: bool = False
-    ) -> None:
-        self._cluster.start(state.node, source=source, shares=shares)
-        state.phase, state.attempts, state.source = "running", state.attempts + 1, source
-        state.progress, state.moved_s = None, now_s
-
-    def _end(self, seed: NodeSeed) -> None:
-        state = self.states.get(seed.node.node_id)
-        if state is None or state.phase != "running":
-            return  # it was given up before, and stopped then
-        state.phase, state.seed = "ended", replace(seed, attempts=state.attempts)
-        if self._plan.watch and seed.status != "seeded":
-            state.phase, state.due_s = "waiting", self._clock() + retry_in_s(state.attempts)
-        if self._wave is None or self._wave.source != seed.node:
-            self._cluster.stop(seed.node)
-        if self._wave is not None and self._wave.source in {seed.node, state.source}:
-            self._end_in_wave(self._wave, seed)
-
-    def _end_in_wave(self, wave: _Wave, seed: NodeSeed) -> None:
-        is_source = wave.source == seed.node
-        got_nothing = seed.bytes_from_store and not seed.bytes_from_nodes and not is_source
-        if got_nothing:
-            wave.num_holders //= 2
-        elif seed.status == "seeded":
-            wave.num_holders += 1
-        if (got_nothing or is_source) and not wave.num_holders:
-            self._lose_source()
-
-    def _lose_source(self) -> None:
-        """The next node that is due takes its place."""
-        self._num_lost_sources += 1
-        self._end_wave()
-
-    def _end_wave(self) -> None:
-        if self._wave is not None:
-            self._cluster.stop(self._wave.source)
-            self._wave = None
-
-    def _advance(self, now_s: float) -> None:
-        progress = self._cluster.progress()
-        for state in [s for s in self.states.values() if s.phase == "running"]:
-            found = progress.get(state.node.node_id, state.progress)
-            if found != state.progress:
-                state.progress, state.moved_s = found, now_s
-            elif now_s - state.moved_s > self._silent_s:
-                self._cluster.stop(state.node)
-                why = f"it got no further for {self._silent_s:g} s (timeouts.start_s and fetch_s)"
-                self._end(failed(state.node, why))
-
-
-def retry_in_s(num_attempts: int) -> float:
-    """Seconds from the end of an attempt that failed, or found nothing, to the next one."""
-    doublings = min(num_attempts - 1, 16)  # beyond that the longest holds anyway
-    return float(min(FIRST_RETRY_S * 2**doublings, LONGEST_RETRY_S))
-
-
 Status = Literal["seeded", "miss", "faults"]
+STYLES: dict[Status, str] = {"seeded": "green", "miss": "yellow", "faults": "bold red"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,18 +70,16 @@ def seed_here(config: Config, node: Node | None = None, *, options: FetchOptions
         StoreUnavailable: the store cannot be read, or a required one is not there yet.
         UnusableCache: the cache directory cannot be used.
     """
+    here = node or this_node()
     try:
         store = open_to_fetch(check_store(config))
     except NoStoreYet as absent:
         if absent.required:
             raise
-        return NodeSeed(node=node or this_node(), found=False, reason=str(absent))
+        return NodeSeed(node=here, found=False, reason=str(absent))
     keeper = keeper_of(config)
-    report = fetch_partitions(config, store, keeper, launch_key=launch_key(config), options=options)
-    found = _outcome(node or this_node(), report)
-    if not report.found and not report.faults:
-        found = replace(found, reason=f"{report.reason}; warmrank explain names what differs")
-    return replace(found, node_artifacts=keeper.report()) if keeper is not None else found
+    found = fetch_partitions(config, store, keeper, launch_key=launch_key(config), options=options)
+    return replace(_outcome(here, found), node_artifacts=keeper.report() if keeper is not None else None)
 
 
 def check_store(config: Config) -> StoreConfig:
@@ -297,10 +91,11 @@ def check_store(config: Config) -> StoreConfig:
 
 
 def _outcome(node: Node, report: SeedReport) -> NodeSeed:
+    is_plain_miss = not report.found and not report.faults
     return NodeSeed(
         node=node,
         found=report.found,
-        reason=report.reason,
+        reason=report.reason + ("; warmrank explain names what differs" if is_plain_miss else ""),
         world_size=report.world_size,
         num_partitions=len(report.partitions),
         num_files=sum(part.num_files for part in report.partitions),
@@ -313,90 +108,224 @@ def _outcome(node: Node, report: SeedReport) -> NodeSeed:
     )
 
 
-MAX_HOSTS = 8
-LINE_EVERY_S = 10.0
-STYLES = {"seeded": "green", "miss": "yellow", "faults": "bold red"}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedPlan:
+    """Options for seeding."""
+
+    wanted: tuple[str, ...] = ()
+    fan_out: FanOut = "auto"  # whether one node reads the store for the others
+    verify: bool = False  # read again what is there already
+    watch: bool = False  # seed nodes that join later too, and try those again that failed
 
 
-class SeedLines:
-    """Prints a line for each change of a node, and how far all are.
+class Told(NamedTuple):
+    """A line on what happened, empty for nothing; of a node that ended, or left, its outcome, or itself."""
 
-    ``status`` shows how far all are, in a terminal; without it a line says so each `LINE_EVERY_S`. ``ended``
-    hears of each node that ended.
+    line: str = ""
+    style: str = ""
+    seed: NodeSeed | None = None
+    left: Node | None = None
+
+
+class Outcomes:
+    """The latest outcome of every node; passes lines on, with their style, and outcomes."""
+
+    def __init__(
+        self, say: Callable[[str, str], object], ended: Callable[[NodeSeed], object] = lambda _: None
+    ) -> None:
+        self.say, self._ended = say, ended
+        self._found: dict[Node, NodeSeed] = {}
+
+    def take(self, told: Told) -> None:
+        """Take in what a seeding tells."""
+        if told.line:
+            self.say(told.line, told.style)
+        if told.left is not None:
+            self._found.pop(told.left, None)
+        if told.seed is not None:
+            self._found[told.seed.node] = told.seed
+            self._ended(told.seed)
+
+    def all(self) -> tuple[NodeSeed, ...]:
+        """The outcomes, by host."""
+        return tuple(sorted(self._found.values(), key=lambda seed: (seed.node.host, seed.node.node_id)))
+
+    def num_seeded(self) -> int:
+        """The number of nodes that are seeded."""
+        return sum(seed.status == "seeded" for seed in self._found.values())
+
+
+class SeedCluster(Protocol):
+    """A cluster whose nodes can be seeded; no method waits for a node."""
+
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes that are alive."""
+
+    def start(self, node: Node, *, source: Node | None = None, shares: bool = False) -> None:
+        """Begin to seed a node from what a source shares; with ``shares`` it is one until it is stopped."""
+
+    def ended(self) -> list[NodeSeed]:
+        """The nodes that ended since the last call."""
+
+    def stop(self, node: Node) -> None:
+        """End what is running on a node, and let go of what it shares."""
+
+
+LOOK_EVERY_S = 5.0
+FIRST_RETRY_S = 5.0
+LONGEST_RETRY_S = 300.0
+MIN_FAN_OUT = 8
+"""Nodes at once from which a shared store is taken for the bottleneck, unless somebody says otherwise."""
+RECEIVERS_PER_HOLDER = 2
+"""Ray takes an object from any node that has it, so each node that has everything feeds so many more."""
+MAX_LOST_SOURCES = 3  # after so many sources in a row that failed, the nodes read the store by themselves
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeState:
+    """A node of the cluster."""
+
+    node: Node
+    phase: Literal["waiting", "running", "ended"] = "waiting"
+    due_s: float = 0.0  # when it waits no more, for the first time or the next
+    began_s: float = 0.0
+    attempts: int = 0
+    source: Node | None = None  # where the last attempt gets its blobs, None for the store
+    seed: NodeSeed | None = None  # outcome of the last attempt that ended
+
+
+class Seeding:
+    """Seeds nodes; call `step` again and again. ``states`` are of the wanted nodes in the cluster, by id.
+
+    A node that takes longer than ``limit_s`` has failed.
     """
 
     def __init__(
         self,
-        console: Console,
+        cluster: SeedCluster,
+        plan: SeedPlan,
         *,
-        status: Callable[[str], None] | None = None,
-        ended: Callable[[NodeSeed], None] = lambda _: None,
+        limit_s: float,
+        tell: Callable[[Told], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._console, self._status, self._ended, self._clock = console, status, ended, clock
-        self._told_s = clock()
-        self._before: dict[Node, NodeState] = {}
+        self.states: dict[str, NodeState] = {}
+        self._cluster, self._plan, self._limit_s = cluster, plan, limit_s
+        self._tell, self._clock = tell, clock
+        self._source: Node | None = None
+        self._num_holders = 0  # nodes with all that the source has; 0 while it reads
+        self._num_lost_sources = 0
+        self._look_s = float("-inf")
 
-    def show(self, states: Iterable[NodeState]) -> None:
-        """Say what changed since the last call."""
-        before, now = self._before, {state.node: replace(state) for state in states}
-        for node in before.keys() - now.keys():
-            self.say(f"{node}: left the cluster")
-        if joined := [node for node in now if node not in before]:
-            names = distinct_names(now)
-            found = brief_names((names[node] for node in joined), max_names=MAX_HOSTS)
-            self.say(f"{count_text(len(joined), 'node')} found: {found}")
-        for node, state in now.items():
-            self._show_change(before.get(node, NodeState(node=node)), state)
-        self._before = now
-        if self._status is not None:
-            self._status(_totals(now.values()))
-        elif self._clock() - self._told_s >= LINE_EVERY_S and any(s.phase == "running" for s in now.values()):
-            self.say(_totals(now.values()))
+    @property
+    def is_done(self) -> bool:
+        """True once every node that was found has ended; never while new ones are waited for."""
+        is_looked = self._look_s > float("-inf")
+        return not self._plan.watch and is_looked and not self._in("waiting") and not self._in("running")
 
-    def outcomes(self) -> tuple[NodeSeed, ...]:
-        """The outcomes of the nodes that were shown last, by host."""
-        found = (state.seed for state in self._before.values() if state.seed is not None)
-        return tuple(sorted(found, key=lambda seed: (seed.node.host, seed.node.node_id)))
+    def step(self) -> None:
+        """Do what is due now; raises `UnknownNode` if names fit no node or several, unless it watches."""
+        now_s = self._clock()
+        if now_s - self._look_s >= (LOOK_EVERY_S if self._plan.watch else float("inf")):
+            self._look()
+            self._look_s = now_s
+        for seed in self._cluster.ended():
+            self._end(seed, now_s)
+        for state in self._in("running"):
+            if now_s - state.began_s > self._limit_s:
+                why = f"it took longer than {self._limit_s:g} s (timeouts.start_s and fetch_s)"
+                self._end(failed(state.node, why), now_s)
+        self._start(now_s)
 
-    def say(self, text: str, *, style: str = "") -> None:
-        """Print a line."""
-        self._told_s = self._clock()
-        self._console.print(Text(text, style=style), soft_wrap=True)
+    def _in(self, phase: str) -> list[NodeState]:
+        return [state for state in self.states.values() if state.phase == phase]
 
-    def _show_change(self, before: NodeState, now: NodeState) -> None:
-        if now.attempts > before.attempts:
-            origin = f"from {now.source.host}" if now.source is not None else "from the store"
-            again = f", attempt {now.attempts}" if now.attempts > 1 else ""
-            self.say(f"{now.node}: begun, {origin}{again}")
-        if (seed := now.seed) is None or seed == before.seed:
-            return
-        text = f"{size_text(seed.bytes_copied)} copied, {seconds_text(seed.seconds)}"
-        text = f"seeded, {text}" if seed.status == "seeded" else f"{seed.status}: {seed.reason}"
-        retry = f"; tried again in {retry_in_s(now.attempts):.0f} s" if now.phase == "waiting" else ""
-        self.say(f"{now.node}: {text}{retry}", style=STYLES[seed.status])
-        self._ended(seed)
+    def _look(self) -> None:
+        alive, names = self._cluster.nodes(), self._plan.wanted
+        if self._plan.watch:
+            nodes = tuple(n for n in alive if not names or any(is_called(n, name) for name in names))
+        else:
+            nodes = choose(alive, names)
+        for left in [state.node for state in self.states.values() if state.node not in nodes]:
+            del self.states[left.node_id]
+            self._cluster.stop(left)
+            if self._source == left:
+                self._lose_source()
+            self._tell(Told(f"{left}: left the cluster", left=left))
+        joined = [node for node in nodes if node.node_id not in self.states]
+        self.states |= {node.node_id: NodeState(node=node) for node in joined}
+        if joined:
+            hosts = distinct_names(nodes)
+            found = brief_names((hosts[node] for node in joined), max_names=8)
+            self._tell(Told(f"{count_text(len(joined), 'node')} found: {found}"))
 
+    def _start(self, now_s: float) -> None:
+        due = [state for state in self._in("waiting") if now_s >= state.due_s]
+        num_running = len(self._in("running"))
+        least = {"always": 2, "auto": MIN_FAN_OUT, "never": len(due) + 1}[self._plan.fan_out]
+        if not due and not num_running:
+            self._num_lost_sources = 0
+            self._end_wave()
+        elif self._source is not None:
+            num_free = RECEIVERS_PER_HOLDER * self._num_holders - num_running
+            for state in due[: max(0, num_free)]:
+                self._begin(state, now_s, source=self._source)
+        elif len(due) >= least and self._num_lost_sources < MAX_LOST_SOURCES:
+            self._source, self._num_holders = due[0].node, 0
+            self._begin(due[0], now_s, shares=True)
+        else:
+            for state in due:
+                self._begin(state, now_s)
 
-@contextmanager
-def seed_lines(console: Console, ended: Callable[[NodeSeed], None] = lambda _: None) -> Iterator[SeedLines]:
-    """Lines on a console for as long as the context lasts; a terminal also shows how far all are."""
-    if not console.is_terminal:
-        yield SeedLines(console, ended=ended)
-        return
-    with console.status("") as status:
-        yield SeedLines(console, status=status.update, ended=ended)
+    def _begin(
+        self, state: NodeState, now_s: float, *, source: Node | None = None, shares: bool = False
+    ) -> None:
+        self._cluster.start(state.node, source=source, shares=shares)
+        state.phase, state.attempts, state.source, state.began_s = (
+            "running",
+            state.attempts + 1,
+            source,
+            now_s,
+        )
+        origin = f"from {source.host}" if source is not None else "from the store"
+        again = f", attempt {state.attempts}" if state.attempts > 1 else ""
+        self._tell(Told(f"{state.node}: begun, {origin}{again}"))
 
+    def _end(self, seed: NodeSeed, now_s: float) -> None:
+        state = self.states.get(seed.node.node_id)
+        if state is None or state.phase != "running":
+            return  # it was given up before, and stopped then
+        state.phase, state.seed = "ended", replace(seed, attempts=state.attempts)
+        again = ""
+        if self._plan.watch and seed.status != "seeded":
+            wait_s = min(FIRST_RETRY_S * 2.0 ** min(state.attempts - 1, 16), LONGEST_RETRY_S)
+            state.phase, state.due_s, again = "waiting", now_s + wait_s, f"; tried again in {wait_s:.0f} s"
+        is_source = self._source == seed.node
+        if not is_source:
+            self._cluster.stop(seed.node)
+        if is_source or (self._source is not None and state.source == self._source):
+            self._end_in_wave(seed, is_source=is_source)
+        said = f"{size_text(seed.bytes_copied)} copied, {seconds_text(seed.seconds)}"
+        said = f"seeded, {said}" if seed.status == "seeded" else f"{seed.status}: {seed.reason}"
+        num_ended = sum(each.seed is not None for each in self.states.values())
+        line = f"{seed.node}: {said}{again} ({num_ended} of {len(self.states)})"
+        self._tell(Told(line, STYLES[seed.status], seed=state.seed))
 
-def _totals(states: Iterable[NodeState]) -> str:
-    """Number of nodes that are done, and of bytes of those that are not."""
-    states = list(states)
-    statuses = [state.seed.status for state in states if state.seed is not None]
-    parts = [f"{statuses.count('seeded')} of {count_text(len(states), 'node')} seeded"]
-    bad = (("miss", "without a launch"), ("faults", "with faults"))
-    parts += [f"{statuses.count(status)} {text}" for status, text in bad if status in statuses]
-    running = [s.progress for s in states if s.phase == "running" and s.progress is not None]
-    if running:
-        done, total = sum(p.done_bytes for p in running), sum(p.total_bytes for p in running)
-        parts.append(f"{size_text(done)} of {size_text(total)}")
-    return "; ".join(parts)
+    def _end_in_wave(self, seed: NodeSeed, *, is_source: bool) -> None:
+        got_nothing = seed.bytes_from_store and not seed.bytes_from_nodes and not is_source
+        if got_nothing:
+            self._num_holders //= 2  # so a source that gives nothing is given up soon
+        elif seed.status == "seeded":
+            self._num_holders += 1
+        if (got_nothing or is_source) and not self._num_holders:
+            self._lose_source()
+
+    def _lose_source(self) -> None:
+        """The next node that is due takes its place."""
+        self._num_lost_sources += 1
+        self._end_wave()
+
+    def _end_wave(self) -> None:
+        if self._source is not None:
+            self._cluster.stop(self._source)
+            self._source = None

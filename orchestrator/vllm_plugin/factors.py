@@ -358,7 +358,7 @@ def _custom_operators(config: Any) -> dict[str, object]:
 
     compilation = config.compilation_config
     is_on = enable_custom_op()  # registers them, if nobody asked before
-    schemas = [str(schema) for schema in torch._C._jit_get_all_schemas()]  # noqa: SLF001 - no public list
+    schemas = [str(schema) for schema in torch._C._jit_get_all_schemas()]  # noqa: SLF001, TID251 - no public list
     layers = {name: f"{made.__module__}.{made.__qualname__}" for name, made in op_registry_oot.items()}
     return {
         OPERATORS: "on" if is_on else "off",

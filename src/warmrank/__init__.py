@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from warmrank import configs, inference
     from warmrank.inference import get_backend, readable_cache
     from warmrank.inference import get_backend as get_npu_backend
-    from warmrank.worker.capture.pools import graph_pool_handle
+    from warmrank.worker.capture.captures import graph_pool_handle
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.groups import declare_groups
     from warmrank.worker.hcom import patch_for_hcom
@@ -51,7 +51,7 @@ _HOMES = {
     "declare_runtime_state": ("warmrank.worker.runtime.runtime_state", "declare_runtime_state"),
     "get_backend": ("warmrank.inference", "get_backend"),
     "get_npu_backend": ("warmrank.inference", "get_backend"),
-    "graph_pool_handle": ("warmrank.worker.capture.pools", "graph_pool_handle"),
+    "graph_pool_handle": ("warmrank.worker.capture.captures", "graph_pool_handle"),
     "inference": ("warmrank.inference", ""),
     "logger": ("warmrank.worker.log", "logger"),
     "patch_for_hcom": ("warmrank.worker.hcom", "patch_for_hcom"),
@@ -61,8 +61,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
-        msg = f"module 'warmrank' has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module 'warmrank' has no attribute {name!r}")
     module_name, attribute = _HOMES[name]
     module = importlib.import_module(module_name)
     return getattr(module, attribute) if attribute else module

@@ -86,33 +86,35 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
     with collection.paused(), _torch_errors_named():  # a full collection takes longer than all these imports
         from warmrank.worker.runtime.function import CachedFunction
 
-    extensions, reserved = _split(kwargs)
     chosen = _config(config, backend)
-    if reserved.get("options"):
+    extensions = _extensions(kwargs)
+    if kwargs.get("options"):
         from warmrank.worker.configs.torchair_sections import with_options
 
-        chosen = with_options(chosen, reserved["options"])
+        chosen = with_options(chosen, kwargs["options"])
     if _checked(ge_cache, "ge_cache", bool) and chosen.mode != "max-autotune":
         _log.warning("ge_cache=True has no effect in mode %s; it belongs to mode max-autotune", chosen.mode)
-    decompositions = dict(getattr(backend, "keywords", {}).get("custom_decompositions") or {})
-    decompositions.update(_instance(custom_decompositions or {}, "custom_decompositions", Mapping))
+    if cache_dir is not None:
+        cache_dir = str(os.fspath(_checked(cache_dir, "cache_dir", str | os.PathLike)))
+    carried = getattr(backend, "keywords", {}).get("custom_decompositions") or {}
+    given = _checked(custom_decompositions or {}, "custom_decompositions", Mapping)
     options = CacheOptions(
         config=chosen,
         dynamic=True if dynamic is None else _checked(dynamic, "dynamic", bool),
-        cache_dir=None if cache_dir is None else _path(cache_dir),
+        cache_dir=cache_dir,
         global_rank=_rank(global_rank, "global_rank"),
         tp_rank=_rank(tp_rank, "tp_rank"),
         pp_rank=_rank(pp_rank, "pp_rank"),
-        custom_decompositions=decompositions,
+        custom_decompositions={**carried, **given},
         ge_cache=ge_cache,
         **extensions,
     )
     if options.rng == "allow" and chosen.engine_mode() != "reduce-overhead":
-        msg = (
+        raise BadConfig(
             f'rng is "allow", but mode {chosen.mode} compiles random operators to others, which draw other '
-            'numbers than torch does; use mode "reduce-overhead", or rng="refuse"'
+            'numbers than torch does; use mode "reduce-overhead", or rng="refuse"',
+            parameter="rng",
         )
-        raise BadConfig(msg, parameter="rng")
     method = _method(func)
     with collection.paused():
         return CachedFunction(method, options)
@@ -131,6 +133,7 @@ def _torch_errors_named() -> Iterator[None]:
 
 
 def _method(func: Any) -> MethodType:
+    """The method that is cached; of a decorator that takes only ``(*args, **kwargs)``, one with a module."""
     import torch
 
     name = getattr(func, "__qualname__", "")
@@ -138,35 +141,27 @@ def _method(func: Any) -> MethodType:
         is_method = isinstance(func, MethodType)
         what = f"method of {type(func.__self__).__name__}" if is_method else type(func).__name__
         got = f"{name} ({what})" if name else f"a {what}"
-        msg = f"cache_compile takes a bound method of an nn.Module, got {got}; pass self.method"
-        raise BadFunction(msg, function=name)
-    if not isinstance(func.__func__, FunctionType):
-        kind = type(func.__func__).__qualname__
-        msg = (
-            f"{name} is a {kind}, and a cached function must be one of Python's own. "
+        raise BadFunction(f"cache_compile takes a bound method of an nn.Module, got {got}; pass self.method")
+    function = func.__func__
+    if not isinstance(function, FunctionType):
+        raise BadFunction(
+            f"{name} is a {type(function).__qualname__}, and a cached function must be one of Python's own. "
             "Cache a method that calls this one."
         )
-        raise BadFunction(msg, function=name)
-    if func.__func__.__code__.co_flags & _RUN_IN_STEPS:
-        msg = (
+    if function.__code__.co_flags & _RUN_IN_STEPS:
+        raise BadFunction(
             f"{name} is a generator or a coroutine, which runs step by step, and what is compiled runs as a "
             "whole. Cache the method that makes one step, and call it in the generator."
         )
-        raise BadFunction(msg, function=name)
-    return (
-        func if func.__func__.__code__.co_argcount else MethodType(_of_module(func.__func__), func.__self__)
-    )
-
-
-def _of_module(function: FunctionType) -> FunctionType:
-    """The function with a parameter for the module, where a decorator takes only ``(*args, **kwargs)``."""
+    if function.__code__.co_argcount:
+        return func
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return function(self, *args, **kwargs)
 
-    for name in functools.WRAPPER_ASSIGNMENTS:
-        setattr(method, name, getattr(function, name))
-    return method  # type: ignore[return-value]
+    for attribute in functools.WRAPPER_ASSIGNMENTS:
+        setattr(method, attribute, getattr(function, attribute))
+    return MethodType(method, func.__self__)
 
 
 def _translated(config: Any, parameter: str) -> CompilerConfig:
@@ -183,70 +178,52 @@ def _config(config: Any, backend: Any) -> CompilerConfig:
     if backend is None:
         return CompilerConfig() if config is None else config
     carried = getattr(backend, "keywords", {}).get("compiler_config")
-    if carried is not None:
-        carried = _translated(carried, "backend")
-    if not isinstance(carried, CompilerConfig):
+    if carried is None:
         msg = f"backend is {backend!r}; expected what warmrank.get_npu_backend(compiler_config=...) returns"
         raise BadConfig(msg, parameter="backend")
+    carried = _translated(carried, "backend")
     if config is not None and config != carried:
         ours, theirs = config.canonical(), carried.canonical()
         differing = [f"{name}: {ours[name]} / {theirs[name]}" for name in ours if ours[name] != theirs[name]]
-        msg = (
+        raise ConfigMismatch(
             f"config and backend's config disagree ({'; '.join(differing)}); pass one of them, or equal ones"
         )
-        raise ConfigMismatch(msg, differing=differing)
     return carried
 
 
-def _checked(value: Any, name: str, kind: type) -> Any:
-    if type(value) is not kind:
-        msg = f"{name} is {value!r} ({type(value).__name__}); expected {kind.__name__}"
-        raise BadConfig(msg, parameter=name)
-    return value
-
-
-def _instance(value: Any, name: str, kind: Any) -> Any:
-    if not isinstance(value, kind):
+def _checked(value: Any, name: str, kind: Any) -> Any:
+    """The value, if it is of a kind: a bool is no int."""
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         expected = getattr(kind, "__name__", kind)
-        msg = f"{name} is {value!r} ({type(value).__name__}); expected {expected}"
-        raise BadConfig(msg, parameter=name)
+        raise BadConfig(f"{name} is {value!r} ({type(value).__name__}); expected {expected}", parameter=name)
     return value
-
-
-def _path(value: Any) -> str:
-    return str(os.fspath(_instance(value, "cache_dir", str | os.PathLike)))
 
 
 def _rank(value: int | None, name: str) -> int | None:
-    if value is None:
-        return None
-    if _checked(value, name, int) < 0:
-        msg = f"{name} is {value}; ranks count from 0"
-        raise BadConfig(msg, parameter=name)
+    if value is not None and _checked(value, name, int) < 0:
+        raise BadConfig(f"{name} is {value}; ranks count from 0", parameter=name)
     return value
 
 
-def _split(given: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Our extensions, and what TorchAir reserves; a name that nobody knows is ignored with a warning.
+def _extensions(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that are ours; a name that nobody knows is ignored with a warning.
 
     Raises:
         BadConfig: a name that looks like a misspelt one, or a value that is not allowed.
     """
-    reserved: dict[str, Any] = {}
-    extensions: dict[str, Any] = {}
+    extensions = {}
     for name, value in given.items():
         if name in _RESERVED:
-            reserved[name] = _checked(value, name, bool) if name == "fullgraph" else value
+            _checked(value, name, bool if name == "fullgraph" else object)
         elif name not in _CHOICES:
-            _refuse_misspelt(
-                "cache_compile", name, [*_CHOICES, *_RESERVED, *(cache_compile.__kwdefaults__ or ())]
-            )
+            known = [*_CHOICES, *_RESERVED, *(cache_compile.__kwdefaults__ or ())]
+            _refuse_misspelt("cache_compile", name, known)
         elif value not in _CHOICES[name]:
-            msg = f"{name} is {value!r}; allowed: {', '.join(map(repr, _CHOICES[name]))}"
-            raise BadConfig(msg, parameter=name)
+            allowed = ", ".join(map(repr, _CHOICES[name]))
+            raise BadConfig(f"{name} is {value!r}; allowed: {allowed}", parameter=name)
         else:
             extensions[name] = value
-    return extensions, reserved
+    return extensions
 
 
 def _refuse_misspelt(function: str, name: str, known: Iterable[str]) -> None:
@@ -257,8 +234,7 @@ def _refuse_misspelt(function: str, name: str, known: Iterable[str]) -> None:
     """
     near = difflib.get_close_matches(name, list(known), n=1)
     if near:
-        msg = f"{function} has no parameter {name!r}; did you mean {near[0]!r}?"
-        raise BadConfig(msg, parameter=name)
+        raise BadConfig(f"{function} has no parameter {name!r}; did you mean {near[0]!r}?", parameter=name)
     _log.warning("%s ignores the unknown parameter %r", function, name)
 
 
@@ -321,5 +297,5 @@ def get_backend(
     return functools.partial(
         compile_graph,
         compiler_config=config,
-        custom_decompositions=dict(_instance(custom_decompositions or {}, "custom_decompositions", Mapping)),
+        custom_decompositions=dict(_checked(custom_decompositions or {}, "custom_decompositions", Mapping)),
     )

@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import netns
-from tests.support.chaos_nodes import NodesRoom
-from tests.support.chaos_plan import Plan, plan_of
-from tests.support.chaos_room import Outcome, OwnRoom
+from tests.support.chaos import NodesRoom, OwnRoom, plan_of, run
 from tests.support.netns_cluster import ray_nodes
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(900)]
@@ -39,28 +38,19 @@ def own_room() -> Iterator[OwnRoom]:
     shutil.rmtree(base)
 
 
-class LazyNodes:
-    """Nodes that come up with the first launch on them."""
-
-    def __init__(self) -> None:
-        self._up = ray_nodes(NodesRoom.num_nodes, num_cpus=2)
-        self._room: NodesRoom | None = None
-
-    def run(self, plan: Plan) -> Outcome:
-        if self._room is None:
-            self._room = NodesRoom(self._up.__enter__())
-        return self._room.run(plan)
-
-    def close(self) -> None:
-        if self._room is not None:
-            self._up.__exit__(None, None, None)
-
-
 @pytest.fixture(scope="module")
-def nodes_room() -> Iterator[LazyNodes]:
-    nodes = LazyNodes()
-    yield nodes
-    nodes.close()
+def nodes_room() -> Iterator[Callable[[], NodesRoom]]:
+    """Gives nodes, which come up with the first launch on them."""
+    rooms: list[NodesRoom] = []
+    with contextlib.ExitStack() as up:
+
+        def room() -> NodesRoom:
+            if not rooms:
+                nodes = up.enter_context(ray_nodes(NodesRoom.num_nodes, num_cpus=2))
+                rooms.append(NodesRoom(nodes))
+            return rooms[0]
+
+        yield room
 
 
 @pytest.fixture(scope="session")
@@ -71,11 +61,16 @@ def with_nodes(pytestconfig: pytest.Config) -> bool:
 
 @pytest.mark.slow
 def test_launch_ends_warm_or_with_a_true_error(
-    pytestconfig: pytest.Config, number: int, own_room: OwnRoom, nodes_room: LazyNodes, *, with_nodes: bool
+    pytestconfig: pytest.Config,
+    number: int,
+    own_room: OwnRoom,
+    nodes_room: Callable[[], NodesRoom],
+    *,
+    with_nodes: bool,
 ) -> None:
     seed = pytestconfig.getoption("--chaos-seed")
     plan = plan_of(seed, number, with_nodes=with_nodes)
-    outcome = (nodes_room if plan.place == "nodes" else own_room).run(plan)
+    outcome = run(nodes_room() if plan.place == "nodes" else own_room, plan)
     # What `make chaos` shows; what is wrong at once, because a run takes an hour.
     print("\n".join([f"\nchaos {outcome.line(plan)}", *outcome.wrong]), flush=True)  # noqa: T201
     assert not outcome.wrong, "\n".join(

@@ -31,44 +31,25 @@ def warm_and_reads(
     return report, blob_reads(counting_store.requests("tiny")) - before
 
 
-@pytest.fixture(scope="module")
-def warm(warm_and_reads: tuple[Report, Reads]) -> Report:
-    return warm_and_reads[0]
-
-
-def test_cold_launch_compiles_each_function_once_for_all_nodes(cold: Report) -> None:
+def test_cold_launch_compiles_each_function_once_and_a_warm_one_reads_each_blob_once_a_node(
+    nodes: Cluster, cold: Report, warm_and_reads: tuple[Report, Reads]
+) -> None:
+    warm, reads = warm_and_reads
     assert counts(cold) == (FUNCTIONS, 0, FUNCTIONS * (RANKS - 1))
-
-
-def test_ranks_fill_nodes_in_pairs(cold: Report) -> None:
-    hosts = [rank.host for rank in cold.ranks]
-    assert sorted(hosts[::2]) == ["n1", "n2", "n3", "n4"]
-    assert hosts[::2] == hosts[1::2]
-
-
-def test_sums_over_tensor_parallel_ranks_are_right(cold: Report, warm: Report) -> None:
-    for report in (cold, warm):
-        assert all(rank.verification is not None and rank.verification.ok for rank in report.ranks)
-
-
-def test_warm_launch_compiles_nothing(warm: Report) -> None:
     assert counts(warm) == (0, FUNCTIONS * RANKS, 0)
-
-
-def test_no_process_outlives_its_launch(nodes: Cluster, warm: Report) -> None:
+    assert {client for client, _ in reads} == {node.address for node in nodes.net.nodes.values()}
+    assert max(reads.values()) == 1
+    hosts = [rank.host for rank in cold.ranks]  # ranks fill nodes in pairs
+    assert (sorted(hosts[::2]), hosts[::2]) == (["n1", "n2", "n3", "n4"], hosts[1::2])
+    for report in (cold, warm):  # sums over tensor parallel ranks are right
+        assert all(rank.verification is not None and rank.verification.ok for rank in report.ranks)
     assert nodes.left_over() == {}
 
 
-def test_every_node_reads_each_blob_once(nodes: Cluster, warm_and_reads: tuple[Report, Reads]) -> None:
-    reads = warm_and_reads[1]
-    assert {client for client, _ in reads} == {node.address for node in nodes.net.nodes.values()}
-    assert max(reads.values()) == 1
-
-
-def test_smaller_world_compiles_nothing(nodes: Cluster, tiny: Path, warm: Report) -> None:
+def test_smaller_world_compiles_nothing(nodes: Cluster, tiny: Path, cold: Report) -> None:
+    assert cold.record
     report = nodes.launch(tiny, "--no-compile", "--set", "ranks=4", "--set", "parallel.dp=2")
-    assert counts(report)[0] == 0
-    assert len(report.ranks) == 4
+    assert (counts(report)[0], len(report.ranks)) == (0, 4)
 
 
 def test_job_runs_on_the_nodes(nodes: Cluster) -> None:

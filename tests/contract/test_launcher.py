@@ -9,9 +9,8 @@ import pytest
 
 from tests.support.fake_rank import FUNCTIONS, make_alone
 from tests.support.in_process import InProcessLauncher
-from warmrank.orchestrator.causes import WorkerFailure
 from warmrank.orchestrator.config.reading import Config, parse
-from warmrank.orchestrator.errors import CannotStart
+from warmrank.orchestrator.errors import CannotStart, WorkerFailure
 from warmrank.orchestrator.gang.launcher import Launcher, ProcessStatus, Shared
 from warmrank.orchestrator.gang.rank_host import init_of
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher

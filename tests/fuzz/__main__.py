@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.fuzz.generate import MODES, Trial, trial
 from tests.fuzz.program import source
-from tests.fuzz.run import Runner, Servers, fuzz, summary
+from tests.fuzz.run import Runner, Servers, fuzz
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
             guards=options.guards,
             make=make,
         )
-    print("\n".join(summary(report)))
+    print("\n".join(report.summary()))
     if options.verbose:
         print("\n".join(f"useless miss: {name}" for name in report.missed))
     sys.exit(1 if report.bad else 0)
@@ -71,7 +71,7 @@ def _replay(make: Callable[[int], Trial], text: str, guards: str) -> int:
     with Servers() as servers, tempfile.TemporaryDirectory() as directory:
         outcomes = Runner(servers, Path(directory), guards=guards).run(made, numbers)
     for outcome in outcomes:
-        print(f"{outcome.seed}:{outcome.number} {outcome.outcome} {outcome.name}: {outcome.detail}")
+        print(outcome.line(), outcome.detail, sep="\n")
     return int(any(outcome.bad for outcome in outcomes))
 
 

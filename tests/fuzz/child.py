@@ -344,7 +344,7 @@ def _on_ranks(job: Job) -> Result:
         child, status = os.wait()
         rank, reader = running.pop(child)
         with os.fdopen(reader, "rb") as stream:
-            result = _result(stream.read(), status)
+            result = result_of(stream.read(), status)
         if _stopped(result):
             for other in running:
                 os.kill(other, signal.SIGKILL)
@@ -408,7 +408,7 @@ def forked(job: Job) -> Result:
             part = os.read(stream.fileno(), 1 << 20)
             if not part:
                 _, status = os.waitpid(child, 0)
-                return _result(b"".join(parts), status)
+                return result_of(b"".join(parts), status)
             parts.append(part)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
@@ -416,7 +416,8 @@ def forked(job: Job) -> Result:
     return Result(first=Calls("hung", f"over {job.time_s:.0f} s"))
 
 
-def _result(text: bytes, status: int) -> Result:
+def result_of(text: str | bytes, status: int = 0) -> Result:
+    """The result that a process wrote before it ended with a status."""
     if not text:
         return Result(first=Calls("died", f"status {status}"))
     found = json.loads(text)

@@ -12,13 +12,13 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
-from tests.fuzz.child import BAD, Calls, Job, Result
+from tests.fuzz.child import BAD, Calls, Job, Result, result_of
 from tests.fuzz.generate import Pair, Trial, trial
 from tests.fuzz.program import Program
 from tests.support.checkout import PYTHONPATH, ROOT
@@ -36,16 +36,15 @@ class Outcome:
     """What became of one pair.
 
     Attributes:
-        name: of the change, with the moment.
+        made: the trial.
         number: of the pair; -1 for the first process alone, if that compiled nothing.
         outcome: that of `Calls`; ``broken`` if the program does not run.
         detail: reason.
-        effective: eager returned something else than in the first process.
+        effective: eager returned something else than in the first process; no other pair can show staleness.
     """
 
-    seed: int
+    made: Trial
     number: int
-    name: str
     outcome: str
     detail: str = ""
     effective: bool = False
@@ -54,41 +53,73 @@ class Outcome:
     def bad(self) -> bool:
         return self.outcome in BAD
 
+    @property
+    def unseen(self) -> bool:
+        """True if the change alters nothing that is traced, so that it should be a hit."""
+        pair = self.made.pairs[self.number]
+        return pair.index == -1 and not (pair.x or pair.change.rank or pair.change.alone)
+
+    @property
+    def hit(self) -> bool:
+        return self.outcome in ("loaded", "adopted")
+
     def line(self) -> str:
-        return f"{self.seed}:{self.number} {self.outcome}: {self.name}: {self.detail.strip()[-300:]}"
+        name = "first process"
+        if self.number != _COLD:
+            pair = self.made.pairs[self.number]
+            name = f"{'later: ' if pair.later else ''}{pair.change.name}"
+        return f"{self.made.seed}:{self.number} {self.outcome}: {name}: {self.detail.strip()[-300:]}"
 
 
 @dataclass(slots=True)
 class Report:
-    """Counts of a run.
-
-    Attributes:
-        trials: programs.
-        alone: outcomes of programs that did not compile, and so made no pair.
-        pairs: changed processes whose first process had compiled.
-        outcomes: theirs.
-        refusals: errors by name.
-        on_ranks: pairs on two real ranks.
-        effective: pairs whose change altered what eager returns; no other can show staleness.
-        unseen: pairs whose change alters nothing that is traced.
-        unseen_hits: those that were loaded.
-        missed: the others.
-        bad: failures.
-    """
+    """Outcomes of a run: of pairs, and of programs that did not compile, and so made no pair."""
 
     trials: int = 0
-    alone: Counter[str] = field(default_factory=Counter)
-    pairs: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)
-    refusals: Counter[str] = field(default_factory=Counter)
-    modes: Counter[str] = field(default_factory=Counter)
-    on_ranks: int = 0
-    effective: int = 0
-    unseen: int = 0
-    unseen_hits: int = 0
-    missed: list[str] = field(default_factory=list)
-    bad: list[Outcome] = field(default_factory=list)
+    alone: list[Outcome] = field(default_factory=list)
+    pairs: list[Outcome] = field(default_factory=list)
     seconds: float = 0.0
+
+    def add(self, outcomes: Iterable[Outcome]) -> None:
+        """Add the outcomes of a trial, and show failures at once, because a run takes an hour."""
+        self.trials += 1
+        for outcome in outcomes:
+            (self.alone if outcome.number == _COLD else self.pairs).append(outcome)
+            if outcome.bad:
+                print(f"{outcome.line()}\n    {outcome.made.program.name}", flush=True)  # noqa: T201
+
+    @property
+    def bad(self) -> list[Outcome]:
+        return [outcome for outcome in (*self.alone, *self.pairs) if outcome.bad]
+
+    @property
+    def missed(self) -> list[str]:
+        """Changes that alter nothing, and were no hits."""
+        missed = [outcome for outcome in self.pairs if outcome.unseen and not outcome.hit]
+        return [f"{outcome.line()} ({outcome.made.program.name})" for outcome in missed]
+
+    def summary(self) -> list[str]:
+        """The counts as lines."""
+        both = (*self.alone, *self.pairs)
+        programs = [outcome.made.program for outcome in self.pairs]
+        effective = sum(outcome.effective for outcome in self.pairs)
+        unseen = [outcome for outcome in self.pairs if outcome.unseen]
+        refused = (outcome.detail.partition(":")[0] for outcome in both if outcome.outcome == "refused")
+        modes = _counted(program.mode for program in programs)
+        return [
+            f"{len(self.pairs)} pairs of {self.trials} programs in {self.seconds:.0f} s ({modes})",
+            f"pairs on two real ranks: {sum(program.gloo for program in programs)}",
+            f"programs that made no pair: {_counted(outcome.outcome for outcome in self.alone)}",
+            f"outcomes of pairs: {_counted(outcome.outcome for outcome in self.pairs)}",
+            f"changes that alter eager's result: {effective} ({100 * effective // max(1, len(programs))} %)",
+            f"changes that alter nothing: {len(unseen)}, of which hits: {sum(one.hit for one in unseen)}",
+            f"refusals: {_counted(refused)}",
+            f"failures: {len(self.bad)}",
+        ]
+
+
+def _counted(names: Iterable[str]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in Counter(names).most_common())
 
 
 class Servers:
@@ -97,8 +128,7 @@ class Servers:
     def __init__(self) -> None:
         self._processes = {kind: self._start(kind, str(seed)) for seed, kind in enumerate(("cold", "warm"))}
         for process in self._processes.values():
-            ready = _of(process.stdout).readline()
-            assert ready == "ready\n", ready
+            assert self._read(process) == "ready\n"
 
     @staticmethod
     def _start(kind: str, hash_seed: str) -> subprocess.Popen[str]:
@@ -113,14 +143,17 @@ class Servers:
             text=True,
         )
 
+    @staticmethod
+    def _read(process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        return process.stdout.readline()
+
     def run(self, kind: str, job: Job) -> Result:
         process = self._processes[kind]
-        stdin = _of(process.stdin)
-        stdin.write(json.dumps(asdict(job)) + "\n")
-        stdin.flush()
-        found = json.loads(_of(process.stdout).readline())
-        calls = {name: found[name] and Calls(**found[name]) for name in ("first", "later")}
-        return Result(broken=found["broken"], **calls)
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(asdict(job)) + "\n")
+        process.stdin.flush()
+        return result_of(self._read(process))
 
     def __enter__(self) -> Self:
         return self
@@ -128,11 +161,6 @@ class Servers:
     def __exit__(self, *_: object) -> None:
         for process in self._processes.values():
             process.communicate(timeout=60)
-
-
-def _of(stream: Any) -> Any:
-    assert stream is not None
-    return stream
 
 
 class Runner:
@@ -154,35 +182,27 @@ class Runner:
     def _outcomes(self, made: Trial, directory: Path, numbers: set[int] | None) -> Iterator[Outcome]:
         cold = self._servers.run("cold", self._job(made.program, directory, "cold"))
         calls = cold.first or Calls("broken", cold.broken)
-        pairs = [(n, pair) for n, pair in enumerate(made.pairs) if numbers is None or n in numbers]
         if calls.outcome != "compiled":
-            yield Outcome(
-                seed=made.seed, number=_COLD, name="first process", outcome=calls.outcome, detail=calls.detail
-            )
+            yield Outcome(made=made, number=_COLD, outcome=calls.outcome, detail=calls.detail)
             return
-        for number, pair in pairs:
-            yield self._second(made, number, pair, directory, calls)
+        for number, pair in enumerate(made.pairs):
+            if numbers is None or number in numbers:
+                yield self._second(made, number, pair, directory, calls)
 
     def _second(self, made: Trial, number: int, pair: Pair, directory: Path, cold: Calls) -> Outcome:
         job = self._changed_job(made, number, pair, directory)
         result = self._servers.run("cold" if job.may_compile else "warm", job)
         if result.broken or result.first is None:
-            return self._outcome(made, number, pair, "broken", result.broken)
+            return Outcome(made=made, number=number, outcome="broken", detail=result.broken)
         calls = result.first
         if pair.later and calls.outcome not in BAD:
             calls = result.later or Calls(f"first {calls.outcome}", calls.detail)
         effective = calls.eager != cold.eager
         if pair.change.alone:  # what one rank left is tried on the other
             effective = len(set(cold.eager.split("|"))) > 1
-        return self._outcome(made, number, pair, calls.outcome, calls.detail, effective=effective)
-
-    def jobs(self, made: Trial, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The jobs of a pair, for a script: without its directories."""
-        with tempfile.TemporaryDirectory() as directory:
-            first = self._job(made.program, Path(directory), "cold")
-            second = self._changed_job(made, number, made.pairs[number], Path(directory))
-        own = {"package", "cache"}
-        return tuple({k: v for k, v in asdict(job).items() if k not in own} for job in (first, second))  # type: ignore[return-value]
+        return Outcome(
+            made=made, number=number, outcome=calls.outcome, detail=calls.detail, effective=effective
+        )
 
     def _changed_job(self, made: Trial, number: int, pair: Pair, directory: Path) -> Job:
         change = pair.change
@@ -191,7 +211,7 @@ class Runner:
             job = replace(job, rank=change.rank)
         if change.alone:
             cache = directory / f"cache{number}"
-            shutil.copytree(job.cache, cache, dirs_exist_ok=True)
+            shutil.copytree(job.cache, cache)
             job = replace(job, cache=str(cache), alone=True)
         if pair.later:
             return replace(
@@ -203,14 +223,6 @@ class Runner:
             environment={**job.environment, **change.environment},
             context=change.context or job.context,
             may_compile=(made.seed + number) % _RECOMPILED == 0,
-        )
-
-    def _outcome(
-        self, made: Trial, number: int, pair: Pair, outcome: str, detail: str, *, effective: bool = False
-    ) -> Outcome:
-        name = f"{'later: ' if pair.later else ''}{pair.change.name}"
-        return Outcome(
-            seed=made.seed, number=number, name=name, outcome=outcome, detail=detail, effective=effective
         )
 
     def _job(self, program: Program, directory: Path, name: str) -> Job:
@@ -228,32 +240,6 @@ class Runner:
         )
 
 
-def count(report: Report, made: Trial, outcomes: list[Outcome]) -> None:
-    """Add the outcomes of a trial, and show failures at once, because a run takes an hour."""
-    report.trials += 1
-    for outcome in outcomes:
-        if outcome.bad:
-            report.bad.append(outcome)
-            print(f"{outcome.line()}\n    {made.program.name}", flush=True)  # noqa: T201 - as the docstring says
-        elif outcome.outcome == "refused":
-            report.refusals[outcome.detail.partition(":")[0]] += 1
-        if outcome.number == _COLD:
-            report.alone[outcome.outcome] += 1
-            continue
-        report.pairs += 1
-        report.modes[made.program.mode] += 1
-        report.on_ranks += made.program.gloo
-        report.outcomes[outcome.outcome] += 1
-        report.effective += outcome.effective
-        pair = made.pairs[outcome.number]
-        if pair.index == -1 and not (pair.x or pair.change.rank or pair.change.alone):
-            hit = outcome.outcome in ("loaded", "adopted")
-            report.unseen += 1
-            report.unseen_hits += hit
-            if not hit:
-                report.missed.append(f"{outcome.line()} ({made.program.name})")
-
-
 def fuzz(
     seeds: Iterator[int],
     servers: Sequence[Servers],
@@ -269,32 +255,14 @@ def fuzz(
     def work(runner: Runner) -> None:
         while True:
             with lock:
-                if report.pairs >= pairs or time.monotonic() - started > seconds:
+                if len(report.pairs) >= pairs or time.monotonic() - started > seconds:
                     return
                 seed = next(seeds)
-            made = make(seed)
-            outcomes = runner.run(made)
+            outcomes = runner.run(make(seed))
             with lock:
-                count(report, made, outcomes)
+                report.add(outcomes)
 
     with tempfile.TemporaryDirectory(prefix="fuzz") as directory, ThreadPoolExecutor(len(servers)) as pool:
         list(pool.map(work, [Runner(each, Path(directory), guards=guards) for each in servers]))
     report.seconds = time.monotonic() - started
     return report
-
-
-def summary(report: Report) -> list[str]:
-    """The counts as lines."""
-    modes = ", ".join(f"{name} {number}" for name, number in report.modes.items())
-    percent = 100 * report.effective // max(1, report.pairs)
-    return [
-        f"{report.pairs} pairs of {report.trials} programs in {report.seconds:.0f} s ({modes})",
-        f"pairs on two real ranks: {report.on_ranks}",
-        "programs that made no pair: " + ", ".join(f"{name} {n}" for name, n in report.alone.most_common()),
-        "outcomes of pairs: "
-        + ", ".join(f"{name} {number}" for name, number in report.outcomes.most_common()),
-        f"changes that alter eager's result: {report.effective} ({percent} %)",
-        f"changes that alter nothing: {report.unseen}, of which hits: {report.unseen_hits}",
-        "refusals: " + ", ".join(f"{name} {number}" for name, number in report.refusals.most_common()),
-        f"failures: {len(report.bad)}",
-    ]

@@ -1,4 +1,4 @@
-"""Make a failing pair small, and write a script that shows it without the fuzzer."""
+"""Make a failing pair small, and write a script that shows it."""
 
 from __future__ import annotations
 
@@ -6,60 +6,39 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from pprint import pformat
 
-from tests.fuzz.generate import Pair, Trial
-from tests.fuzz.program import PACKAGE, Program
+from tests.fuzz.generate import Trial
+from tests.fuzz.program import source
 from tests.fuzz.run import Outcome, Runner, Servers
 
 _SCRIPT = '''\
-"""Seed {seed}, pair {number}: {name}.
+"""{line}
 
-{outcome}: {detail}
-Run it with warmrank's root in PYTHONPATH; its exit status is 1 where it still fails.
+Run it with warmrank's root in PYTHONPATH; its exit status is 1 where it still fails. The program:
+
+{source}
 """
 
-import json
-import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
-BEFORE = {before}
-AFTER = {after}
-JOB = {job}
-CHANGED = {changed}
+from tests.fuzz.generate import Pair, Trial
+from tests.fuzz.program import Change, Part, Program
+from tests.fuzz.run import Runner, Servers
 
-CHILD = """
-import dataclasses, json, sys
-from tests.fuzz.child import BAD, Job, attempt
-result = attempt(Job(**json.loads(sys.argv[1])))
-print(json.dumps(dataclasses.asdict(result)))
-sys.exit(any(calls.outcome in BAD for calls in (result.first, result.later) if calls))
-"""
-
-
-def run(directory, files, job, hash_seed):
-    package = pathlib.Path(directory, "{package}")
-    package.mkdir(parents=True)
-    for name, text in files.items():
-        (package / name).write_text(text)
-    job = dict(job, package=str(directory))
-    environment = {{**os.environ, "PYTHONHASHSEED": hash_seed}}
-    return subprocess.run([sys.executable, "-c", CHILD, json.dumps(job)], env=environment).returncode
-
-
-failed = 0
-with tempfile.TemporaryDirectory() as root:
-    for name, files, job, hash_seed in (("cold", BEFORE, JOB, "0"), ("changed", AFTER, CHANGED, "1")):
-        print(name, flush=True)
-        failed |= run(pathlib.Path(root, name), files, dict(job, cache=root + "/cache"), hash_seed)
-sys.exit(failed)
+MADE = {made}
+with Servers() as servers, tempfile.TemporaryDirectory() as directory:
+    outcomes = Runner(servers, pathlib.Path(directory), guards={guards!r}).run(MADE)
+for outcome in outcomes:
+    print(outcome.line())
+sys.exit(any(outcome.bad for outcome in outcomes))
 '''
 
 
 def shrunk(made: Trial, number: int, servers: Servers, *, guards: str = "") -> str:
-    """A stand-alone script of the smallest program that still fails like this pair."""
+    """A script of the smallest program that still fails like this pair."""
     with tempfile.TemporaryDirectory() as directory:
         runner = Runner(servers, Path(directory), guards=guards)
 
@@ -71,8 +50,7 @@ def shrunk(made: Trial, number: int, servers: Servers, *, guards: str = "") -> s
         if found is None:
             msg = f"pair {made.seed}:{number} does not fail"
             raise SystemExit(msg)
-        alone = replace(made, pairs=(made.pairs[number],))
-        smaller = True
+        alone, smaller = replace(made, pairs=(made.pairs[number],)), True
         while smaller:
             smaller = False
             for candidate in _smaller(alone):
@@ -80,8 +58,8 @@ def shrunk(made: Trial, number: int, servers: Servers, *, guards: str = "") -> s
                 if again is not None and again.outcome == found.outcome:
                     alone, found, smaller = candidate, again, True
                     break
-        cold, changed = runner.jobs(alone, 0)
-    return _script(alone.program, alone.pairs[0], found, (cold, changed))
+    text = source(alone.program).replace("\\", "\\\\").replace('"""', "'''")
+    return _SCRIPT.format(line=found.line(), source=text, made=pformat(alone, width=110), guards=guards)
 
 
 def _smaller(made: Trial) -> Iterator[Trial]:
@@ -103,28 +81,3 @@ def _smaller(made: Trial) -> Iterator[Trial]:
                 parts = [*made.program.parts]
                 parts[index] = replace(part, slots=slots)
                 yield replace(made, program=replace(made.program, parts=tuple(parts)))
-
-
-def _script(program: Program, pair: Pair, found: Outcome, jobs: tuple[object, object]) -> str:
-    from pprint import pformat
-
-    before, after = program.files(), pair.changed(program).files()
-    names = ("cold", "changed")
-    texts = {name: pformat(job, width=110) for name, job in zip(names, jobs, strict=True)}
-    return _SCRIPT.format(
-        seed=found.seed,
-        number=found.number,
-        name=found.name,
-        outcome=found.outcome,
-        detail=found.detail.strip().replace('"""', "'''")[:600],
-        before=_texts(before),
-        after=_texts(after),
-        job=texts["cold"],
-        changed=texts["changed"],
-        package=PACKAGE,
-    )
-
-
-def _texts(files: dict[str, str]) -> str:
-    shown = "".join(f"    {name!r}: r'''\n{text}''',\n" for name, text in files.items())
-    return "{\n" + shown + "}"

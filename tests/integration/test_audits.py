@@ -13,11 +13,14 @@ import yaml
 from typer.testing import CliRunner
 
 from tests.support.hidden_ranks import SHIFT, DyingLauncher, HidingLauncher
-from tests.support.launching import store_launch
+from tests.support.in_process import InProcessLauncher
+from tests.support.launching import ENTRYPOINT, store_launch
+from tests.support.stored import open_store, store_config
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import target_here
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config, load, parse
+from warmrank.orchestrator.errors import LaunchFailed
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import Report
 
@@ -61,16 +64,12 @@ def test_rank_dependence_behind_all_guards_is_found(tmp_path: Path, audit: str) 
 
 
 def test_without_an_audit_it_is_not(tmp_path: Path) -> None:
-    from warmrank.orchestrator.errors import LaunchFailed
-
     with pytest.raises(LaunchFailed, match="arithmetic"):
         launch(config_of(tmp_path, 2, audit="off"), launcher=HidingLauncher())
 
 
 @pytest.mark.slow
 def test_finding_is_not_published_and_kept_from_other_partitions(tmp_path: Path) -> None:
-    from tests.support.stored import open_store, store_config
-
     store = tmp_path / "store"
     launch(config_of(tmp_path, 2, store=store_config(store)), launcher=HidingLauncher())
     (record,) = open_store(store).launches()
@@ -86,8 +85,6 @@ def test_finding_is_not_published_and_kept_from_other_partitions(tmp_path: Path)
 
 @pytest.mark.slow
 def test_retry_of_an_attempt_that_died_in_the_audit_audits_again(tmp_path: Path) -> None:
-    from warmrank.orchestrator.errors import LaunchFailed
-
     with pytest.raises(LaunchFailed):
         launch(config_of(tmp_path, 2, retries={"rank": 0}), launcher=DyingLauncher())
     report = launch(config_of(tmp_path, 2), launcher=HidingLauncher())
@@ -96,8 +93,6 @@ def test_retry_of_an_attempt_that_died_in_the_audit_audits_again(tmp_path: Path)
 
 
 def built_config(root: Path, **arguments: int) -> Path:
-    from tests.support.stored import store_config
-
     data = {
         "workload": {**HIDDEN, "arguments": arguments},
         "ranks": 4,
@@ -147,27 +142,21 @@ def test_cache_is_fresh_after_a_newer_launch_of_other_sources(tmp_path: Path) ->
     assert (code, found["outcome"], found["not_compared"]) == (0, "fresh", [])
 
 
-@pytest.mark.slow
-def test_build_finds_what_hides_from_all_conditions(tmp_path: Path) -> None:
+@pytest.mark.slow  # seven processes
+def test_build_finds_what_hides_from_all_conditions_and_an_audit_that_it_is_not_stored(
+    tmp_path: Path,
+) -> None:
     config = built_config(tmp_path)
     report = build(load(config), BuildOptions(target=target_here()))
     assert "Scaled.scaled is traced otherwise on rank" in report.problems[0]
     assert any(SCALED in what for what in report.not_built)
-
-
-@pytest.mark.slow  # three more processes
-def test_audit_names_what_is_not_stored(tmp_path: Path) -> None:
-    config = built_config(tmp_path)
-    build(load(config), BuildOptions(target=target_here()))
     code, found = audited(config)
     assert (code, found["outcome"]) == (3, "incomplete")
     assert {item["function"] for item in found["functions"] if item["outcome"] == "missing"} == {SCALED}
 
 
 def test_audit_of_equal_ranks_finds_nothing(tmp_path: Path) -> None:
-    config = config_of(tmp_path, 2, workload={"entrypoint": "tests.support.tiny_workload:workload"})
-    from tests.support.in_process import InProcessLauncher
-
+    config = config_of(tmp_path, 2, workload={"entrypoint": ENTRYPOINT})
     report = launch(config, launcher=InProcessLauncher())
     assert [item.outcome for item in report.course.audits] == ["equal", "equal"]
     assert report.problems == ()

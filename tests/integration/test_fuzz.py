@@ -18,10 +18,11 @@ import pytest
 import torch
 
 from tests.fuzz.generate import Pair, Trial, trial
+from tests.fuzz.parts.code import CODE
 from tests.fuzz.parts.evaluated import EVALUATED
 from tests.fuzz.program import Change, Part, Program
 from tests.fuzz.ranks import ranked_reading
-from tests.fuzz.run import Report, Runner, Servers, fuzz, summary
+from tests.fuzz.run import Report, Runner, Servers, fuzz
 from tests.fuzz.shrink import shrunk
 from tests.support.checkout import ended
 
@@ -39,7 +40,7 @@ def fuzzed(
     servers: Servers, first: int, *, pairs: float = math.inf, seconds: float = math.inf, guards: str = ""
 ) -> Report:
     report = fuzz(itertools.count(first), [servers], pairs=pairs, seconds=seconds, guards=guards)
-    print("\n".join(summary(report)))  # noqa: T201 - shown with a failure
+    print("\n".join(report.summary()))  # noqa: T201 - shown with a failure
     return report
 
 
@@ -50,8 +51,8 @@ def failures(report: Report) -> str:
 def test_a_few_pairs_equal_eager(servers: Servers) -> None:
     report = fuzzed(servers, FIRST, pairs=FEW)
     assert not failures(report)
-    assert report.effective > 0
-    assert report.unseen_hits > 0
+    assert any(outcome.effective for outcome in report.pairs)
+    assert any(outcome.unseen and outcome.hit for outcome in report.pairs)
 
 
 @pytest.mark.slow
@@ -65,11 +66,15 @@ def test_a_minute_of_pairs_equals_eager(servers: Servers) -> None:
     assert not failures(fuzzed(servers, SLOW_FIRST, seconds=60))
 
 
-TABLE = {part.name: part.numbered(0) for part in EVALUATED}
+TABLE = {part.name: part.numbered(0) for part in (*EVALUATED, *CODE)}
+BY_CHANCE = {part.name for part in CODE}
+"""The fuzzer comes upon these by itself."""
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in BY_CHANCE else ()) for name in TABLE]
+)
 def test_program_of_the_table_is_followed_noticed_or_refused_by_name(
     servers: Servers, tmp_path: Path, name: str
 ) -> None:
@@ -80,10 +85,11 @@ def test_program_of_the_table_is_followed_noticed_or_refused_by_name(
     outcomes = Runner(servers, tmp_path).run(Trial(seed=1, program=program, pairs=tuple(pairs)))
     said = "\n".join(outcome.line() for outcome in outcomes)
     assert not any(outcome.bad or outcome.outcome == "broken" for outcome in outcomes), said
-    if torch.__version__ < "2.13" and [outcome.outcome for outcome in outcomes] == ["refused"]:
+    is_refused = [outcome.outcome for outcome in outcomes] == ["refused"]
+    if is_refused and (torch.__version__ < "2.13" or name in BY_CHANCE):
         return  # some graphs break there
     if part.refused:
-        assert [outcome.outcome for outcome in outcomes] == ["refused"], said
+        assert is_refused, said
         assert re.search(part.refused, outcomes[0].detail), outcomes[0].detail
     else:
         assert len(outcomes) == len(pairs), said  # the first process compiled
@@ -115,7 +121,7 @@ def test_shrunk_failure_is_a_script_that_fails_alone(servers: Servers, tmp_path:
     assert "111" not in script.read_text()
     ran = ended(str(script))
     assert ran.returncode == 1, ran.stderr
-    assert '"outcome": "wrong"' in ran.stdout
+    assert "1:0 wrong" in ran.stdout
 
 
 def test_seed_gives_the_same_trial_again() -> None:

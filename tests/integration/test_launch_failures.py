@@ -18,10 +18,9 @@ from tests.support.fault_workload import fault, helpers_of
 from tests.support.launching import data_of
 from tests.support.processes import LaunchProcess, await_true, still_there
 from tests.support.stored import open_store
-from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED, TIMEOUT, WorkerFailure
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.reading import parse
-from warmrank.orchestrator.errors import LaunchFailed
+from warmrank.orchestrator.errors import DIED, NODE_LOST, STOPPED, TIMEOUT, LaunchFailed, WorkerFailure
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.inspect.store_contents import verify
 from warmrank.orchestrator.launch.driver import Launch
@@ -79,20 +78,6 @@ def check_warm(report: Report, *failed_stages: str) -> None:
 def reasons(report: Report) -> list[str]:
     """The kind of failure that each further attempt names as its reason."""
     return [attempt.reason.partition(" (")[0].rpartition(": ")[2] for attempt in report.course.attempts[1:]]
-
-
-def test_ranks_killed_and_stopped_cost_an_attempt_each_and_take_their_helpers_along(
-    cluster: str, tmp_path: Path
-) -> None:
-    faults = (fault("compile", "kill"), fault("capture", "stop", 0), fault("commit", "kill"))
-    trial = Trial(tmp_path, *faults, retries=MANY_RETRIES)
-    report = trial.run()
-    check_warm(report, "compile", "capture", "commit")
-    assert reasons(report) == [DIED, STOPPED, DIED]
-    assert report.totals.num_compiled == 0  # the second attempt compiled, the others loaded
-    assert len(trial.stored("launch")) == 1
-    assert len(list(trial.marks.glob("helpers*"))) == 4 * 2
-    trial.check_nothing_left()
 
 
 def test_rank_that_is_stopped_again_and_again_ends_the_launch_and_leaves_the_store_as_it_was(

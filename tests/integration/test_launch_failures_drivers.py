@@ -15,8 +15,8 @@ from tests.support.fault_workload import fault, helpers_of
 from tests.support.launching import ENTRYPOINT, counts, data_of
 from tests.support.processes import LaunchProcess, await_true, still_there
 from tests.support.ray_cluster import ray_cluster
-from warmrank.orchestrator.causes import DIED, NODE_LOST
 from warmrank.orchestrator.cli.console import ExitCode
+from warmrank.orchestrator.errors import DIED, NODE_LOST
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(480)]
 

@@ -67,14 +67,13 @@ def cold_and_warm(cluster: str, tiny: Config) -> Pair:
     return launch(tiny), launch(tiny, no_compile=True)
 
 
-def test_two_ranks_compile_each_function_once_and_load_it_warm(cold_and_warm: Pair) -> None:
+def test_two_ranks_in_processes_of_their_own_compile_each_function_once_and_load_it_warm(
+    cold_and_warm: Pair,
+) -> None:
     cold, warm = cold_and_warm
     assert (counts(cold), counts(warm)) == ((2, 0, 2), (0, 4, 0))
     for report in cold_and_warm:  # the sum over the ranks is right
         assert all(rank.verification is not None and rank.verification.ok for rank in report.ranks)
-
-
-def test_ranks_run_in_processes_of_their_own_which_end(cold_and_warm: Pair) -> None:
     pids = {rank.pid for report in cold_and_warm for rank in report.ranks}
     assert len(pids - {os.getpid()}) == 4
     assert still_there(pids) == []

@@ -19,8 +19,8 @@ from tests.support.launching import loaded_config, store_launch
 from tests.support.ray_cluster import RayCluster, free_ports, ray_cluster
 from tests.support.stored import FUNCTIONS, tree
 from warmrank.orchestrator.inspect.store_contents import cached_files
-from warmrank.orchestrator.seed.on_ray import preseed as preseed_cluster
-from warmrank.orchestrator.seed.seeding import NodeSeed, SeedPlan
+from warmrank.orchestrator.seed.on_ray import seed_cluster
+from warmrank.orchestrator.seed.seeding import Outcomes, SeedPlan
 
 TIMEOUT_S = 120
 
@@ -48,13 +48,10 @@ def preseed(pair: RayCluster, project: Path, *options: str) -> subprocess.Comple
 def test_node_of_a_cluster_is_seeded(cluster: str, tmp_path: Path):
     config = loaded_config(tmp_path, ray={"address": cluster, "ship_code": False})
     store_launch(config, tmp_path / "work")
-    shown: list[NodeSeed] = []
-    preseed_cluster(
-        config,
-        SeedPlan(fan_out="always"),
-        show=lambda states: shown.extend(state.seed for state in states if state.seed),
-    )
-    assert (shown[-1].found, shown[-1].num_partitions, shown[-1].faults) == (True, 2, ())
+    outcomes = Outcomes(lambda _line, _style: None)
+    seed_cluster(config, SeedPlan(fan_out="always"), outcomes.take)
+    (found,) = outcomes.all()
+    assert (found.found, found.num_partitions, found.faults) == (True, 2, ())
     assert len(cached_files(config.cache_dir)) == 4
 
 

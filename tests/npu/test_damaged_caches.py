@@ -90,7 +90,7 @@ class Damage:
         }
 
     def artifact(self) -> Artifact:
-        return artifacts.read(self.file)[0]
+        return artifacts.parse(self.file.read_bytes(), str(self.file))
 
     def put(self, data: bytes) -> None:
         self.file.write_bytes(data)

@@ -73,7 +73,7 @@ def left_by_tools(function: CachedFunction, text: str = "") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text or name)
         path.chmod(0o640)
-    function.variants[0].hand_over()
+    function.variants[0].runner.hand_over()
 
 
 def files(function: CachedFunction) -> set[str]:

@@ -52,7 +52,7 @@ def main(config_file: Path, fan_out: Any) -> None:
     try:
         environ = {"PYTHONPATH": PYTHONPATH}
         cluster = RaySeedCluster(config, environ, seeder=CountedSeeder)
-        seeding = Seeding(cluster, SeedPlan(fan_out=fan_out), silent_s=TIME_S)
+        seeding = Seeding(cluster, SeedPlan(fan_out=fan_out), limit_s=TIME_S, tell=lambda _: None)
         deadline_s = time.monotonic() + TIME_S
         while not seeding.is_done and time.monotonic() < deadline_s:
             seeding.step()

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.support.in_process import InProcessLauncher
 from warmrank.inference import cache_compile
-from warmrank.orchestrator.causes import WorkerFailure
+from warmrank.orchestrator.errors import WorkerFailure
 from warmrank.worker.rank.workload import Call, RankContext, Workload
 from warmrank.worker.results import Verification
 

@@ -17,11 +17,11 @@ from tests.support.made_reports import made_report
 from tests.support.stored import FUNCTIONS, make_partition, make_record, open_store, store_config
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.orchestrator.config.models import identity, launch_key
-from warmrank.orchestrator.config.reading import Config, load
+from warmrank.orchestrator.config.reading import Config, load, parse
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
 from warmrank.orchestrator.gang.rank_host import MakeWorker, RankInit
-from warmrank.orchestrator.launch import events
-from warmrank.orchestrator.launch.events import Course, Event, LaunchState
+from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.launch.events import Course, Listener, silence
 from warmrank.orchestrator.launch.report import Committed, Report, totals
 from warmrank.orchestrator.nodes import Gang
 from warmrank.worker.keys.request import environment
@@ -124,32 +124,34 @@ def counts(report: Report) -> tuple[int, int, int]:
     return report.totals.num_compiled, report.totals.num_loaded, report.totals.num_adopted
 
 
-class Recorder:
-    """Keeps every event of a launch."""
+class House:
+    """A store, and any number of nodes with a disk each, for launches in this process."""
 
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.started: list[tuple[str, tuple[int, ...]]] = []
-        self.finished: list[tuple[str, float]] = []
-        self.ranks: list[tuple[str, int]] = []
-        self.functions: list[tuple[str, int, str]] = []
-        self.problems: list[str] = []
+    def __init__(self, root: Path, **data: Any) -> None:
+        self.root, self._data = root, data
 
-    def __call__(self, state: LaunchState, event: Event) -> None:
-        self.events.append(event)
-        match event:
-            case events.StageStarted():
-                self.started.append((event.stage, event.ranks))
-            case events.StageFinished():
-                self.finished.append((event.stage, event.seconds))
-            case events.RankFinished():
-                self.ranks.append((event.stage, event.rank))
-            case events.FunctionFinished():
-                self.functions.append((event.stage, event.rank, event.result.function))
-            case events.Problem():
-                self.problems.append(event.text)
-            case _:
-                pass
+    def config(self, num_ranks: int = 1, *, node: str = "n1", **changes: Any) -> Config:
+        return parse(
+            {
+                "name": "tiny",
+                "workload": {"entrypoint": ENTRYPOINT},
+                "ranks": num_ranks,
+                "parallel": {"dp": num_ranks},
+                "cache_dir": str(self.root / node),
+                "store": store_config(self.root / "store"),
+                **self._data,
+                **changes,
+            }
+        )
+
+    def launch(self, num_ranks: int = 1, *, no_compile: bool = False, **changes: Any) -> Report:
+        """Launch on one node."""
+        return launch(self.config(num_ranks, **changes), no_compile=no_compile, launcher=InProcessLauncher())
+
+    def launch_on(self, nodes: Sequence[str], *, listener: Listener = silence, **changes: Any) -> Report:
+        """Launch a rank on each of these nodes, which may be named more than once."""
+        launcher = NodeLauncher(nodes, self.root / "disks")
+        return launch(self.config(len(nodes), **changes), listener=listener, launcher=launcher)
 
 
 class NodeLauncher(InProcessLauncher):

@@ -22,7 +22,7 @@ METHODS = {
     "capture": "capture",
     "first_call": "first_call",
     "verify": "verify",
-    "commit": "publish",
+    "commit": "partition",
 }
 """What the driver calls in each stage that comes after the build."""
 

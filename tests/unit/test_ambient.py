@@ -6,7 +6,7 @@ import contextlib
 import gc
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from enum import IntEnum
 from pathlib import Path
@@ -31,7 +31,6 @@ from warmrank.worker.runtime.runtime_state import (
     declare_runtime_state,
     declared_for,
 )
-from warmrank.worker.torch_private import warm
 
 pytestmark = pytest.mark.usefixtures("torch_state")
 
@@ -86,37 +85,53 @@ def kernel_in_python() -> Any:
         yield
 
 
-CHANGES: list[tuple[str, Callable[[], AbstractContextManager[Any]]]] = [
-    ("default dtype", lambda: called(torch.set_default_dtype, torch.float64, torch.float32)),
-    ("default device", lambda: torch.device("meta")),
-    ("kernels in Python", kernel_in_python),
-    ("deterministic algorithms", lambda: called(torch.use_deterministic_algorithms, True, False)),
-    ("deterministic warn only", warn_only),
-    (
-        "fill uninitialized memory",
-        lambda: switched(torch.utils.deterministic, "fill_uninitialized_memory", False),
-    ),
-    ("float32 matmul precision", lambda: called(torch.set_float32_matmul_precision, "medium", "highest")),
-    ("autocast cpu", lambda: torch.autocast("cpu")),
-    ("autocast cpu dtype", lambda: torch.autocast("cpu", dtype=torch.float16)),
-    ("tf32 cudnn", lambda: switched(torch.backends.cudnn, "allow_tf32", False)),
-    ("flash attention", lambda: called(torch.backends.cuda.enable_flash_sdp, False, True)),
-    ("memory-efficient attention", lambda: called(torch.backends.cuda.enable_mem_efficient_sdp, False, True)),
-    ("math attention", lambda: called(torch.backends.cuda.enable_math_sdp, False, True)),
-    ("mkldnn", lambda: switched(torch.backends.mkldnn, "enabled", False)),
-    ("mkldnn deterministic", lambda: switched(torch.backends.mkldnn, "deterministic", True)),
-    ("global module hooks", global_hook),
-    ("torch function modes", Mode),
-]
+def off(section: Any, name: str) -> Callable[[], AbstractContextManager[Any]]:
+    """The other value of a switch."""
+    return lambda: switched(section, name, not getattr(section, name))
 
 
-@pytest.mark.parametrize(("name", "change"), CHANGES, ids=[name for name, _ in CHANGES])
-def test_change_of_state_is_named_and_ends_with_its_context(name, change):
-    before = snapshot("cpu")
-    with change():
-        found = differences(encode(before), snapshot("cpu"))
-    assert name in [item.partition(":")[0] for item in found]
-    assert snapshot("cpu") == before
+MATMUL, CUDNN, MKLDNN = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
+CHANGES: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "default dtype": lambda: called(torch.set_default_dtype, torch.float64, torch.float32),
+    "default device": lambda: torch.device("meta"),
+    "kernels in Python": kernel_in_python,
+    "deterministic algorithms": lambda: called(torch.use_deterministic_algorithms, True, False),
+    "deterministic warn only": warn_only,
+    "fill uninitialized memory": off(torch.utils.deterministic, "fill_uninitialized_memory"),
+    "float32 matmul precision": lambda: called(torch.set_float32_matmul_precision, "medium", "highest"),
+    "autocast cpu": lambda: torch.autocast("cpu"),
+    "autocast cpu dtype": lambda: torch.autocast("cpu", dtype=torch.float16),
+    "flash attention": lambda: called(torch.backends.cuda.enable_flash_sdp, False, True),
+    "memory-efficient attention": lambda: called(torch.backends.cuda.enable_mem_efficient_sdp, False, True),
+    "math attention": lambda: called(torch.backends.cuda.enable_math_sdp, False, True),
+    "mkldnn": off(MKLDNN, "enabled"),
+    "mkldnn deterministic": off(MKLDNN, "deterministic"),
+    "global module hooks": global_hook,
+    "torch function modes": Mode,
+    # Switches of CUDA's libraries count on every device.
+    "tf32 cudnn": off(CUDNN, "allow_tf32"),
+    "cudnn": off(CUDNN, "enabled"),
+    "cudnn deterministic": off(CUDNN, "deterministic"),
+    "cudnn benchmark": off(CUDNN, "benchmark"),
+    "fp16 reduced precision": off(MATMUL, "allow_fp16_reduced_precision_reduction"),
+    "bf16 reduced precision": off(MATMUL, "allow_bf16_reduced_precision_reduction"),
+    "fp16 accumulation": off(MATMUL, "allow_fp16_accumulation"),
+}
+OF_THIS_PROCESS = {"global module hooks", "torch function modes", "kernels in Python"}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_change_of_state_is_named_and_ends_with_its_context(name: str, kind: str) -> None:
+    before = snapshot(kind)
+    traced = encode(before)
+    with CHANGES[name]():
+        changed = snapshot(kind)
+    assert name in [item.partition(":")[0] for item in differences(traced, changed)]
+    assert snapshot(kind) == before
+    if name in OF_THIS_PROCESS:  # no other process can have it
+        with pytest.raises(NotPortable, match=f"{name} are active while a cached function is traced"):
+            encode(changed)
 
 
 @pytest.mark.parametrize(
@@ -133,44 +148,6 @@ def test_state_that_changes_no_result_does_not_count(change):
     before = snapshot("cpu")
     with change():
         assert snapshot("cpu") == before
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("global module hooks", global_hook),
-        ("torch function modes", Mode),
-        ("kernels in Python", kernel_in_python),
-    ],
-)
-def test_state_that_no_other_process_can_have_is_refused_by_name(name, change):
-    with change():
-        values = snapshot("cpu")
-    with pytest.raises(NotPortable, match=f"{name} are active while a cached function is traced") as raised:
-        encode(values)
-    assert raised.value.what == name
-
-
-CUDA_CHANGES: list[tuple[str, Any, str]] = [
-    ("cudnn", torch.backends.cudnn, "enabled"),
-    ("cudnn deterministic", torch.backends.cudnn, "deterministic"),
-    ("cudnn benchmark", torch.backends.cudnn, "benchmark"),
-    ("fp16 reduced precision", torch.backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"),
-    ("bf16 reduced precision", torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction"),
-    ("fp16 accumulation", torch.backends.cuda.matmul, "allow_fp16_accumulation"),
-]
-
-
-@pytest.mark.parametrize(("name", "place", "switch"), CUDA_CHANGES, ids=[name for name, *_ in CUDA_CHANGES])
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_switches_of_cuda_libraries_count_on_every_device(name, place, switch, kind):
-    traced = encode(snapshot(kind))
-    before = getattr(place, switch)
-    setattr(place, switch, not before)
-    try:
-        assert [item.partition(":")[0] for item in differences(traced, snapshot(kind))] == [name]
-    finally:
-        setattr(place, switch, before)
 
 
 class NativeNpu:
@@ -222,53 +199,6 @@ def test_deterministic_level_of_npu_counts_with_torch_s_own_switch(native: Nativ
     with called(torch.use_deterministic_algorithms, True, False):
         found = differences(traced, snapshot("npu"))
     assert "npu deterministic level: 0 -> 2" in found
-
-
-PROPERTIES: dict[str, tuple[Callable[[], Any], Any, str]] = {
-    "mkldnn_enabled": (warm.mkldnn_enabled, torch.backends.mkldnn, "enabled"),
-    "mkldnn_deterministic": (warm.mkldnn_deterministic, torch.backends.mkldnn, "deterministic"),
-}
-CALLS: dict[str, tuple[Callable[[], Any], Callable[[], Any], Callable[[bool], Any]]] = {
-    "flash_attention": (
-        warm.flash_attention, torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp,
-    ),
-    "memory_efficient_attention": (
-        warm.memory_efficient_attention,
-        torch.backends.cuda.mem_efficient_sdp_enabled,
-        torch.backends.cuda.enable_mem_efficient_sdp,
-    ),
-    "math_attention": (
-        warm.math_attention, torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp,
-    ),
-}  # fmt: skip
-
-
-@pytest.fixture(params=PROPERTIES)
-def switched_switches(request: pytest.FixtureRequest) -> Iterator[tuple[Callable[[], Any], Any, str]]:
-    getter, section, name = PROPERTIES[request.param]
-    before = getattr(section, name)
-    setattr(section, name, not before)
-    yield getter, section, name
-    setattr(section, name, before)
-
-
-def test_getter_reads_what_the_property_says(switched_switches: tuple[Callable[[], Any], Any, str]) -> None:
-    getter, section, name = switched_switches
-    for value in (True, False):
-        setattr(section, name, value)
-        assert getter() is getattr(section, name) is value
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_getter_reads_what_the_function_says(name: str) -> None:
-    getter, public, enable = CALLS[name]
-    before = public()
-    try:
-        for value in (True, False):
-            enable(value)
-            assert getter() is public() is value
-    finally:
-        enable(before)
 
 
 class Blocks(IntEnum):
@@ -406,31 +336,6 @@ def test_change_in_a_process_is_noticed_by_the_next_call_and_the_way_back_needs_
     assert torch.equal(function(ROWS), model.affine(ROWS))
     assert (function.variants[0], function.last_result) == (first, second)
     assert len(function.variants) == 2
-
-
-def test_swapped_submodule_that_declares_something_else_is_noticed_by_the_next_call(tmp_path: Path) -> None:
-    model = Plain().requires_grad_(requires_grad=False)
-    model.cache, large = nn.Module(), nn.Module()
-    declare_runtime_state(model.cache, {"blocks": 512})
-    declare_runtime_state(large, {"blocks": 640})
-    function = cached(model.affine, tmp_path)
-    function(ROWS)
-    model.cache = large
-    function(ROWS)
-    assert reason(function) == "runtime state blocks: 512 -> 640"
-    assert len(function.variants) == 2
-
-
-def test_next_process_loads_by_value(model: Plain, tmp_path: Path) -> None:
-    for blocks in (512, 640):
-        declare_runtime_state(model, {"blocks": blocks})
-        cached(model.affine, tmp_path)(ROWS)
-    for blocks in (512, 640):
-        declare_runtime_state(model, {"blocks": blocks})
-        again = cached(model.affine, tmp_path)
-        again(ROWS)
-        assert outcome(again) == "loaded"
-        assert again.variants[0].stored.artifact.guards.runtime_state == {"blocks": str(blocks)}
 
 
 @pytest.mark.parametrize(

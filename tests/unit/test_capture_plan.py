@@ -219,45 +219,32 @@ def test_step_captures_and_leaves_the_mutated_input_as_it_was() -> None:
     assert torch.equal(units[0].call.args[0], CACHE)
 
 
-def proposal_order(
-    function: str, size: int, signature: str = "", *, planned: bool = False
-) -> CaptureProposal:
+def sized(function: str, size: int, artifact: str = "") -> CaptureProposal:
+    """Of a call; of the plan, if an artifact is named."""
     return CaptureProposal(
         function=function,
-        signature=signature,
-        shapes=signature.partition(" ")[2],
+        signature=f"{artifact} {size}" if artifact else "",
+        shapes=str(size) if artifact else "",
         num_elements=size,
-        planned=planned,
+        planned=bool(artifact),
     )
 
 
-def planned_order(function: str, size: int, artifact: str) -> CaptureProposal:
-    return proposal_order(function, size, f"{artifact} {size}", planned=True)
-
-
 def test_every_rank_takes_its_largest_call_in_the_first_step() -> None:
-    proposals = {
-        0: (proposal_order("f", 1), proposal_order("g", 7)),
-        1: (proposal_order("f", 8), proposal_order("g", 2)),
-    }
+    proposals = {0: (sized("f", 1), sized("g", 7)), 1: (sized("f", 8), sized("g", 2))}
     steps = order(proposals, {})
-    assert [{rank: item.function for rank, item in step.items()} for step in steps] == [
-        {0: "g", 1: "f"},
-        {0: "f", 1: "g"},
-    ]
+    found = [{rank: item.function for rank, item in step.items()} for step in steps]
+    assert found == [{0: "g", 1: "f"}, {0: "f", 1: "g"}]
 
 
-def test_ranks_with_one_artifact_capture_a_planned_shape_together() -> None:
-    one = planned_order("f", 5, "a")
-    assert order({0: (one,), 1: (one,)}, {(0, "f"): "a", (1, "f"): "a"}) == ({0: one, 1: one},)
-
-
-def test_planned_shape_that_a_rank_with_the_artifact_cannot_capture_is_left_out() -> None:
-    assert order({0: (planned_order("f", 5, "a"),), 1: ()}, {(0, "f"): "a", (1, "f"): "a"}) == ()
+def test_planned_shape_is_captured_by_all_ranks_with_the_artifact_or_by_none() -> None:
+    one, digests = sized("f", 5, "a"), {(0, "f"): "a", (1, "f"): "a"}
+    assert order({0: (one,), 1: (one,)}, digests) == ({0: one, 1: one},)
+    assert order({0: (one,), 1: ()}, digests) == ()
 
 
 def test_order_is_the_same_whatever_the_order_of_proposals() -> None:
-    items = (planned_order("f", 5, "a"), planned_order("g", 5, "b"), planned_order("f", 3, "a"))
+    items = (sized("f", 5, "a"), sized("g", 5, "b"), sized("f", 3, "a"))
     digests = {(0, "f"): "a", (0, "g"): "b"}
     assert order({0: items}, digests) == order({0: items[::-1]}, digests)
 
@@ -274,45 +261,20 @@ class WatchedRank(RankWorker):
         return super().first_call(place)
 
 
-@pytest.fixture
-def watched() -> type[WatchedRank]:
+def test_later_launch_captures_the_plan_before_its_first_call_and_the_largest_first(tmp_path: Path) -> None:
     WatchedRank.seen = []
-    return WatchedRank
-
-
-class House:
-    """One store, and a node with a cache directory of its own for each launch."""
-
-    def __init__(self, root: Path, worker: type[WatchedRank]) -> None:
-        self.root, self.worker, self.num_nodes = root, worker, 0
-
-    def launch(self, num_ranks: int = 1) -> list[list[int]]:
-        """Rows that were captured on each rank before its first call."""
-        self.num_nodes += 1
+    for node in ("n1", "n2"):
         config = config_of(
             {
                 "name": "sized",
                 "workload": {"entrypoint": "tests.support.workloads:sized"},
-                "ranks": num_ranks,
-                "parallel": {"dp": num_ranks},
-                "cache_dir": str(self.root / f"node{self.num_nodes}"),
-                "store": store_config(self.root / "store"),
+                "ranks": 1,
+                "cache_dir": str(tmp_path / node),
+                "store": store_config(tmp_path / "store"),
             }
         )
-        self.worker.seen.clear()
-        self.config: Any = config
-        self.report = launch(config, launcher=InProcessLauncher(self.worker))
-        return [list(rows) for rows in self.worker.seen]
-
-
-@pytest.fixture
-def house(tmp_path: Path, watched: type[WatchedRank]) -> House:
-    return House(tmp_path, watched)
-
-
-def test_later_launch_captures_the_plan_before_its_first_call_and_the_largest_first(house: House) -> None:
-    house.launch()
-    assert house.launch() == [[8, 5, 2]]
+        launch(config, launcher=InProcessLauncher(WatchedRank))
+    assert WatchedRank.seen[1:] == [[8, 5, 2]]
 
 
 Graph = Callable[..., tuple[Any, ...]]
@@ -375,25 +337,6 @@ def test_shapes_of_one_function_share_a_pool() -> None:
     (held,) = run.statistics.pools
     assert held.num_graphs == 2
     assert held.saved_bytes >= SMALL * 4
-
-
-def test_without_mode_two_each_shape_has_a_pool_of_its_own() -> None:
-    run = runner_of(LARGE, SMALL, pool_for_each_shape=True)
-    kept = run(numbers(LARGE))[0]
-    run(numbers(SMALL) * NAN)
-    assert torch.equal(kept, numbers(LARGE) * 2 + 1)
-    assert [held.num_graphs for held in run.statistics.pools] == [1, 1]
-    assert run.statistics.saved_bytes == 0
-
-
-def test_functions_with_one_handle_share_a_pool() -> None:
-    handle = warmrank.graph_pool_handle("cpu")
-    first, second = runner_of(LARGE, pool=handle), runner_of(LARGE, pool=handle)
-    kept = first(numbers(LARGE))[0]
-    second(numbers(LARGE) * 5)
-    assert torch.equal(kept, numbers(LARGE) * 10 + 1)
-    assert first.statistics.pools == second.statistics.pools
-    assert first.statistics.pools[0].num_graphs == 2
 
 
 # Inputs that lie in the pool.

@@ -29,7 +29,8 @@ from tests.support.stored import (
     stored,
 )
 from tests.support.stored import tree as all_files
-from warmrank.cache_store.backends.places import Tier, TieredBackend
+from warmrank.cache_store.backends.deadline import Tier
+from warmrank.cache_store.backends.places import TieredBackend
 from warmrank.cache_store.cache_dir.local import variants
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED, Permit
 from warmrank.cache_store.digests import digest_bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,33 +11,19 @@ import pytest
 
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.in_process import InProcessLauncher
-from tests.support.launching import NodeLauncher, Recorder
-from tests.support.stored import store_config
+from tests.support.launching import NodeLauncher
 from warmrank.cache_store.errors import Conflict, NewerFormat
 from warmrank.cache_store.store import Store
-from warmrank.orchestrator.causes import DIED, TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.reading import Config, parse
-from warmrank.orchestrator.errors import CannotStart, LaunchFailed
+from warmrank.orchestrator.errors import DIED, TIMEOUT, CannotStart, LaunchFailed, WorkerFailure
 from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.launch import steps
 from warmrank.orchestrator.launch.driver import Launch, launch
+from warmrank.orchestrator.launch.events import silence
 from warmrank.orchestrator.launch.report import Report, from_json, to_json
-from warmrank.orchestrator.launch.rounds import Compiling, settle_all
+from warmrank.orchestrator.launch.rounds import settle_all
 from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.nodes import Gang
-from warmrank.orchestrator.stores import make
-
-
-def config_of(tmp_path: Path, num_ranks: int = 2, **changes: Any) -> Config:
-    data: dict[str, Any] = {
-        "name": "tiny",
-        "workload": {"entrypoint": "models.tiny:workload"},
-        "ranks": num_ranks,
-        "parallel": {"tp": num_ranks},
-        "cache_dir": str(tmp_path / "cache"),
-        **changes,
-    }
-    return parse(data)
 
 
 class Launches:
@@ -46,21 +32,29 @@ class Launches:
     def __init__(self, tmp_path: Path) -> None:
         self.tmp_path = tmp_path
         self.world = FakeWorld()
-        self.recorder = Recorder()
 
-    def __call__(self, num_ranks: int = 2, *, no_compile: bool = False, **changes: Any) -> Report:
-        self.world.calls.clear()
-        return launch(
-            config_of(self.tmp_path, num_ranks, **changes),
-            no_compile=no_compile,
-            listener=self.recorder,
-            launcher=InProcessLauncher(self.world.make_worker),
-        )
+    def config(self, num_ranks: int = 2, **changes: Any) -> Config:
+        data: dict[str, Any] = {
+            "name": "tiny",
+            "workload": {"entrypoint": "models.tiny:workload"},
+            "ranks": num_ranks,
+            "parallel": {"tp": num_ranks},
+            "cache_dir": str(self.tmp_path / "cache"),
+            **changes,
+        }
+        return parse(data)
+
+    def __call__(self, num_ranks: int = 2, **changes: Any) -> Report:
+        launcher = InProcessLauncher(self.world.make_worker)
+        return launch(self.config(num_ranks, **changes), launcher=launcher)
 
     def failure(self, num_ranks: int = 2, **changes: Any) -> LaunchFailed:
         with pytest.raises(LaunchFailed) as caught:
             self(num_ranks, **changes)
         return caught.value
+
+    def store(self, **place: str) -> dict[str, Any]:
+        return {"path": str(self.tmp_path / "store"), "trust": {"policy": "off"}, **place}
 
 
 @pytest.fixture
@@ -98,7 +92,7 @@ def test_ranks_whose_guards_fail_compile_in_a_class_of_their_own(launches: Launc
 )
 def test_store_that_refuses_the_commit_does_not_end_a_warm_launch(launches, error, monkeypatch):
     monkeypatch.setattr(Store, "publish_partitions", Mock(side_effect=error))
-    report = launches(store={"path": str(launches.tmp_path / "store"), "trust": {"policy": "off"}})
+    report = launches(store=launches.store())
     assert report.record == ""
     assert f"stage commit: {error}" in report.problems
     assert any(problem.startswith("not committed: ") for problem in report.problems)
@@ -146,19 +140,6 @@ def test_ranks_are_taken_down_after_an_interrupt(launches: Launches) -> None:
     assert launches.world.stopped == [0, 1]
 
 
-def config_of_attempts(tmp_path: Path, **changes: Any) -> Config:
-    data: dict[str, Any] = {
-        "name": "tiny",
-        "workload": {"entrypoint": "models.tiny:workload"},
-        "ranks": 2,
-        "parallel": {"tp": 2},
-        "cache_dir": str(tmp_path / "cache"),
-        "store": store_config(tmp_path / "store"),
-        **changes,
-    }
-    return parse(data)
-
-
 class Losing(InProcessLauncher):
     """Loses rank 1 in one stage of the first so many gangs, or does not bring them up."""
 
@@ -172,7 +153,7 @@ class Losing(InProcessLauncher):
         if self.stage == "start" and self.times > 0:
             self.times -= 1
             msg = "1 of 2 rank processes did not start in time"
-            raise CannotStart(msg, may_pass=self.kind == DIED)
+            raise CannotStart(msg, budget="start" if self.kind == DIED else None)
         return super().start(num_ranks, timeout_s=timeout_s)
 
     def call(
@@ -190,43 +171,33 @@ class Losing(InProcessLauncher):
         super().release()
 
 
-@pytest.fixture
-def world() -> FakeWorld:
-    return FakeWorld()
-
-
-def run(config: Config, launcher: Losing, heard: Recorder | None = None) -> Report:
-    return Launch(config, launcher=launcher, listener=heard).run()
-
-
 STAGES = ("start", "fetch", "build", "probe", "compile", "load", "capture", "first_call", "verify", "commit")
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("stage", STAGES)
-def test_rank_lost_in_any_stage_costs_an_attempt_and_no_more(
-    tmp_path: Path, world: FakeWorld, stage: str
-) -> None:
-    launcher = Losing(world, stage)
-    report = run(config_of_attempts(tmp_path), launcher)
+def test_rank_lost_in_any_stage_costs_an_attempt_and_no_more(launches: Launches, stage: str) -> None:
+    launcher = Losing(launches.world, stage)
+    report = launch(launches.config(store=launches.store()), launcher=launcher)
     assert (report.outcome, report.exit_code, report.failure) == ("warm", 0, None)
     assert [attempt.failed_stage for attempt in report.course.attempts] == [stage, ""]
     assert launcher.log == ["start", "release", "start", "release"]
     assert report.record
 
 
-def test_budget_that_is_spent_ends_the_launch_with_its_report(tmp_path: Path, world: FakeWorld) -> None:
-    launch = Launch(config_of_attempts(tmp_path), launcher=Losing(world, "load", times=2))
+def test_budget_that_is_spent_ends_the_launch_with_its_report(launches: Launches) -> None:
+    config = launches.config(store=launches.store())
+    run = Launch(config, launcher=Losing(launches.world, "load", times=2))
     with pytest.raises(LaunchFailed) as caught:
-        launch.run()
-    report = launch.failed(caught.value, exit_code=5)
+        run.run()
+    report = run.failed(caught.value, exit_code=5)
     assert from_json(to_json(report)) == report
     assert (report.outcome, report.exit_code, report.record) == ("failed", 5, "")
     assert report.failure is not None
     assert (report.failure.stage, report.failure.causes[0].kind) == ("load", DIED)
     assert [attempt.failed_stage for attempt in report.course.attempts] == ["load", "load"]
     assert [rank.rank for rank in report.ranks] == [0, 1]
-    assert not list((tmp_path / "store").glob("launch/*/*"))
+    assert not list((launches.tmp_path / "store").glob("launch/*/*"))
 
 
 class Hanging(Losing):
@@ -239,24 +210,16 @@ class Hanging(Losing):
         yield from super(Losing, self).call(stage, method, called, timeout_s=timeout_s)
 
 
-def stored(tmp_path: Path, **place: str) -> dict[str, Any]:
-    return {"store": {"path": str(tmp_path / "store"), "trust": {"policy": "off"}, **place}}
-
-
-def test_publish_that_hangs_leaves_a_warm_launch_without_a_record(tmp_path: Path, world: FakeWorld) -> None:
-    report = run(config_of_attempts(tmp_path, **stored(tmp_path)), Hanging(world, "commit"))
+def test_publish_that_hangs_leaves_a_warm_launch_without_a_record_unless_the_store_is_required(
+    launches: Launches,
+) -> None:
+    hanging = Hanging(launches.world, "commit")
+    report = launch(launches.config(store=launches.store()), launcher=hanging)
     assert (report.outcome, report.record) == ("warm", "")
     assert "not committed: rank 1 could not publish to the store" in report.problems
-
-
-def test_publish_that_hangs_ends_a_launch_that_may_not_do_without_the_store(
-    tmp_path: Path, world: FakeWorld
-) -> None:
-    config = config_of_attempts(tmp_path, **stored(tmp_path, mode="required"), retries={"hang": 0})
-    assert config.store is not None
-    make(config.store)
+    config = launches.config(store=launches.store(mode="required"), retries={"hang": 0})
     with pytest.raises(LaunchFailed) as caught:
-        run(config, Hanging(world, "commit"))
+        launch(config, launcher=hanging)
     assert [(cause.kind, cause.ranks) for cause in caught.value.causes] == [(TIMEOUT, (1,))]
 
 
@@ -272,10 +235,10 @@ class LostLate(Losing):
         yield from super().call(stage, method, arguments, timeout_s=timeout_s)
 
 
-def test_rank_lost_after_the_commit_costs_no_attempt(tmp_path: Path, world: FakeWorld) -> None:
-    node_caches = {"operators": {"path": str(tmp_path / "operators")}}
-    launcher = LostLate(world, "never")
-    report = run(config_of_attempts(tmp_path, node_caches=node_caches), launcher)
+def test_rank_lost_after_the_commit_costs_no_attempt(launches: Launches) -> None:
+    node_caches = {"operators": {"path": str(launches.tmp_path / "operators")}}
+    launcher = LostLate(launches.world, "never")
+    report = launch(launches.config(store=launches.store(), node_caches=node_caches), launcher=launcher)
     assert report.record
     assert launcher.log.count("start") == 1
     (problem,) = (text for text in report.problems if "node artifacts" in text)
@@ -292,23 +255,25 @@ class Rounds:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.world = FakeWorld()
-        self.recorder = Recorder()
+        self.problems: tuple[str, ...] = ()
 
-    def __call__(
-        self, avoid: Iterable[Compiling] = (), *, nodes: tuple[str, ...] = NODES, host: str = ""
-    ) -> Any:
-        self.world.calls.clear()
-        self.recorder = Recorder()
-        launcher = NodeLauncher(nodes, self.root, self.world.make_worker, host=host)
-        return self.on(launcher, nodes, avoid)
-
-    def on(self, launcher: NodeLauncher, nodes: tuple[str, ...], avoid: Iterable[Compiling] = ()) -> Any:
-        num_ranks = len(nodes)
-        config = parse({"workload": {"entrypoint": "a:b"}, "ranks": num_ranks, "parallel": {"dp": num_ranks}})
-        stages = Stages(config, launcher, self.recorder)
+    def __call__(self, *, nodes: tuple[str, ...] = NODES) -> Any:
+        config = parse(
+            {"workload": {"entrypoint": "a:b"}, "ranks": len(nodes), "parallel": {"dp": len(nodes)}}
+        )
+        stages = Stages(config, NodeLauncher(nodes, self.root, self.world.make_worker), silence)
         steps.start(stages, None, no_compile=False)
-        probes = steps.build_and_probe(stages)
-        return settle_all(stages, probes, no_compile=False, avoid=avoid)
+        try:
+            return settle_all(stages, steps.build_and_probe(stages), no_compile=False)
+        finally:
+            self.problems = stages.problems
+
+    def failure(self, function: str, why: str, *, nodes: tuple[str, ...] = NODES) -> LaunchFailed:
+        """Of a function that compiles nowhere."""
+        self.world.broken = {function: why}
+        with pytest.raises(LaunchFailed) as caught:
+            self(nodes=nodes)
+        return caught.value
 
     def compiled(self) -> list[tuple[int, str]]:
         return [(rank, *functions) for rank, functions in self.world.called("compile")]
@@ -319,32 +284,16 @@ def rounds(tmp_path: Path) -> Rounds:
     return Rounds(tmp_path)
 
 
-def fail(rounds: Rounds, *ranks: int, error: Exception | None = None) -> None:
-    rounds.world.raises = {("compile", rank): error or RuntimeError("no such luck") for rank in ranks}
-
-
 def test_failed_compile_is_retried_on_another_node(rounds: Rounds) -> None:
-    fail(rounds, 0)
+    rounds.world.raises = {("compile", 0): RuntimeError("no such luck")}
     ledger = rounds()
     assert rounds.compiled() == [(0, PREFILL), (2, DECODE), (2, PREFILL)]
-    assert {slot: result.outcome for slot, result in ledger.items() if slot[1] == PREFILL} == {
-        (0, PREFILL): "adopted",
-        (1, PREFILL): "adopted",
-        (2, PREFILL): "compiled",
-        (3, PREFILL): "adopted",
-    }
-
-
-def broken_prefill(rounds: Rounds) -> LaunchFailed:
-    """Prefill compiles nowhere, decode everywhere."""
-    rounds.world.broken = {PREFILL: "GraphBreak: line 3"}
-    with pytest.raises(LaunchFailed) as caught:
-        rounds()
-    return caught.value
+    outcomes = [ledger[rank, PREFILL].outcome for rank in range(4)]
+    assert outcomes == ["adopted", "adopted", "compiled", "adopted"]
 
 
 def test_second_failure_ends_the_launch_when_the_others_have_loaded(rounds: Rounds) -> None:
-    error = broken_prefill(rounds)
+    error = rounds.failure(PREFILL, "GraphBreak: line 3")
     assert error.stage == "compile"
     assert [(failure.rank, failure.kind, failure.function) for failure in error.failures] == [
         (0, "GraphBreak", PREFILL),
@@ -354,29 +303,23 @@ def test_second_failure_ends_the_launch_when_the_others_have_loaded(rounds: Roun
 
 
 def test_a_single_rank_does_not_retry_what_comes_again(rounds: Rounds) -> None:
-    rounds.world.broken = {PREFILL: "GraphBreak: line 3"}
-    with pytest.raises(LaunchFailed):
-        rounds(nodes=("a",))
-    assert rounds.compiled() == [(0, PREFILL), (0, DECODE)]
-    assert not rounds.recorder.problems
+    rounds.failure(PREFILL, "GraphBreak: line 3", nodes=("a",))
+    assert (rounds.compiled(), rounds.problems) == ([(0, PREFILL), (0, DECODE)], ())
 
 
 def test_error_of_the_function_itself_is_not_tried_on_another_leader(rounds: Rounds) -> None:
-    rounds.world.broken = {PREFILL: "FunctionRaised: ValueError: bad shape (m.py:3 in M.prefill)"}
-    with pytest.raises(LaunchFailed) as caught:
-        rounds()
-    assert rounds.compiled() == [(0, PREFILL), (2, DECODE)]
-    assert [(failure.rank, failure.kind) for failure in caught.value.failures] == [(0, "FunctionRaised")]
-    assert caught.value.failures[0].message == "ValueError: bad shape (m.py:3 in M.prefill)"
-    assert caught.value.failures[0].remedy.startswith("correct that line")
-    assert not rounds.recorder.problems
+    error = rounds.failure(PREFILL, "FunctionRaised: ValueError: bad shape (m.py:3 in M.prefill)")
+    assert (rounds.compiled(), rounds.problems) == ([(0, PREFILL), (2, DECODE)], ())
+    (failure,) = error.failures
+    assert (failure.rank, failure.kind) == (0, "FunctionRaised")
+    assert failure.message == "ValueError: bad shape (m.py:3 in M.prefill)"
+    assert failure.remedy.startswith("correct that line")
     assert {slot for slot in rounds.world.held if slot[1] == DECODE} == {(rank, DECODE) for rank in range(4)}
 
 
 class DeadlyLauncher(NodeLauncher):
     """A rank dies, once, while ranks compile."""
 
-    victim = 0
     is_dead = False
 
     def call(
@@ -384,8 +327,7 @@ class DeadlyLauncher(NodeLauncher):
     ) -> Iterator[tuple[int, Any]]:
         if method == "compile" and not self.is_dead:
             self.is_dead = True
-            died = WorkerFailure(rank=self.victim, stage=stage, kind="died", message="its process ended")
-            yield self.victim, died
+            yield 0, WorkerFailure(rank=0, stage=stage, kind="died", message="its process ended")
             return
         yield from super().call(stage, method, arguments, timeout_s=timeout_s)
 

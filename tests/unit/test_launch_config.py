@@ -120,26 +120,27 @@ def test_keys_that_do_not_go_together_are_named(data: dict[str, Any], level: str
     assert found(**data) == [(level, keys)]
 
 
-def test_store_on_a_disk_of_one_machine_is_named_where_the_ranks_are_on_a_cluster():
-    store = {"path": "/a"}
-    machine = replace(MACHINE, local_stores=("/a",))
-    assert found(machine, store=store) == []
-    assert found(machine, store=store, ray={"address": "auto"}) == [("warning", ("store", "ray.address"))]
-    tiers = {"tiers": [{"path": "/a"}, {"path": "s3://b/c"}]}
-    assert found(machine, store=tiers, ray={"address": "auto"}) == []
+ON_DISK = replace(MACHINE, local_stores=("/a",))
+NO_SCRIPT = replace(MACHINE, script_fault="no file x.py")
+SHARED = {"address": "10.0.0.1:6379"}
+TIERS = {"tiers": [{"path": "/a"}, {"path": "s3://b/c"}]}
 
 
 @pytest.mark.parametrize(
-    ("ray", "level"),
+    ("machine", "data", "expected"),
     [
-        ({}, "error"),
-        ({"address": "10.0.0.1:6379", "ship_code": True}, "error"),
-        ({"address": "10.0.0.1:6379", "ship_code": False}, "warning"),
+        (ON_DISK, {"store": {"path": "/a"}}, []),
+        (ON_DISK, {"store": {"path": "/a"}, "ray": SHARED}, [("warning", ("store", "ray.address"))]),
+        (ON_DISK, {"store": TIERS, "ray": SHARED}, []),
+        (NO_SCRIPT, {}, [("error", ("workload.script",))]),
+        (NO_SCRIPT, {"ray": {**SHARED, "ship_code": True}}, [("error", ("workload.script",))]),
+        (NO_SCRIPT, {"ray": {**SHARED, "ship_code": False}}, [("warning", ("workload.script",))]),
     ],
 )
-def test_script_that_is_not_there_is_an_error_where_the_nodes_cannot_have_it(ray: dict[str, Any], level: str):
-    machine = replace(MACHINE, script_fault="no file x.py")
-    assert found(machine, workload={"script": "x.py"}, ray=ray) == [(level, ("workload.script",))]
+def test_what_a_machine_lacks_is_an_error_where_the_nodes_cannot_have_it(
+    machine: Machine, data: dict[str, Any], expected: list[Any]
+):
+    assert found(machine, **data) == expected
 
 
 def test_store_that_others_can_write_and_no_key_is_an_error_that_says_how_to_keep_it_unsigned():
@@ -152,17 +153,6 @@ def test_store_that_others_can_write_and_no_key_is_an_error_that_says_how_to_kee
 
 
 HEAD: dict[str, Any] = {"workload": {"entrypoint": "models.tiny:workload"}, "ranks": 1}
-FILE = 'workload: {entrypoint: "models.tiny:workload"}\nranks: 1\n'
-
-
-def config_with(store: Any) -> Config:
-    return parse({**HEAD, "store": store})
-
-
-def refusal_of(store: Any) -> str:
-    with pytest.raises(ConfigError) as caught:
-        config_with(store)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +180,7 @@ def refusal_of(store: Any) -> str:
 )
 def test_unusable_value_is_refused_once_by_its_key(store: Any, key: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        config_with(store)
+        parse({**HEAD, "store": store})
     assert [problem.key for problem in caught.value.problems] == [key]
 
 
@@ -209,17 +199,16 @@ SECRET = "hunter2"  # noqa: S105 - what must never be shown
     ids=["option", "two options", "key", "url", "tier"],
 )
 def test_secret_is_refused_and_not_shown(store: Any) -> None:
-    text = refusal_of(store)
-    assert SECRET not in text
-    assert "not shown here" in text
-
-
-def test_secret_of_an_override_is_not_shown(tmp_path: Path) -> None:
-    (tmp_path / "tiny.yaml").write_text(FILE + "store: {path: 's3://b'}\n")
     with pytest.raises(ConfigError) as caught:
-        load(tmp_path / "tiny.yaml", (f"store.secret_key={SECRET}",))
+        parse({**HEAD, "store": store})
     assert SECRET not in str(caught.value)
-    assert "--set store.secret_key: store.secret_key" in str(caught.value)
+    assert "not shown here" in str(caught.value)
+
+
+def test_secret_of_an_override_is_not_shown(file: Path) -> None:
+    text = refusal(file, "store={path: 's3://b'}", f"store.secret_key={SECRET}")
+    assert SECRET not in text
+    assert "--set store.secret_key: store.secret_key" in text
 
 
 BASE: dict[str, Any] = {
@@ -293,15 +282,8 @@ axis = st.integers(min_value=1, max_value=4)
 
 @given(tp=axis, pp=axis, dp=axis)
 def test_groups_of_each_role_divide_the_ranks(tp: int, pp: int, dp: int) -> None:
-    found = groups(config_of(tp=tp, pp=pp, dp=dp))
-    for role, size in (("world", tp * pp * dp), ("tp", tp), ("pp", pp), ("dp", dp)):
-        assert sorted(rank for group in found[role] for rank in group) == list(range(tp * pp * dp))
+    ranks = tp * pp * dp
+    found = groups(config(ranks=ranks, parallel={"tp": tp, "pp": pp, "dp": dp}))
+    for role, size in (("world", ranks), ("tp", tp), ("pp", pp), ("dp", dp)):
+        assert sorted(rank for group in found[role] for rank in group) == list(range(ranks))
         assert {len(group) for group in found[role]} == {size}
-
-
-def config_of(**parallel: int) -> Config:
-    ranks = 1
-    for size in parallel.values():
-        ranks *= size
-    data: dict[str, Any] = {"workload": {"entrypoint": "a:b"}, "ranks": ranks, "parallel": parallel}
-    return parse(data)

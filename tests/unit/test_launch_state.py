@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -14,26 +15,24 @@ from rich.console import Console
 
 from tests.support.launching import loaded_config
 from tests.support.made_reports import failing, made_report, result, seats, state_of
-from warmrank.orchestrator.causes import (
+from warmrank.orchestrator.config.models import Retries
+from warmrank.orchestrator.errors import (
     CLUSTER_LOST,
     DIED,
     NODE_LOST,
     STOPPED,
     TIMEOUT,
+    Budget,
+    CannotStart,
+    CompileForbidden,
+    LaunchFailed,
+    OrchestratorError,
     WorkerFailure,
     causes_of,
 )
-from warmrank.orchestrator.config.models import Retries
-from warmrank.orchestrator.errors import (
-    CannotStart,
-    CompileForbidden,
-    ForbiddenCompile,
-    LaunchFailed,
-    OrchestratorError,
-)
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch import events as e
-from warmrank.orchestrator.launch.driver import RetryBudget, turn
+from warmrank.orchestrator.launch.driver import reason_for_another, turn
 from warmrank.orchestrator.launch.events import LaunchState
 from warmrank.orchestrator.ui.page import timeline_rows
 from warmrank.orchestrator.ui.progress import PlainLines
@@ -163,15 +162,15 @@ def failed(*kinds: str) -> LaunchFailed:
         (failed(TIMEOUT), "hang"),
         (failed("DistBackendError"), "hang"),
         (failed("PortInUse", TIMEOUT, "DistNetworkError"), "start"),
-        (CannotStart("silent", may_pass=True, has_lost_node=True), "node"),
+        (CannotStart("silent", budget="node"), "node"),
         (failed("RuntimeError", DIED), "rank"),  # the others fail in the wake of the dead one
         (failed(TIMEOUT, "DistBackendError", NODE_LOST), "node"),
-        (CannotStart("late", may_pass=True), "start"),
+        (CannotStart("late", budget="start"), "start"),
         (failed("WorkloadError"), None),
         (failed("RuntimeError"), None),
         (failed(CLUSTER_LOST, DIED), None),
         (CannotStart("too few CPUs"), None),
-        (CompileForbidden([ForbiddenCompile(function="f", reason="r", ranks=(0,))]), None),
+        (CompileForbidden([("f", "r", 0)]), None),
     ],
 )
 def test_failure_counts_against_its_budget(error: OrchestratorError, budget: str | None) -> None:
@@ -179,28 +178,22 @@ def test_failure_counts_against_its_budget(error: OrchestratorError, budget: str
 
 
 def test_each_budget_is_spent_by_its_own_failures_only() -> None:
-    spent = RetryBudget(Retries(rank=1, node=2, hang=0))
-    assert spent.another(failed(DIED))
-    assert spent.another(failed(NODE_LOST))
-    assert spent.another(failed(DIED)) == ""
-    assert spent.another(failed(NODE_LOST))
-    assert spent.another(failed(NODE_LOST)) == ""
-    assert spent.another(failed(STOPPED)) == ""
+    retries, spent = Retries(rank=1, node=2, hang=0), Counter[Budget]()
+    kinds = (DIED, NODE_LOST, DIED, NODE_LOST, NODE_LOST, STOPPED)
+    reasons = [reason_for_another(failed(kind), retries, spent) for kind in kinds]
+    assert [bool(reason) for reason in reasons] == [True, True, False, True, False, False]
 
 
-@pytest.mark.parametrize("error", [failed(DIED), failed(CLUSTER_LOST), CannotStart("late", may_pass=True)])
+@pytest.mark.parametrize("error", [failed(DIED), failed(CLUSTER_LOST), CannotStart("late", budget="start")])
 def test_launch_that_another_one_may_mend_is_lost(error: LaunchFailed | CannotStart) -> None:
     assert error.is_lost
 
 
-@pytest.fixture(autouse=True)
-def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_launch_waits_for_the_first_on_an_empty_cache_and_later_ones_do_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-
-
-def test_second_launch_waits_for_the_first_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    config, order = loaded_config(tmp_path), []
-    waits = threading.Event()
+    config, order, waits = loaded_config(tmp_path), [], threading.Event()
 
     def note(_record: logging.LogRecord) -> bool:
         waits.set()
@@ -212,6 +205,8 @@ def test_second_launch_waits_for_the_first_and_says_so(tmp_path: Path, caplog: p
         with turn(config):
             order.append("second")
 
+    with pytest.raises(RuntimeError), turn(config):
+        raise RuntimeError  # who failed leaves the first turn to the next
     thread = threading.Thread(target=second)
     with turn(config):
         thread.start()
@@ -220,21 +215,7 @@ def test_second_launch_waits_for_the_first_and_says_so(tmp_path: Path, caplog: p
     thread.join(60)
     assert order == ["first", "second"]
     assert "waiting for its end" in caplog.text
-
-
-def test_launches_after_the_first_do_not_wait_for_each_other(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    config = loaded_config(tmp_path)
-    with turn(config):
-        pass
+    caplog.clear()
     with turn(config), turn(config):
         pass
     assert not caplog.records
-
-
-def test_launch_that_failed_leaves_the_first_turn_to_the_next(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    with pytest.raises(RuntimeError), turn(config):
-        raise RuntimeError
-    assert not list((tmp_path / "cache").rglob("*.ended"))

@@ -16,9 +16,9 @@ from tests.support.in_process import InProcessLauncher
 from tests.support.planned_world import PlannedWorld, carried_out, digest_of
 from tests.support.tracing import in_mode
 from warmrank.inference import cache_compile
-from warmrank.orchestrator.causes import TIMEOUT, WorkerFailure
 from warmrank.orchestrator.config.models import AuditMode
 from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.errors import TIMEOUT, WorkerFailure
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.events import silence
@@ -34,8 +34,6 @@ from warmrank.orchestrator.launch.plan import (
 )
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.nodes import Gang
-from warmrank.orchestrator.stores import silent_places
 from warmrank.worker.rank.units import TracePrint, first_difference, print_of
 from warmrank.worker.results import FunctionProbe, ProbeState
 from warmrank.worker.runtime.function import CachedFunction
@@ -278,58 +276,11 @@ def test_sizes_of_the_very_call_are_no_part_of_a_dynamic_outline_with_kernels(tm
     assert first_difference(four, five) == ""
 
 
-STORE = {"tiers": [{"path": "/near"}, {"path": "/far"}], "trust": {"policy": "off"}}
-
-
-class Ranks:
-    """Ranks that answer what they found silent, and remember what they were told."""
-
-    def __init__(self, *silent: tuple[str, ...]) -> None:
-        self.silent = silent
-        self.calls: list[tuple[str, tuple[int, ...], Any]] = []
-
-    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
-        raise NotImplementedError
-
-    def call(
-        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
-    ) -> Iterator[tuple[int, Any]]:
-        del stage, timeout_s
-        self.calls.append((method, tuple(arguments), next(iter(arguments.values()))))
-        for rank in arguments:
-            yield rank, self.silent[rank] if method == "silent_places" else None
-
-    def release(self) -> None:
-        raise NotImplementedError
-
-    def stop(self) -> None:
-        raise NotImplementedError
-
-    def told(self) -> list[tuple[tuple[int, ...], Any]]:
-        return [(ranks, argument) for method, ranks, argument in self.calls if method == "leave_alone"]
-
-
-def stages_of(ranks: Ranks, store: Any = STORE) -> Stages:
-    data = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}, "store": store}
-    return Stages(parse(data), ranks, silence)
-
-
-def test_place_that_was_silent_for_all_who_were_asked_is_left_alone_by_everybody() -> None:
-    ranks = Ranks(("/far",), ("/near", "/far"), ())
-    stages = stages_of(ranks)
-    stages.agree_on_silence("fetch", [0, 1])
-    assert ranks.told() == [((0, 1, 2), (("/far",),))]
-    assert stages.config.store is not None
-    assert silent_places(stages.config.store) == ("/far",)
-
-
-class Late(Ranks):
+class Late:
     """The store fails rank 0; rank 1 answers, rank 2 does not; all that takes a while."""
 
     def __init__(self, took_s: float) -> None:
-        super().__init__()
-        self.now_s = 0.0
-        self._took_s = took_s
+        self.now_s, self._took_s = 0.0, took_s
 
     def call(
         self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
@@ -345,8 +296,8 @@ def test_rank_that_let_the_whole_time_pass_is_late_although_the_store_failed_ano
     took_s: float, silent: set[int]
 ) -> None:
     ranks = Late(took_s)
-    data = {"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}, "store": STORE}
-    stages = Stages(parse(data), ranks, silence, clock=lambda: ranks.now_s)
+    config = parse({"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}})
+    stages = Stages(config, ranks, silence, clock=lambda: ranks.now_s)  # type: ignore[arg-type]
     answers: dict[int, Any] = stages.try_ask("fetch", RankHost.fetch, dict.fromkeys(range(3), ()))
     late = {rank for rank, found in answers.items() if getattr(found, "kind", "") == TIMEOUT}
     assert late == silent

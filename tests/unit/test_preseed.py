@@ -14,7 +14,6 @@ from typer.testing import CliRunner, Result
 
 from tests.support.checkout import python
 from tests.support.launching import loaded_config, store_launch, write_config
-from tests.support.ray_cluster import Clock, FakeSeedCluster, make_node
 from tests.support.stored import (
     blob_path,
     overwrite,
@@ -36,9 +35,10 @@ from warmrank.orchestrator.seed.seeding import (
     LOOK_EVERY_S,
     MAX_LOST_SOURCES,
     NodeSeed,
-    NodeState,
+    Outcomes,
     Seeding,
     SeedPlan,
+    failed,
     seed_here,
 )
 
@@ -49,12 +49,20 @@ def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_partitions_of_all_ranks_are_laid_out_private(tmp_path: Path):
+def command(project: Path, *options: str) -> Result:
+    return CliRunner().invoke(app, ["preseed", str(project / "tiny.yaml"), *options])
+
+
+def test_without_a_cluster_this_machine_is_seeded_with_private_files(tmp_path: Path):
     config = loaded_config(tmp_path)
     store_launch(config, tmp_path / "work")
-    found = seed_here(config)
+    done = command(tmp_path, "--json", "--verify", "--node", this_node().host)
+    assert done.exit_code == 0
+    (seed,) = json.loads(done.stdout)
+    assert (seed["node"]["host"], seed["found"], seed["attempts"]) == (this_node().host, True, 1)
+    assert (seed["bytes_from_store"] > 0, seed["bytes_from_nodes"]) == (True, 0)
     files = cached_files(config.cache_dir)
-    assert (found.found, found.num_partitions, found.num_files, len(files)) == (True, 2, 4, 4)
+    assert (seed["num_partitions"], seed["num_files"], len(files)) == (2, 4, 4)
     for path in files:
         check_private(path)
 
@@ -70,9 +78,10 @@ def test_launch_of_another_environment_is_a_miss_that_names_it(tmp_path: Path):
 
 @pytest.mark.parametrize(("mode", "code"), [("rw", 3), ("required", 4)])
 def test_store_that_nobody_made_yet_is_a_miss_unless_it_is_required(tmp_path: Path, mode: str, code: int):
-    path = write_config(tmp_path, store={"path": str(tmp_path / "none"), "mode": mode})
-    result = CliRunner().invoke(app, ["preseed", str(path), "--here"])
-    assert (result.exit_code, "there is no store" in result.output) == (code, True)
+    write_config(tmp_path, store={"path": str(tmp_path / "store"), "mode": mode})
+    done = command(tmp_path)
+    assert (done.exit_code, "there is no store" in done.output) == (code, True)
+    assert not (tmp_path / "store").exists()
 
 
 def test_record_that_is_refused_is_told_once(tmp_path: Path):
@@ -80,8 +89,8 @@ def test_record_that_is_refused_is_told_once(tmp_path: Path):
     trust = {"policy": "require", "trusted_keys": {"ci": str(public)}}
     path = write_config(tmp_path, store={"path": str(tmp_path / "store"), "trust": trust})
     store_launch(load(path), tmp_path / "work")
-    result = CliRunner().invoke(app, ["preseed", str(path), "--here"])
-    assert (result.exit_code, result.output.count("it carries no signature")) == (4, 1)
+    done = command(tmp_path, "--here")
+    assert (done.exit_code, done.output.count("it carries no signature")) == (4, 1)
 
 
 def test_damaged_blob_is_a_fault_and_not_laid_out(tmp_path: Path):
@@ -104,28 +113,6 @@ def test_verify_reads_again_what_did_not_seem_to_change(tmp_path: Path):
     found = seed_here(config, options=FetchOptions(reread=True))
     variants = sorted(path.read_text() for path in damaged.parent.glob("compiled_module*"))
     assert (found.bytes_copied, variants) == (5, ["right", "wrong"])
-
-
-def command(project: Path, *options: str) -> Result:
-    return CliRunner().invoke(app, ["preseed", str(project / "tiny.yaml"), *options])
-
-
-def test_without_a_cluster_this_machine_is_seeded(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    done = command(tmp_path, "--json", "--verify", "--node", this_node().host)
-    assert done.exit_code == 0
-    (seed,) = json.loads(done.stdout)
-    assert (seed["node"]["host"], seed["found"], seed["attempts"]) == (this_node().host, True, 1)
-    assert (seed["bytes_from_store"] > 0, seed["bytes_from_nodes"]) == (True, 0)
-
-
-def test_store_that_is_not_there_yet_is_a_miss_and_is_not_made(tmp_path: Path):
-    loaded_config(tmp_path)
-    done = command(tmp_path, "--json")
-    (seed,) = json.loads(done.stdout)
-    assert (done.exit_code, seed["found"], seed["faults"]) == (3, False, [])
-    assert "no store" in seed["reason"]
-    assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.parametrize(
@@ -156,88 +143,108 @@ def test_preseed_here_imports_neither_torch_nor_ray(tmp_path: Path):
     assert "seeded" in python("-c", code)
 
 
-NODE_ONE, NODE_TWO, THREE, FOUR = map(make_node, range(1, 5))
-FROM_STORE, FROM_NODES = {"from_store": 9}, {"from_nodes": 9}
-
-
-class Stage:
-    """A seeding, its cluster and its clock."""
-
-    def __init__(self, *nodes: Node, silent_s: float = 600.0, **plan: Any) -> None:
-        self.clock = Clock()
-        self.cluster = FakeSeedCluster(nodes)
-        self.seeding = Seeding(self.cluster, SeedPlan(**plan), silent_s=silent_s, clock=self.clock)
-        self.seeding.step()
-
-    def step(self, seconds: float = 0.0) -> None:
-        self.clock.now_s += seconds
-        self.seeding.step()
-
-    def end_well(self, *nodes: Node, **came: int) -> None:
-        self.cluster.end_well(*nodes, **came)
-        self.step()
-
-    def seed(self, node: Node) -> NodeSeed:
-        seed = self.seeding.states[node.node_id].seed
-        assert seed is not None
-        return seed
-
-    def statuses(self) -> dict[str, str]:
-        return {state.node.host: self.seed(state.node).status for state in self.seeding.states.values()}
+FROM_STORE, FROM_NODES = {"bytes_from_store": 9}, {"bytes_from_nodes": 9}
 
 
 def cluster_of(count: int) -> list[Node]:
-    return [make_node(number) for number in range(1, count + 1)]
+    return [
+        Node(node_id=f"{number:02d}ab" * 14, address=f"10.0.0.{number}", host=f"host{number}")
+        for number in range(1, count + 1)
+    ]
 
 
-def test_every_node_is_seeded_from_the_store_once():
+NODE_ONE, NODE_TWO = cluster_of(2)
+
+
+class Stage:
+    """A seeding with its clock; it is its own cluster.
+
+    Attributes:
+        alive: the nodes.
+        started: hosts that were started, each with that of its source, or ``shares`` where it is one.
+        stopped: hosts whose process was ended, in order.
+        said: every line.
+    """
+
+    def __init__(self, *nodes: Node, limit_s: float = 600.0, **plan: Any) -> None:
+        self.now_s = 1000.0
+        self.alive, self.started, self.stopped = list(nodes), list[tuple[str, str]](), list[str]()
+        self.said: list[str] = []
+        self._ended: list[NodeSeed] = []
+        self.outcomes = Outcomes(lambda line, _style: self.said.append(line))
+        self.seeding = Seeding(
+            self, SeedPlan(**plan), limit_s=limit_s, tell=self.outcomes.take, clock=lambda: self.now_s
+        )
+        self.seeding.step()
+
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(self.alive)
+
+    def start(self, node: Node, *, source: Node | None = None, shares: bool = False) -> None:
+        self.started.append((node.host, "shares" if shares else source.host if source else ""))
+
+    def ended(self) -> list[NodeSeed]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def stop(self, node: Node) -> None:
+        self.stopped.append(node.host)
+
+    def step(self, seconds: float = 0.0) -> None:
+        self.now_s += seconds
+        self.seeding.step()
+
+    def end_well(self, *nodes: Node, **came: Any) -> None:
+        self._ended += [NodeSeed(node=node, found=True, reason="launch 0f", **came) for node in nodes]
+        self.step()
+
+    def end_badly(self, node: Node, why: str = "disk full") -> None:
+        self._ended.append(failed(node, why))
+        self.step()
+
+    def statuses(self) -> dict[str, str]:
+        return {seed.node.host: seed.status for seed in self.outcomes.all()}
+
+
+def test_every_node_is_seeded_from_the_store_once_whatever_happens_to_others():
     stage = Stage(NODE_ONE, NODE_TWO)
-    assert stage.cluster.started == [("host1", ""), ("host2", "")]
-    stage.end_well(NODE_ONE)
+    assert stage.started == [("host1", ""), ("host2", "")]
+    stage.end_badly(NODE_ONE)
     assert not stage.seeding.is_done
-    stage.end_well(NODE_TWO)
-    assert stage.seeding.is_done
-    assert stage.statuses() == {"host1": "seeded", "host2": "seeded"}
-    assert (len(stage.cluster.started), stage.cluster.stopped) == (2, ["host1", "host2"])
-
-
-def test_one_nodes_failure_hides_nothing_of_the_others():
-    stage = Stage(NODE_ONE, NODE_TWO)
-    stage.cluster.end_badly(NODE_ONE, "disk full")
     stage.end_well(NODE_TWO)
     assert stage.seeding.is_done
     assert stage.statuses() == {"host1": "faults", "host2": "seeded"}
-    assert stage.seed(NODE_ONE).reason == "disk full"
+    assert (len(stage.started), stage.stopped) == (2, ["host1", "host2"])
+    assert "faults: disk full (1 of 2)" in stage.said[-2]
 
 
-def test_node_that_gets_no_further_fails_with_its_reason():
-    stage = Stage(NODE_ONE, silent_s=60.0)
-    for done in range(5):
-        stage.cluster.advance(NODE_ONE, done)
-        stage.step(50.0)
+def test_node_that_takes_too_long_fails_with_its_reason():
+    stage = Stage(NODE_ONE, limit_s=60.0)
+    stage.step(60.0)
     assert not stage.seeding.is_done
-    stage.step(61.0)
+    stage.step(1.0)
     assert stage.seeding.is_done
-    assert "no further for 60 s" in stage.seed(NODE_ONE).reason
-    assert set(stage.cluster.stopped) == {"host1"}
+    (seed,) = stage.outcomes.all()
+    assert "longer than 60 s" in seed.reason
+    assert stage.stopped == ["host1"]
 
 
 def test_one_node_reads_the_store_and_others_take_it_in_growing_waves():
     nodes = cluster_of(12)
     stage = Stage(*nodes, fan_out="always")
-    assert stage.cluster.started == [("host1", "shares")]
+    assert stage.started == [("host1", "shares")]
     stage.end_well(nodes[0], **FROM_STORE)
-    assert stage.cluster.started[1:] == [("host2", "host1"), ("host3", "host1")]
+    assert stage.started[1:] == [("host2", "host1"), ("host3", "host1")]
     stage.end_well(nodes[1], **FROM_NODES)  # two have it now, so four take it
-    assert [host for host, _ in stage.cluster.started[3:]] == ["host4", "host5", "host6"]
+    assert [host for host, _ in stage.started[3:]] == ["host4", "host5", "host6"]
     stage.end_well(nodes[2], **FROM_NODES)
-    assert len(stage.cluster.started) == 9
+    assert len(stage.started) == 9
     stage.end_well(*nodes[3:9], **FROM_NODES)
-    assert len(stage.cluster.started) == 12
-    assert "host1" not in stage.cluster.stopped
+    assert len(stage.started) == 12
+    assert "host1" not in stage.stopped
     stage.end_well(*nodes[9:], **FROM_NODES)
     assert stage.seeding.is_done
-    assert sorted(stage.cluster.stopped) == sorted(node.host for node in nodes)
+    assert sorted(stage.stopped) == sorted(node.host for node in nodes)
     assert set(stage.statuses().values()) == {"seeded"}
 
 
@@ -245,34 +252,39 @@ def test_source_that_fails_is_replaced_and_after_some_the_nodes_read_the_store()
     nodes = cluster_of(10)
     stage = Stage(*nodes, fan_out="always")
     for number in range(MAX_LOST_SOURCES):
-        assert stage.cluster.started[number:] == [(nodes[number].host, "shares")]
-        stage.cluster.end_badly(nodes[number])
-        stage.step()
-    assert stage.cluster.started[MAX_LOST_SOURCES:] == [(node.host, "") for node in nodes[MAX_LOST_SOURCES:]]
+        assert stage.started[number:] == [(nodes[number].host, "shares")]
+        stage.end_badly(nodes[number])
+    assert stage.started[MAX_LOST_SOURCES:] == [(node.host, "") for node in nodes[MAX_LOST_SOURCES:]]
 
 
-def test_watch_seeds_who_joins_and_nobody_twice():
+def test_watch_seeds_who_joins_and_nobody_twice_and_forgets_who_leaves():
     stage = Stage(NODE_ONE, watch=True)
     stage.end_well(NODE_ONE)
     assert not stage.seeding.is_done
-    stage.cluster.alive.append(NODE_TWO)
+    stage.alive.append(NODE_TWO)
     stage.step(LOOK_EVERY_S - 0.1)
-    assert len(stage.cluster.started) == 1
+    assert len(stage.started) == 1
     for _ in range(5):
         stage.step(LOOK_EVERY_S)
-    assert stage.cluster.started == [("host1", ""), ("host2", "")]
-
-
-def test_node_that_leaves_is_forgotten_and_seeded_again_when_it_is_back():
-    stage = Stage(NODE_ONE, NODE_TWO, watch=True)
-    stage.cluster.end_well(NODE_TWO)
-    stage.cluster.alive.remove(NODE_ONE)
+    assert stage.started == [("host1", ""), ("host2", "")]
+    stage.end_well(NODE_TWO)
+    stage.alive.remove(NODE_ONE)
     stage.step(LOOK_EVERY_S)
-    assert stage.cluster.stopped[0] == "host1"
     assert stage.statuses() == {"host2": "seeded"}
-    stage.cluster.alive.append(NODE_ONE)
+    stage.alive.append(NODE_ONE)
     stage.step(LOOK_EVERY_S)
-    assert stage.cluster.started[-1] == ("host1", "")
+    assert stage.started[2:] == [("host1", "")]
+
+
+def test_watch_tries_a_node_that_failed_again_later_each_time():
+    stage = Stage(NODE_ONE, watch=True)
+    for wait_s in (5.0, 10.0, 20.0):
+        stage.end_badly(NODE_ONE)
+        num_started = len(stage.started)
+        stage.step(wait_s - 0.1)
+        assert len(stage.started) == num_started
+        stage.step(0.1)
+        assert len(stage.started) == num_started + 1
 
 
 PIECE = 1000
@@ -323,7 +335,8 @@ def test_damaged_piece_is_read_from_the_store_and_never_laid_out(
     nodes: Nodes, damage: Callable[[bytes], bytes]
 ):
     shared = nodes.share()
-    found = nodes.receive(shared, lambda data: damage(data) if data == shared.pieces[5] else data)
+    piece = shared[max(shared, key=lambda name: len(shared[name]))][1]
+    found = nodes.receive(shared, lambda data: damage(data) if data == piece else data)
     assert (found.faults, nodes.files("other")) == ((), nodes.files("first"))
     assert 0 < found.bytes_from_store < NUM_BYTES
     assert found.bytes_from_store + found.bytes_from_nodes == NUM_BYTES
@@ -363,12 +376,3 @@ def test_file_that_changed_at_the_source_harms_no_other(nodes: Nodes, change: Ca
     found = nodes.receive(nodes.share())
     assert (found.faults, nodes.files("other")) == ((), before)
     assert found.bytes_from_store == largest.expected.size_bytes
-
-
-def states(*found: NodeSeed | Node) -> tuple[NodeState, ...]:
-    def state(item: NodeSeed | Node) -> NodeState:
-        if isinstance(item, Node):
-            return NodeState(node=item)
-        return NodeState(node=item.node, phase="ended", attempts=1, seed=item)
-
-    return tuple(map(state, found))

@@ -19,11 +19,11 @@ import ray
 from tests.support.processes import marked, still_there
 from tests.support.ray_cluster import free_ports
 from warmrank.orchestrator import reaper
-from warmrank.orchestrator.causes import DIED, NODE_LOST, STOPPED, WorkerFailure
 from warmrank.orchestrator.config.models import WatchConfig
-from warmrank.orchestrator.gang import ray_watch
-from warmrank.orchestrator.gang.eligible import HeadWatch
+from warmrank.orchestrator.errors import DIED, NODE_LOST, STOPPED, WorkerFailure
+from warmrank.orchestrator.gang import liveness, ray_watch
 from warmrank.orchestrator.gang.launcher import Process, ProcessStatus, seat_ranks
+from warmrank.orchestrator.gang.liveness import HeadWatch
 from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch, Said
 from warmrank.orchestrator.gang.ray_watch import RayWatch, Watching
@@ -139,20 +139,6 @@ class Time:
             raise self.answer
         return self.answer
 
-    def look(self) -> None:
-        self.watch.take(self.watch.refs())
-
-    def passes(self, seconds: float) -> None:
-        """The driver works: it looks again and again."""
-        end_s = self.now_s + seconds
-        while self.now_s < end_s:
-            self.now_s += 1
-            self.look()
-
-    def stands_still(self, seconds: float) -> None:
-        self.watch.refs()
-        self.now_s += seconds
-
     def failure(self) -> WorkerFailure:
         (found,) = self.watch.failures("build")
         return self.watch.explained(found)
@@ -163,16 +149,16 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     return Time(monkeypatch)
 
 
-def test_node_that_works_for_a_call_is_looked_at_only_when_its_answer_is_late(time: Time) -> None:
+def test_node_that_is_at_a_call_is_looked_at_only_when_a_rank_has_failed(time: Time) -> None:
     time.watch.call("build", "build", {0: {0: ()}})
-    time.now_s += SETTINGS.node_silent_s / 3 - 1
+    time.now_s += SETTINGS.node_silent_s / 3
     assert len(time.watch.refs()) == 1
-    time.now_s += 1
+    time.watch.failed(0, died=True)
     assert len(time.watch.refs()) == 2
 
 
 def test_answer_to_a_call_stands_for_a_look(time: Time) -> None:
-    time.answer = Said(answers=(("built", (0,)),), is_all=True, statuses={})
+    time.answer = Said(answers={0: "built"}, is_all=True, statuses={})
     time.watch.call("build", "build", {0: {0: ()}})
     time.now_s += 4
     assert time.watch.take(time.watch.refs()) == ({0: "built"}, {})
@@ -192,18 +178,14 @@ def head() -> Iterator[socket.socket]:
         yield listening
 
 
-def watch_of(head: socket.socket, settings: WatchConfig, *, connect_s: float = 0.3) -> HeadWatch:
-    return HeadWatch(f"127.0.0.1:{head.getsockname()[1]}", settings, connect_s=connect_s)
-
-
 def test_time_in_which_the_driver_stood_still_is_no_silence_of_the_head(
     head: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = watch_of(head, PATIENT)
+    watch = HeadWatch(f"127.0.0.1:{head.getsockname()[1]}", PATIENT)
     watch.stop()
     monkeypatch.setattr(watch, "_tried_s", watch._tried_s - 3600)
     assert watch.loss == ""
-    monkeypatch.setattr(watch, "_reaches", lambda: False)
+    monkeypatch.setattr(liveness, "knock", lambda _place: "silent")
     watch._try()
     assert watch.loss == ""
 
@@ -254,16 +236,3 @@ def test_reaper_that_is_killed_is_replaced_and_costs_no_rank(
     assert second != first
     watch.release()
     assert rank.wait(timeout=60) == -signal.SIGKILL
-
-
-@pytest.fixture(autouse=True)
-def ready(monkeypatch: pytest.MonkeyPatch) -> set[int]:
-    """The ranks that answer."""
-    found = {0, 1, 2}
-
-    def wait(refs: list[Any], **_options: Any) -> tuple[list[Any], list[Any]]:
-        return [ref for ref in refs if ref[1] in found], [ref for ref in refs if ref[1] not in found]
-
-    monkeypatch.setattr(ray, "wait", wait)
-    monkeypatch.setattr(ray, "get", lambda ref: ref[0])
-    return found

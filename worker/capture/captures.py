@@ -1,7 +1,10 @@
-"""The captured graphs of one runner: made from a shape's second call on, and replayed.
+"""The captured graphs of one runner: made from a shape's second call on, and replayed; and their pools.
 
 Invariant: a graph is replayed only if every input that it reads where it lies is at the address that was
 captured, with the layout that was captured; everything else was copied into its buffers just before.
+
+Graphs of one pool lie over each other, so only one of them may run at a time: a lock belongs to a pool, and
+all functions that share the pool share the lock.
 """
 
 from __future__ import annotations
@@ -12,61 +15,111 @@ import operator
 import random
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from warmrank.worker.capture.plan import shapes_of
-from warmrank.worker.capture.pools import CapturePool, pool_of
-from warmrank.worker.devices import duplicate, memory_of, picker
+from warmrank.worker.capture.statistics import PoolStatistics
+from warmrank.worker.devices import KINDS, backend_for, duplicate, memory_of, picker
 from warmrank.worker.errors import NotCapturable
 from warmrank.worker.runtime.runner import ordinary_tensors
 from warmrank.worker.torch_private.places import hand_out
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
-    from warmrank.worker.capture.statistics import PoolStatistics
-    from warmrank.worker.devices import CapturedGraph, DeviceBackend
-    from warmrank.worker.engines.port import Graph
-    from warmrank.worker.runtime.artifact import GraphFacts
-    from warmrank.worker.runtime.runner import CaptureOptions, InputLayout, Settled, Tally
+    from warmrank.worker.devices import CapturedGraph, DeviceBackend, PoolHandle
+    from warmrank.worker.runtime.runner import GraphRunner, InputLayout, Settled
 
 _log = logging.getLogger("torchair")
 _address = torch.Tensor.data_ptr
+Key = tuple[Any, ...]
+Inputs = tuple[Any, ...]
+
+
+class CapturePool:
+    """One pool and what is in it."""
+
+    def __init__(self, backend: DeviceBackend, handle: PoolHandle | None = None) -> None:
+        self.pool = backend.pool(handle)
+        self.lock = threading.RLock()
+        self._handle = handle
+        # Where each graph's outputs lie, for as long as the graph is kept.
+        self._outputs: weakref.WeakKeyDictionary[Entry, list[range]] = weakref.WeakKeyDictionary()
+
+    def add(self, entry: Entry, aliased: Sequence[int]) -> None:
+        """Count a graph that was captured into this pool; ``aliased`` outputs lie in its inputs."""
+        self._outputs[entry] = [
+            _stretch(value.untyped_storage())
+            for index, value in enumerate(entry.captured.outputs)
+            if index not in aliased and isinstance(value, torch.Tensor)
+        ]
+
+    def returned(self, tensor: torch.Tensor) -> bool:
+        """True if a tensor lies in what a graph of this pool returned."""
+        address = tensor.data_ptr()
+        return any(address in memory for outputs in tuple(self._outputs.values()) for memory in outputs)
+
+    def statistics(self) -> PoolStatistics:
+        """Bytes that the pool holds, and bytes that sharing it saves."""
+        sizes = [entry.captured.size_bytes for entry in tuple(self._outputs.keys())]
+        size_bytes = self.pool.size_bytes
+        return PoolStatistics(
+            handle=self._handle,
+            num_graphs=len(sizes),
+            size_bytes=size_bytes,
+            saved_bytes=max(0, sum(sizes) - size_bytes),
+        )
+
+
+_given: weakref.WeakValueDictionary[tuple[str, Any], CapturePool] = weakref.WeakValueDictionary()
+_given_lock = threading.Lock()
+
+
+def pool_of(backend: DeviceBackend, handle: PoolHandle) -> CapturePool:
+    """The pool of a handle that was given, the same for all who give it."""
+    with _given_lock:
+        pool = _given.get((backend.kind, handle))
+        if pool is None:
+            pool = _given[backend.kind, handle] = CapturePool(backend, handle)
+        return pool
+
+
+def graph_pool_handle(device_kind: str | None = None) -> PoolHandle:
+    """A handle for ``config.aclgraph_config.use_custom_pool``: all functions that get it share one pool.
+
+    TorchAir's scripts call ``torch.npu.graph_pool_handle()``.
+
+    It is ``cpu``, ``cuda`` or ``npu``; by default the accelerator that torch finds, else the CPU.
+
+    Raises:
+        DeviceUnavailable: this machine has no such device, or there is no such device kind.
+    """
+    found = torch.accelerator.current_accelerator(check_available=True)
+    present = found.type if found is not None and found.type in KINDS else "cpu"
+    return backend_for(device_kind or present).new_handle()
 
 
 class Captures:
-    """The captured graphs of one runner, by `InputLayout.key`; its lock is held in every call.
+    """The captured graphs of one runner; its lock is held in every call.
 
     Attributes:
-        entries: the captured graphs.
+        entries: the graphs by `InputLayout.key`.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        facts: GraphFacts,
-        layout: InputLayout,
-        backend: DeviceBackend,
-        options: CaptureOptions,
-        tally: Tally,
-    ) -> None:
-        self.entries: dict[tuple[Any, ...], Entry] = {}
-        self._graph = graph
-        self._aliased = frozenset(facts.aliased_outputs)
-        self._layout = layout
-        self._backend = backend
-        self._options = options
-        self._given = None if options.pool is None else pool_of(backend, options.pool)
+    def __init__(self, runner: GraphRunner) -> None:
+        self._runner = runner
+        self._layout, self._options, self._tally = runner.layout, runner.options, runner.tally
+        self.entries: dict[Key, Entry] = {}
         self._pools: dict[Any, CapturePool] = {}
-        self._tally = tally
         self._last: Entry | None = None
         self._thread = 0
         self._threads: set[int] = set()
         self._warned: set[str] = set()
 
-    def may_add(self, key: tuple[Any, ...]) -> bool:
+    def may_add(self, key: Key) -> bool:
         """True if a graph may be captured for this key, and none is."""
         return not (key in self.entries or self._tally.never or self._is_full())
 
@@ -78,110 +131,106 @@ class Captures:
         """Of each pool that graphs were captured into."""
         return tuple(pool.statistics() for pool in self._pools.values())
 
-    def prepare(self, key: tuple[Any, ...], inputs: tuple[Any, ...], settled: Settled) -> None:
+    def prepare(self, key: Key, inputs: Inputs) -> None:
         """See `GraphRunner.prepare`."""
         entry = self.entries.get(key)
-        if entry is None or not entry.fits(inputs, settled):
+        if entry is None or not entry.fits(inputs, self._runner.settled):
             entry, intact = self._capture(key, inputs)
             if entry is None:
                 with restored(intact, self._layout.mutated):
-                    self._graph(*intact)
+                    self._runner.graph(*intact)
 
-    def replay_last(self, inputs: tuple[Any, ...], settled: Settled) -> tuple[Any, ...] | None:
+    def replay_last(self, inputs: Inputs) -> tuple[Any, ...] | None:
         """Outputs of the graph that was replayed last; None where it does not fit these inputs."""
         entry = self._last
-        if entry is None or not entry.fits(inputs, settled):
+        if entry is None or not entry.fits(inputs, self._runner.settled):
             return None
         entry.fill(inputs)
         return self._replay(entry, inputs)
 
-    def run(self, key: tuple[Any, ...], inputs: tuple[Any, ...], settled: Settled) -> tuple[Any, ...]:
+    def run(self, key: Key, inputs: Inputs) -> tuple[Any, ...]:
         """Outputs of a captured graph; of the graph as it is where nothing can be captured."""
-        entry = self.entries.get(key)
-        if entry is not None and not self._options.force_recapture and entry.fits(inputs, settled):
+        entry, recapture = self.entries.get(key), self._options.force_recapture
+        if entry is not None and not recapture and entry.fits(inputs, self._runner.settled):
             entry.fill(inputs)
         else:
             entry, inputs = self._capture(key, inputs)
         if entry is None:
             self._tally.eager[self._tally.never or "static_capture_size_limit is reached"] += 1
-            outputs = self._graph(*inputs)
+            outputs = self._runner.graph(*inputs)
             self._layout.note_writes(inputs)
             return outputs
-        if not self._options.force_recapture:
+        if not recapture:
             self._last = entry
         return self._replay(entry, inputs)
 
-    def _replay(self, entry: Entry, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _replay(self, entry: Entry, inputs: Inputs) -> tuple[Any, ...]:
         if (thread := threading.get_ident()) != self._thread:
-            self._note_thread(thread)
+            # Of threads that call in turns; one that takes over from another is nothing to warn of.
+            if thread in self._threads and not self._options.clone_output:
+                self._warn_once(
+                    "several threads call a captured function, and each call overwrites what the one before "
+                    "returned, whichever thread holds that; set debug.aclgraph.enable_output_clone"
+                )
+            self._threads.add(thread)
+            self._thread = thread
         entry.captured.replay()
         self._tally.replays += 1
         self._layout.note_writes(inputs)
         return entry.hand_out(inputs)
 
-    def _capture(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Entry | None, tuple[Any, ...]]:
+    def _capture(self, key: Key, inputs: Inputs) -> tuple[Entry | None, Inputs]:
         """Capture for these inputs, which lie in the buffers then; None, and the inputs, if it cannot be."""
-        if self._tally.never or (key not in self.entries and self._is_full()):
+        layout, tally = self._layout, self._tally
+        if tally.never or (key not in self.entries and self._is_full()):
             return None, inputs
-        self._forget(key, inputs)
+        if (old := self.entries.pop(key, None)) is not None:  # so that the next one gets its memory
+            cause = "force_recapture" if old.fits(inputs) else old.misfit(inputs)
+            tally.recaptured[cause] += 1
+            tally.ran[hash(key)] = None  # should the capture fail, the next call tries again
+            self._last = None
+            _log.info("recapture: %s", cause)
         intact = inputs
-        with ordinary_tensors(inputs[index] for index in self._layout.mutated):
+        with ordinary_tensors(inputs[index] for index in layout.mutated):
             try:
                 # A user input inside a mutated input's memory must see its writes, so it is not copied.
-                copied = frozenset(self._layout.copied) - inside(inputs, self._layout)
+                copied = frozenset(layout.copied) - inside(inputs, layout)
                 # Those that are may lie in the pool, where the graph writes while it is recorded.
                 intact = tuple(
                     duplicate(value) if index in copied else value for index, value in enumerate(inputs)
                 )
                 entry = self._captured(key, inputs, intact, copied)
             except NotCapturable as error:
-                self._tally.never = f"it cannot be captured: {error.message}"
-                _log.warning("a graph runs without capture from now on; %s", self._tally.never)
+                tally.never = f"it cannot be captured: {error.message}"
+                _log.warning("a graph runs without capture from now on; %s", tally.never)
                 return None, intact
-        self._tally.captures += 1
+        tally.captures += 1
         self.entries[key] = entry
-        self._tally.ran.pop(hash(key), None)
+        tally.ran.pop(hash(key), None)
         return entry, inputs
 
-    def _forget(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> None:
-        """Drop the graph of this key, if there is one, so that the next one gets its memory."""
-        old = self.entries.pop(key, None)
-        if old is not None:
-            cause = "force_recapture" if old.fits(inputs) else old.misfit(inputs)
-            self._tally.recaptured[cause] += 1
-            self._tally.ran[hash(key)] = None  # should the capture fail, the next call tries again
-            self._last = None
-            _log.info("recapture: %s", cause)
-
-    def _captured(
-        self,
-        key: tuple[Any, ...],
-        inputs: tuple[Any, ...],
-        intact: tuple[Any, ...],
-        copied: frozenset[int],
-    ) -> Entry:
-        pool = self._pool(key)
-        for index in self._layout.kept:
+    def _captured(self, key: Key, inputs: Inputs, intact: Inputs, copied: frozenset[int]) -> Entry:
+        runner, layout = self._runner, self._layout
+        aliased = frozenset(runner.facts.aliased_outputs)
+        # The given pool (mode one), one for all shapes (mode two), or the shape's own.
+        place = key if runner.given_pool is None and self._options.pool_for_each_shape else None
+        if place not in self._pools:
+            self._pools[place] = runner.given_pool or CapturePool(runner.backend)
+        pool = self._pools[place]
+        for index in layout.kept:
             if pool.returned(inputs[index]):
                 self._warn_once(
-                    f"{self._layout.described(index)} lies in memory that a captured graph returned: the "
+                    f"{layout.described(index)} lies in memory that a captured graph returned: the "
                     "next replay in this pool overwrites it. Clone it first, or set "
                     "debug.aclgraph.enable_output_clone."
                 )
-        with restored(inputs, self._layout.mutated):
-            captured = self._backend.capture(
-                self._graph, intact, copied=copied, aliased=self._aliased, pool=pool.pool
+        with restored(inputs, layout.mutated):
+            captured = runner.backend.capture(
+                runner.graph, intact, copied=copied, aliased=aliased, pool=pool.pool
             )
-        entry = Entry(self._layout, captured, inputs, copied, clone_output=self._options.clone_output)
-        pool.add(entry, self._aliased)
+        entry = Entry(layout, captured, inputs, copied, clone_output=self._options.clone_output)
+        pool.add(entry, runner.facts.aliased_outputs)
         return entry
-
-    def _pool(self, key: tuple[Any, ...]) -> CapturePool:
-        """Pool to capture a graph into: the given one (mode one), one for all (mode two), or its own."""
-        place = key if self._given is None and self._options.pool_for_each_shape else None
-        if place not in self._pools:
-            self._pools[place] = self._given or CapturePool(self._backend)
-        return self._pools[place]
 
     def _is_full(self) -> bool:
         full = len(self.entries) >= self._options.limit
@@ -192,16 +241,6 @@ class Captures:
                 "Raise the limit, or use fewer shapes."
             )
         return full
-
-    def _note_thread(self, thread: int) -> None:
-        """Warn of threads that call in turns; one that takes over from another is nothing to warn of."""
-        if thread in self._threads and not self._options.clone_output:
-            self._warn_once(
-                "several threads call a captured function, and each call overwrites what the one before "
-                "returned, whichever thread holds that; set debug.aclgraph.enable_output_clone"
-            )
-        self._threads.add(thread)
-        self._thread = thread
 
     def _warn_once(self, text: str) -> None:
         if text not in self._warned:
@@ -265,13 +304,12 @@ class Entry:
     Attributes:
         captured: the graph.
         hand_out: makes a call's outputs of its inputs, after a replay.
-        key: of `InputLayout.key`.
         shapes: what the capture plan says of it; None where that cannot be written.
     """
 
     __slots__ = (
-        "__weakref__", "_called", "_copied", "_end", "_inside", "_layout", "_mutated", "_numbers",
-        "_pick_numbers", "_placed", "_positions", "_rest", "_since", "captured", "hand_out", "key", "shapes",
+        "__weakref__", "_called", "_copied", "_end", "_key", "_layout", "_mutated", "_numbers",
+        "_pick_numbers", "_placed", "_positions", "_rest", "_since", "captured", "hand_out", "shapes",
     )  # fmt: skip
 
     def __init__(
@@ -285,11 +323,11 @@ class Entry:
     ) -> None:
         self.captured = captured
         self.hand_out = hand_out(captured.outputs, captured.origins, len(inputs), clone=clone_output)
-        self.key = layout.key(inputs)
         self.shapes = shapes_of(layout, inputs)
+        self._key = layout.key(inputs)
         self._layout = layout
-        self._inside = tuple(index for index in layout.copied if index not in copied)
-        self._placed = self._rest = _Placed((*layout.compared, *self._inside), inputs)
+        within = (index for index in layout.copied if index not in copied)
+        self._placed = self._rest = _Placed((*layout.compared, *within), inputs)
         self._positions: tuple[int, ...] = ()
         self._since: object = None
         self._called = tuple(
@@ -300,10 +338,13 @@ class Entry:
         self._pick_numbers = picker(layout.numbers)
         self._numbers = self._pick_numbers(inputs)
         self._mutated = _written(inputs, layout.mutated)
-        self._end = max((behind for _, behind in self._mutated), default=0)
-        self._copied = tuple(
-            _filled(index, inputs[index], captured.inputs[index]) for index in sorted(copied)
-        )
+        self._end = max((memory.stop for memory in self._mutated), default=0)
+        # Of each copied input: position, shape, the strides that it must have (None for any), and memory to
+        # copy into. Where elements overlap, memory is copied as it lies, so the other side has to lie alike.
+        self._copied = []
+        for index in sorted(copied):
+            value, buffer, memory = inputs[index], captured.inputs[index], memory_of(captured.inputs[index])
+            self._copied.append((index, value.shape, None if memory is buffer else value.stride(), memory))
 
     def fits(self, inputs: Sequence[Any], settled: Settled | None = None) -> bool:
         """True if a replay computes what the graph would compute of these inputs; a few microseconds.
@@ -338,7 +379,7 @@ class Entry:
     def misfit(self, inputs: Sequence[Any]) -> str:
         """The reason, in words, why inputs of this key do not fit."""
         described = self._layout.described
-        if self._layout.key(inputs) != self.key:
+        if self._layout.key(inputs) != self._key:
             return "another shape"  # `fits` is asked about inputs of every key
         placed = self._placed
         for index, address, layout in zip(placed.positions, placed.addresses, placed.layouts, strict=True):
@@ -353,20 +394,17 @@ class Entry:
 
     def _lie_where_captured(self, inputs: Sequence[Any], settled: Settled | None) -> bool:
         """Compare addresses; of the settled inputs only after something about them changed."""
-        if settled is None or settled.since is not self._since:
-            if not self._placed.same(inputs):
-                return False
-            if settled is not None:
-                self._leave(settled, inputs)
-            return True
-        return self._rest.same(inputs)
-
-    def _leave(self, settled: Settled, inputs: Sequence[Any]) -> None:
-        if self._positions is not settled.positions:
-            elsewhere = frozenset(settled.positions)
-            rest = tuple(index for index in self._placed.positions if index not in elsewhere)
-            self._positions, self._rest = settled.positions, _Placed(rest, inputs)
-        self._since = settled.since
+        if settled is not None and settled.since is self._since:
+            return self._rest.same(inputs)
+        if not self._placed.same(inputs):
+            return False
+        if settled is not None:
+            if self._positions is not settled.positions:
+                elsewhere = frozenset(settled.positions)
+                rest = tuple(index for index in self._placed.positions if index not in elsewhere)
+                self._positions, self._rest = settled.positions, _Placed(rest, inputs)
+            self._since = settled.since
+        return True
 
     def _is_inside(self, tensor: torch.Tensor) -> bool:
         """True if a tensor lies in the memory of a mutated input, whose writes it then has to see."""
@@ -377,31 +415,25 @@ def inside(inputs: Sequence[Any], layout: InputLayout) -> frozenset[int]:
     """Positions of user inputs that lie in the memory of a mutated input."""
     for index in (*layout.fixed, *layout.copied):
         if inputs[index].layout is not torch.strided:
-            msg = f"{layout.described(index)} has layout {inputs[index].layout}, which lies at no address"
-            raise NotCapturable(msg, operator="")
+            what = f"{layout.described(index)} has layout {inputs[index].layout}"
+            raise NotCapturable(f"{what}, which lies at no address")
     mutated = _written(inputs, layout.mutated)
     return frozenset(index for index in layout.copied if _overlaps(inputs[index], mutated))
 
 
-def _written(inputs: Sequence[Any], mutated: Sequence[int]) -> frozenset[tuple[int, int]]:
-    """Stretches of memory that the graph may write to: first address, and the one behind the last."""
-    storages = [inputs[index].untyped_storage() for index in mutated]
-    return frozenset((storage.data_ptr(), storage.data_ptr() + storage.nbytes()) for storage in storages)
+def _stretch(storage: torch.UntypedStorage) -> range:
+    return range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
 
 
-def _overlaps(tensor: torch.Tensor, stretches: Iterable[tuple[int, int]]) -> bool:
+def _written(inputs: Sequence[Any], mutated: Sequence[int]) -> frozenset[range]:
+    """Stretches of memory that the graph may write to."""
+    return frozenset(_stretch(inputs[index].untyped_storage()) for index in mutated)
+
+
+def _overlaps(tensor: torch.Tensor, stretches: Iterable[range]) -> bool:
     """True if a tensor may have memory in one of them, if only as a slice of one array of numpy's."""
-    begin = tensor.data_ptr()
-    storage = tensor.untyped_storage()
-    end = storage.data_ptr() + storage.nbytes()
-    return any(begin < behind and first < end for first, behind in stretches)
-
-
-def _filled(index: int, value: torch.Tensor, buffer: torch.Tensor) -> tuple[int, Any, Any, torch.Tensor]:
-    """A copied input: position, shape, the strides that it must have (None for any), memory to copy into."""
-    memory = memory_of(buffer)
-    # Where elements overlap, the memory is copied as it lies, so the other side has to lie alike.
-    return index, value.shape, None if memory is buffer else value.stride(), memory
+    begin, end = tensor.data_ptr(), _stretch(tensor.untyped_storage()).stop
+    return any(begin < memory.stop and memory.start < end for memory in stretches)
 
 
 def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:

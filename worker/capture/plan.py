@@ -40,8 +40,8 @@ class PlannedInput(Value):
 
     def to_json(self) -> list[Any]:
         """As it stands in the plan."""
-        written: list[Any] = [self.position, list(self.sizes)]
-        return written if self.strides == _contiguous(self.sizes) else [*written, list(self.strides)]
+        strides = [] if self.strides == _contiguous(self.sizes) else [list(self.strides)]
+        return [self.position, list(self.sizes), *strides]
 
 
 class Shapes(Value):

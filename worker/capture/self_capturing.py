@@ -14,7 +14,6 @@ from warmrank.worker.runtime.runner import CaptureOptions, GraphRunner
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
-    from warmrank.worker.capture.statistics import CaptureStatistics
     from warmrank.worker.devices import DeviceBackend
     from warmrank.worker.engines.port import SelfCapturing
     from warmrank.worker.runtime.artifact import GraphFacts
@@ -35,16 +34,16 @@ class SelfCapturingRunner(GraphRunner):
         self._lock = _ONE_AT_A_TIME
         self._capturing = graph
         self._prepared: dict[Shapes, None] = {}
-        positions = [
+        written, *read = (
             [index for index, found in enumerate(facts.input_classes) if found == kind]
             for kind in (MUTATED, STATE, USER)
-        ]
-        self._overlap = OverlapCheck(*positions) if positions[0] else None
+        )
+        self._overlap = OverlapCheck(written, *read) if written else None
 
     @property
     def max_captures(self) -> int:
         """Number of graphs that may be captured."""
-        return 0 if self._capturing.is_eager else self._options.limit
+        return 0 if self._capturing.is_eager else self.options.limit
 
     def hand_over(self) -> None:
         """See `SelfCapturing.hand_over`."""
@@ -53,12 +52,6 @@ class SelfCapturingRunner(GraphRunner):
     def shapes(self) -> tuple[Shapes, ...]:
         """The shapes that were prepared."""
         return tuple(self._prepared)
-
-    @property
-    def statistics(self) -> CaptureStatistics:
-        """Counters that are seen from outside: graphs that the engine holds, and calls."""
-        self._tally.captures = self._capturing.num_captures
-        return self._tally.taken(())
 
     def _prepare(self, inputs: tuple[Any, ...]) -> None:
         """Let the engine capture, which runs the graph; mutated inputs keep their values."""
@@ -70,13 +63,13 @@ class SelfCapturingRunner(GraphRunner):
 
     def _run(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         self._check(inputs)
-        before = self._capturing.num_captures
+        before = self.tally.captures
         outputs = self._call(inputs)
         self.layout.note_writes(inputs)
         if self._capturing.is_eager:  # asked afterwards: a call may be the one that goes over the limit
-            self._tally.eager["TorchAir runs the function eagerly"] += 1
-        elif self._capturing.num_captures == before:
-            self._tally.replays += 1
+            self.tally.eager["TorchAir runs the function eagerly"] += 1
+        elif self.tally.captures == before:
+            self.tally.replays += 1
         return outputs
 
     def _call(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -87,13 +80,14 @@ class SelfCapturingRunner(GraphRunner):
         """
         if self._overlap is not None and self._overlap(inputs):
             names = ", ".join(self.layout.described(index) for index in self.layout.mutated)
-            msg = (
+            raise NotCapturable(
                 f"{names} shares memory with another input, and is written to, which TorchAir's graphs do "
                 "not expect; pass copies, or use engine graph"
             )
-            raise NotCapturable(msg, operator="")
         try:
-            return self._graph(*inputs)
+            return self.graph(*inputs)
         except RuntimeError as error:
-            refuse_exhausted(error, self._backend.kind)
+            refuse_exhausted(error, self.backend.kind)
             raise
+        finally:
+            self.tally.captures = self._capturing.num_captures

@@ -10,6 +10,7 @@ from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from warmrank.worker.devices import PoolHandle
+    from warmrank.worker.runtime.runner import GraphRunner
 
 Counts = tuple[tuple[str, int], ...]
 """Causes and how often each was met, the most frequent first."""
@@ -81,34 +82,20 @@ class CaptureStatistics(Value):
         return "\n".join(lines)
 
 
-def total(parts: Iterable[CaptureStatistics]) -> CaptureStatistics:
-    """Sums; a pool that several parts share counts once."""
-    recaptured: Counter[str] = Counter()
-    eager: Counter[str] = Counter()
-    captures = replays = warm_up_runs = 0
-    own: list[PoolStatistics] = []
-    given: dict[PoolHandle, PoolStatistics] = {}
-    for part in parts:
-        captures += part.captures
-        replays += part.replays
-        warm_up_runs += part.warm_up_runs
-        recaptured.update(dict(part.recapture_causes))
-        eager.update(dict(part.eager_causes))
-        for pool in part.pools:
-            if pool.handle is None:
-                own.append(pool)
-            else:
-                given[pool.handle] = pool
+def total(runners: Iterable[GraphRunner]) -> CaptureStatistics:
+    """Counters of several runners together; a pool that they share counts once."""
+    recaptured, eager, sums = Counter[str](), Counter[str](), Counter[str]()
+    pools: dict[object, PoolStatistics] = {}
+    for runner in runners:
+        tally = runner.tally
+        sums.update(captures=tally.captures, replays=tally.replays, warm_up_runs=tally.warm_up_runs)
+        recaptured.update(tally.recaptured)
+        eager.update(tally.eager)
+        for pool in runner.pools():
+            pools[id(pool) if pool.handle is None else pool.handle] = pool
     return CaptureStatistics(
-        captures=captures,
-        recapture_causes=counts(recaptured),
-        replays=replays,
-        warm_up_runs=warm_up_runs,
-        eager_causes=counts(eager),
-        pools=(*given.values(), *own),
+        recapture_causes=tuple(recaptured.most_common()),
+        eager_causes=tuple(eager.most_common()),
+        pools=tuple(sorted(pools.values(), key=lambda pool: pool.handle is None)),
+        **sums,
     )
-
-
-def counts(counter: Counter[str]) -> Counts:
-    """A counter, the most frequent first."""
-    return tuple(counter.most_common())

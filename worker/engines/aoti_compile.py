@@ -31,7 +31,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import NotPortable, NotYet
-from warmrank.worker.keys.machine import instruction_set
+from warmrank.worker.keys.request import instruction_set
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.settings import settings
 from warmrank.worker.torch_private.inductor import compile_library
@@ -304,7 +304,7 @@ def compile_parts(
             division.library,
             directory=directory,
             cache=cache,
-            march=instruction_set().march,
+            march=instruction_set()[0],
             compiler=settings().compiler,
         )
     call["tensors"], call["numbers"] = list(library.tensors), list(library.numbers)

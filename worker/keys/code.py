@@ -25,43 +25,22 @@ _DIGEST_CHARS = 32
 _type_names: dict[type, str] = {}
 _patched: dict[type, bool] | None = None  # within `types_anew`
 _IGNORED_CLASS_NAMES = frozenset(
-    {
-        "__dict__",
-        "__weakref__",
-        "__doc__",
-        "__module__",
-        "__annotations__",
-        "__firstlineno__",
-        "__qualname__",
-        "__static_attributes__",
-        "__parameters__",
-        "__orig_bases__",
-        "__abstractmethods__",
-        "_abc_impl",
-        "__slotnames__",  # which copy and pickle put into a class when they first meet it
-    }
-)
-# Py_TPFLAGS_IMMUTABLETYPE: nobody can put anything into such a class.
-_IMMUTABLE_TYPE = 1 << 8
+    {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__",
+     "__qualname__", "__static_attributes__", "__parameters__", "__orig_bases__", "__abstractmethods__",
+     "_abc_impl", "__slotnames__"}
+)  # fmt: skip
+_IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: nobody can put anything into such a class
 # Members of these types hold no Python function; most of a class of torch's is of them.
 _NEVER_FOREIGN = frozenset(
-    {
-        str,
-        int,
-        bool,
-        type(None),
-        tuple,
-        types.MethodDescriptorType,
-        types.WrapperDescriptorType,
-        types.GetSetDescriptorType,
-        types.MemberDescriptorType,
-    }
-)
+    {str, int, bool, type(None), tuple, types.MethodDescriptorType, types.WrapperDescriptorType,
+     types.GetSetDescriptorType, types.MemberDescriptorType}
+)  # fmt: skip
 _COMPARED_ELSEWHERE = frozenset({"torch", "torch.nn.parameter"})
 # Members of ``nn.Module`` that its source gives a second name.
 _SECOND_NAMES = frozenset({("forward", "_forward_unimplemented"), ("__call__", "Module._wrapped_call_impl")})
 # Class attributes that say how instances are laid out; Dynamo relies on them without a guard.
 _LAYOUT_NAMES = frozenset({"_fields", "__match_args__", "__slots__"})
+_LITERALS = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))
 
 
 def is_pinned_module(name: str | None) -> bool:
@@ -97,10 +76,64 @@ def function_digest(function: types.FunctionType) -> str:
     """`code_digest`, and default values, which the code object does not hold."""
     hasher = hashlib.sha256()
     _feed_code(hasher, function.__code__)
-    _feed(hasher, *map(stable_text, function.__defaults__ or ()))
-    for key, item in sorted((function.__kwdefaults__ or {}).items()):
-        _feed(hasher, f"{key}={stable_text(item)}")
+    named = sorted((function.__kwdefaults__ or {}).items())
+    _feed(hasher, map(stable_text, function.__defaults__ or ()))
+    _feed(hasher, (f"{key}={stable_text(item)}" for key, item in named))
     return hasher.hexdigest()[:_DIGEST_CHARS]
+
+
+def digest_of_texts(texts: Iterable[str]) -> str:
+    """Digest of lines of text."""
+    joined = "\n".join(texts).encode("utf-8", "surrogatepass")
+    return hashlib.sha256(joined).hexdigest()[:_DIGEST_CHARS]
+
+
+def joint_digest(digests: list[str]) -> str:
+    """One digest for several; that of a single one is its own."""
+    if len(digests) == 1:
+        return digests[0]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()[:_DIGEST_CHARS]
+
+
+def _feed(hasher: Any, texts: Iterable[str]) -> None:
+    for text in texts:
+        data = text.encode("utf-8", "surrogatepass")
+        hasher.update(len(data).to_bytes(8, "little"))
+        hasher.update(data)
+
+
+def _feed_code(hasher: Any, code: types.CodeType) -> None:
+    hasher.update(code.co_code)
+    hasher.update(code.co_exceptiontable)
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    _feed(hasher, (code.co_name, repr(counts), repr(names)))
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            _feed_code(hasher, constant)
+        else:
+            _feed(hasher, (stable_text(constant),))
+
+
+def stable_text(value: object) -> str:
+    """A text that is equal in every process for equal constants; for other objects only their type."""
+    kind = type(value)
+    if kind in _LITERALS:
+        return f"{kind.__name__}:{value!r}"
+    if isinstance(value, tuple | list | set | frozenset):
+        texts = map(stable_text, value)
+        return f"{kind.__name__}({','.join(texts if isinstance(value, tuple | list) else sorted(texts))})"
+    if isinstance(value, dict):
+        return f"dict({','.join(f'{stable_text(key)}:{stable_text(item)}' for key, item in value.items())})"
+    if isinstance(value, slice):
+        return f"slice({','.join(map(stable_text, (value.start, value.stop, value.step)))})"
+    if isinstance(value, types.FunctionType):
+        return f"function:{function_digest(value)}"
+    if isinstance(value, type):
+        return f"class:{value.__module__}.{value.__qualname__}"
+    if kind.__module__ in ("torch", "torch._ops"):
+        return f"torch:{value}"
+    return f"object:{kind.__module__}.{kind.__qualname__}"
 
 
 def with_inner(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -118,88 +151,44 @@ def globals_read(code: types.CodeType) -> Iterator[str]:
             yield str(instruction.argval)
 
 
-def joint_digest(digests: list[str]) -> str:
-    """One digest for several; that of a single one is its own."""
-    return (
-        digests[0]
-        if len(digests) == 1
-        else hashlib.sha256("".join(digests).encode()).hexdigest()[:_DIGEST_CHARS]
-    )
-
-
-def digest_of_texts(texts: Iterable[str]) -> str:
-    """Digest of lines of text."""
-    joined = "\n".join(texts).encode("utf-8", "surrogatepass")
-    return hashlib.sha256(joined).hexdigest()[:_DIGEST_CHARS]
-
-
-def _feed(hasher: Any, *texts: str) -> None:
-    for text in texts:
-        data = text.encode("utf-8", "surrogatepass")
-        hasher.update(len(data).to_bytes(8, "little"))
-        hasher.update(data)
-
-
-def _feed_code(hasher: Any, code: types.CodeType) -> None:
-    hasher.update(code.co_code)
-    hasher.update(code.co_exceptiontable)
-    _feed(
-        hasher,
-        code.co_name,
-        repr((code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)),
-        repr((code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)),
-    )
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            _feed_code(hasher, constant)
-        else:
-            _feed(hasher, stable_text(constant))
-
-
-def stable_text(value: object) -> str:
-    """A text that is equal in every process for equal constants; for other objects only their type."""
-    kind = type(value)
-    if kind in (int, float, complex, bool, str, bytes, type(None), type(Ellipsis)):
-        return f"{kind.__name__}:{value!r}"
-    if isinstance(value, tuple | list):
-        return f"{kind.__name__}({','.join(map(stable_text, value))})"
-    if isinstance(value, set | frozenset):
-        return f"{kind.__name__}({','.join(sorted(map(stable_text, value)))})"
-    if isinstance(value, dict):
-        return f"dict({','.join(f'{stable_text(key)}:{stable_text(item)}' for key, item in value.items())})"
-    if isinstance(value, slice):
-        return f"slice({','.join(map(stable_text, (value.start, value.stop, value.step)))})"
-    if isinstance(value, types.FunctionType):
-        return f"function:{function_digest(value)}"
-    if isinstance(value, type):
-        return f"class:{value.__module__}.{value.__qualname__}"
-    if kind.__module__ in ("torch", "torch._ops"):
-        return f"torch:{value}"
-    return f"object:{kind.__module__}.{kind.__qualname__}"
-
-
 def layers(value: Any) -> Iterator[Any]:
     """The object that a name is bound to, and all that it wraps, outermost first."""
     seen: set[int] = set()
     while value is not None and id(value) not in seen:
         seen.add(id(value))
         yield value
-        value = _wrapped(value)
+        if isinstance(value, staticmethod | classmethod):
+            value = value.__func__
+        elif isinstance(value, property):
+            value = value.fget
+        elif isinstance(value, functools.cached_property | functools.partialmethod | functools.partial):
+            value = value.func
+        elif isinstance(value, type):
+            return
+        else:
+            try:
+                # Not getattr: some objects (pydantic's stand-ins) raise when asked for anything.
+                value = object.__getattribute__(value, "__dict__").get("__wrapped__")
+            except AttributeError:
+                return
 
 
-def _wrapped(value: Any) -> Any:
-    if isinstance(value, staticmethod | classmethod):
-        return value.__func__
-    if isinstance(value, property):
-        return value.fget
-    if isinstance(value, functools.cached_property | functools.partialmethod | functools.partial):
-        return value.func
-    try:
-        # Not getattr: some objects (pydantic's stand-ins) raise errors of their own when asked for anything.
-        attributes = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return None
-    return None if isinstance(value, type) else attributes.get("__wrapped__")
+def globals_module(function: types.FunctionType) -> str | None:
+    """The module whose globals a function uses: not `__module__`, which `functools.wraps` copies."""
+    name = function.__globals__.get("__name__")
+    return name if isinstance(name, str) else None
+
+
+def _has_file(function: types.FunctionType) -> bool:
+    """True if a function stands in the file of its module: no cell of a notebook, nothing of `exec`."""
+    in_file = function.__globals__.get("__file__") == function.__code__.co_filename
+    return in_file and not is_of_replaced_module(function)
+
+
+def is_of_replaced_module(function: types.FunctionType) -> bool:
+    """True if another module has taken the name of a function's own, so nobody finds its globals."""
+    module = sys.modules.get(globals_module(function) or "")
+    return module is not None and vars(module) is not function.__globals__
 
 
 def class_digest(cls: type) -> str:
@@ -211,11 +200,12 @@ def class_digest(cls: type) -> str:
     hasher = hashlib.sha256()
     for base in digested_bases(cls):
         module = getattr(base, "__module__", "")
-        _feed(hasher, module, base.__qualname__)
         if is_pinned_module(module):
-            _feed(hasher, *_foreign_members(base))
+            members = _foreign_members(base)
         else:
-            _feed(hasher, *_members(base))
+            own = sorted(vars(base).items())
+            members = [_member(base, *item) for item in own if item[0] not in _IGNORED_CLASS_NAMES]
+        _feed(hasher, (module, base.__qualname__, *members))
     return hasher.hexdigest()[:_DIGEST_CHARS]
 
 
@@ -235,7 +225,7 @@ def digested_functions(cls: type) -> Iterator[types.FunctionType]:
             continue
         for layer in layers(value):
             if isinstance(layer, types.FunctionType) and (
-                not is_pinned_module(globals_module(layer)) if pinned else not has_file(layer)
+                is_users_function(layer) if pinned else not _has_file(layer)
             ):
                 yield layer
 
@@ -250,27 +240,21 @@ def _is_torchs_own(cls: type, name: str, value: Any) -> bool:
     )
 
 
-def _members(cls: type) -> list[str]:
-    """Each name that a class defines, with what its value is where that is part of the class's form."""
-    return [
-        f"{name}{_member(cls, name, value)}"
-        for name, value in sorted(vars(cls).items())
-        if name not in _IGNORED_CLASS_NAMES
-    ]
-
-
 def _member(cls: type, name: str, value: Any) -> str:
+    """A name that a class defines, with what its value is where that is part of the class's form."""
     if name in _LAYOUT_NAMES:
-        return f"={stable_text(value)}"
-    if name == "__dataclass_fields__":
-        return f"={';'.join(map(_field, value.values()))}"
+        return f"{name}={stable_text(value)}"
+    if name == "__dataclass_fields__":  # without annotations, which change nothing
+        # All as stable texts: kw_only may be dataclasses.MISSING, whose own text holds its address.
+        fields = ((f.name, f.default, f.default_factory, f.init, f.kw_only) for f in value.values())
+        return f"{name}={';'.join(','.join((known, *map(stable_text, rest))) for known, *rest in fields)}"
     if isinstance(value, type):
-        return f"={value.__module__}.{value.__qualname__}"
+        return f"{name}={value.__module__}.{value.__qualname__}"
     found = list(layers(value))
     if not (found and isinstance(found[-1], types.FunctionType)):
-        return ""
+        return name
     names = [_function_name(cls, name, layer) for layer in found]
-    return "" if names == [""] else f"={'<'.join(names)}"
+    return name if names == [""] else f"{name}={'<'.join(names)}"
 
 
 def _function_name(cls: type, name: str, layer: Any) -> str:
@@ -278,71 +262,44 @@ def _function_name(cls: type, name: str, layer: Any) -> str:
     if not isinstance(layer, types.FunctionType):
         return type(layer).__qualname__
     own = layer.__module__ == cls.__module__ and layer.__qualname__ == f"{cls.__qualname__}.{name}"
-    body = "" if has_file(layer) else f"#{function_digest(layer)}"
+    body = "" if _has_file(layer) else f"#{function_digest(layer)}"
     return body if own else f"{layer.__module__}.{layer.__qualname__}{body}"
-
-
-def has_file(function: types.FunctionType) -> bool:
-    """True if a function stands in the file of its module: no cell of a notebook, nothing of `exec`."""
-    in_file = function.__globals__.get("__file__") == function.__code__.co_filename
-    return in_file and not is_of_replaced_module(function)
-
-
-def is_of_replaced_module(function: types.FunctionType) -> bool:
-    """True if another module has taken the name of a function's own, so nobody finds its globals."""
-    module = sys.modules.get(globals_module(function) or "")
-    return module is not None and vars(module) is not function.__globals__
-
-
-def _field(field: Any) -> str:
-    """A dataclass's field; the type annotation changes nothing."""
-    # All as stable texts: kw_only may be dataclasses.MISSING, whose own text holds its address.
-    parts = (field.default, field.default_factory, field.init, field.kw_only)
-    return ",".join((field.name, *map(stable_text, parts)))
 
 
 def _foreign_members(cls: type) -> list[str]:
     """Functions that somebody put into a class of torch or Python: foreign ones with their digests."""
     found: list[str] = []
     for name, value in () if cls.__flags__ & _IMMUTABLE_TYPE else vars(cls).items():
-        if value.__class__ not in _NEVER_FOREIGN and not _is_torchs_own(cls, name, value):
-            found.extend(_foreign_layers(cls, name, value))
+        if value.__class__ in _NEVER_FOREIGN or _is_torchs_own(cls, name, value):
+            continue
+        function = None
+        for function in layers(value):
+            if is_users_function(function):
+                place = f"{function.__module__}.{function.__qualname__}"
+                found.append(f"{name}={place}#{function_digest(function)}")
+        if cls.__module__ in _COMPARED_ELSEWHERE:
+            continue
+        if isinstance(function, types.BuiltinFunctionType):
+            found.append(f"{name}={function.__module__}.{function.__qualname__}")
+        elif isinstance(function, types.FunctionType) and not _stands_there(cls, name, function):
+            found.append(f"{name}={globals_module(function)}.{function.__code__.co_qualname}")
     return sorted(found)
-
-
-def _foreign_layers(cls: type, name: str, value: Any) -> Iterator[str]:
-    found = list(layers(value))
-    for layer in found:
-        if isinstance(layer, types.FunctionType) and not is_pinned_module(globals_module(layer)):
-            yield f"{name}={layer.__module__}.{layer.__qualname__}#{function_digest(layer)}"
-    function = found[-1] if found else None
-    if cls.__module__ in _COMPARED_ELSEWHERE:
-        return
-    if isinstance(function, types.BuiltinFunctionType):
-        yield f"{name}={function.__module__}.{function.__qualname__}"
-    elif (
-        isinstance(function, types.FunctionType)
-        and is_pinned_module(globals_module(function))
-        and not _stands_there(cls, name, function)
-    ):
-        yield f"{name}={globals_module(function)}.{function.__code__.co_qualname}"
 
 
 def _stands_there(cls: type, name: str, function: types.FunctionType) -> bool:
     """True if a class's source has this function under this name; or torch or torch_npu put it there.
 
-    Dynamo puts a function of its own, made in another one, into ``Module.__init__``.
+    Of a function that no version pins, the digest says more. Dynamo puts a function of its own, made in
+    another one, into ``Module.__init__``.
     """
-    if package_of(globals_module(function) or "") != package_of(cls.__module__):
-        return True
-    place = function.__code__.co_qualname
-    return "<locals>" in place or place == f"{cls.__qualname__}.{name}" or (name, place) in _SECOND_NAMES
-
-
-def globals_module(function: types.FunctionType) -> str | None:
-    """The module whose globals a function uses: not `__module__`, which `functools.wraps` copies."""
-    name = function.__globals__.get("__name__")
-    return name if isinstance(name, str) else None
+    module, place = globals_module(function), function.__code__.co_qualname
+    return (
+        not is_pinned_module(module)
+        or package_of(module or "") != package_of(cls.__module__)
+        or "<locals>" in place
+        or place == f"{cls.__qualname__}.{name}"
+        or (name, place) in _SECOND_NAMES
+    )
 
 
 def is_users_function(value: Any) -> bool:
@@ -357,8 +314,9 @@ def type_name(cls: type) -> str:
         module = getattr(cls, "__module__", "")  # one made in a namespace without __name__ has none
         known = f"{module}:{cls.__qualname__}"
         # Patches of torch.Tensor are a source of their own, see `worker.runtime.sources`.
-        bases = [base for base in cls.__mro__ if base.__module__ != "torch"]
-        if not is_pinned_module(module) or any(map(_is_patched, bases)):
+        if not is_pinned_module(module) or any(
+            _is_patched(base) for base in cls.__mro__ if base.__module__ != "torch"
+        ):
             known = f"{known}#{class_digest(cls)}"
         _type_names[cls] = known
     return known

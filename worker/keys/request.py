@@ -22,7 +22,6 @@ from warmrank.worker import settings
 from warmrank.worker.configs.options import changed
 from warmrank.worker.errors import BadFunction
 from warmrank.worker.runtime import artifact
-from warmrank.worker.settings import AscendPlaces
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -40,6 +39,12 @@ _INSTRUCTION_SETS = (
 _NVIDIA = Path("/proc/driver/nvidia")
 _NVIDIA_DEVICE = Path("/dev/nvidiactl")  # in containers that hide the driver's part of /proc
 _NONE = "none"
+_V2 = frozenset({"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"})
+_V3 = _V2 | {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
+_V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_LEVELS = (("x86-64-v4", _V4), ("x86-64-v3", _V3), ("x86-64-v2", _V2))
+# What Inductor switches on beside the level where it finds it: torch 2.13, torch/_inductor/cpu_vec_isa.py.
+_EXTRAS = ("avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8", "amx_fp16")
 
 
 class Request(Value):
@@ -58,6 +63,18 @@ class Request(Value):
 
 def request(module: torch.nn.Module, options: CacheOptions, engine: Engine) -> Request:
     """The request of a module's cached functions under a configuration."""
+    from torch.nn.parameter import is_lazy
+
+    name, tree, tensors = type(module).__qualname__, [], []
+    for path, part in module.named_modules():
+        tree.append(f"{path}:{type(part).__module__}.{type(part).__qualname__}")
+    for path, value in (*module.named_parameters(), *module.named_buffers()):
+        if is_lazy(value):
+            raise BadFunction(
+                f"{name}.{path} has no shape yet; call the module once, or load its weights, before the "
+                "cached function is called"
+            )
+        tensors.append(f"{path}:{tuple(value.shape)}:{value.dtype}:{value.device.type}")
     components = {
         "artifact format": str(artifact.FORMAT),
         "engine": f"{engine.name} {engine.version}",
@@ -65,8 +82,8 @@ def request(module: torch.nn.Module, options: CacheOptions, engine: Engine) -> R
         "rng": options.rng,
         "config": _config(options.config),
         "decompositions": _decompositions(options.custom_decompositions),
-        "module": _modules(module),
-        "parameters": _parameters(module),
+        "module": f"{name}, {len(tree)} modules, {_digest('|'.join(tree))}",
+        "parameters": f"{len(tensors)} tensors, {_digest('|'.join(tensors))}",
         **environment(),
         **({} if engine.name == "graph" else _of_kernels(engine, options)),
     }
@@ -92,30 +109,27 @@ def _of_kernels(engine: Engine, options: CacheOptions) -> dict[str, str]:
 
     The compiler is not here: what it makes runs on all machines of this key, with a compiler or without.
     """
-    if engine.name == "torchair":  # whose code has GE's part in mode max-autotune
-        mode = options.config.mode
-        ge_cache = {"ge_cache": str(options.ge_cache)} if mode == "max-autotune" else {}
-        return {**ge_cache, **_registered(mode)}
-    if engine.name != "aoti":
+    mode = options.config.mode
+    if engine.name == "aoti":
+        import torch
+
+        return {"instruction set": instruction_set()[1], "threads": str(torch.get_num_threads())}
+    if engine.name != "torchair":
         return {}
-    import torch
-
-    from warmrank.worker.keys.machine import instruction_set
-
-    return {"instruction set": instruction_set().text, "threads": str(torch.get_num_threads())}
-
-
-def _registered(mode: str) -> dict[str, str]:
-    """Registrations with TorchAir that belong to the process: fusion patterns, converters for GE."""
+    # Registrations that belong to the process: fusion patterns, converters for GE.
     from warmrank.worker.keys.reachable import reachable_digest
     from warmrank.worker.torch_private.torchair import registered_converters, registered_patterns
 
     package = "npugraph_ex" if mode == "npugraph_ex" else "torchair"
+    has_ge = mode == "max-autotune"  # then TorchAir's code has GE's part
     registered = {
         "patterns": [repr(pattern) for pattern in registered_patterns(package, reachable_digest)],
-        "converters": registered_converters(reachable_digest) if mode == "max-autotune" else [],
+        "converters": registered_converters(reachable_digest) if has_ge else [],
     }
-    return {name: f"{len(texts)}, {_digest(' '.join(texts))}" for name, texts in registered.items() if texts}
+    counted = {
+        name: f"{len(texts)}, {_digest(' '.join(texts))}" for name, texts in registered.items() if texts
+    }
+    return {**({"ge_cache": str(options.ge_cache)} if has_ge else {}), **counted}
 
 
 def _config(config: CompilerConfig) -> str:
@@ -123,42 +137,17 @@ def _config(config: CompilerConfig) -> str:
     found = []
     for name, option, value in changed(config):
         if (text := option.canonical(value)) != option.canonical(option.default):
-            found.append((name, text))
-    return ", ".join(map("=".join, sorted(found))) or "defaults"
+            found.append(f"{name}={text}")
+    return ", ".join(sorted(found)) or "defaults"
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-def _modules(module: torch.nn.Module) -> str:
-    """Number of submodules, and a digest of their names and types."""
-    tree = []
-    for name, part in module.named_modules():
-        kind = type(part)
-        tree.append(f"{name}:{kind.__module__}.{kind.__qualname__}")
-    return f"{type(module).__qualname__}, {len(tree)} modules, {_digest('|'.join(tree))}"
-
-
-def _parameters(module: torch.nn.Module) -> str:
-    """Number of parameters and buffers, and a digest of their names, shapes, types and device kinds."""
-    from torch.nn.parameter import is_lazy
-
-    tensors = []
-    for name, value in (*module.named_parameters(), *module.named_buffers()):
-        if is_lazy(value):
-            msg = (
-                f"{type(module).__qualname__}.{name} has no shape yet; call the module once, or load its "
-                "weights, before the cached function is called"
-            )
-            raise BadFunction(msg, function=type(module).__qualname__)
-        tensors.append(f"{name}:{tuple(value.shape)}:{value.dtype}:{value.device.type}")
-    return f"{len(tensors)} tensors, {_digest('|'.join(tensors))}"
-
-
 def _decompositions(decompositions: Mapping[Any, Callable[..., Any]]) -> str:
     if not decompositions:
-        return "none"
+        return _NONE
     from warmrank.worker.keys.reachable import reachable_digest
 
     named = sorted(
@@ -173,37 +162,35 @@ def environment() -> dict[str, str]:
     In an offline build they are those of the machines that it builds for.
     """
     machines = settings.target()
-    if machines is not None:
-        return dict(machines.environment)
-    return _components()
+    return _components() if machines is None else dict(machines.environment)
 
 
 @functools.cache
 def _components() -> dict[str, str]:
     """The components, read once in a process; ``npu-smi`` alone takes a second."""
     ascend = settings.ascend_places()
-    cann, driver, soc = ("", "", "") if ascend.hold_nothing() else _ascend(ascend)
+    cann = driver = soc = ""
+    if not ascend.hold_nothing():
+        from warmrank.worker.ascend import cann_of, driver_of, soc_of
+
+        cann, driver, soc = cann_of(ascend).text(), driver_of(ascend), soc_of(ascend)
     torch, cuda = _built("torch")
+    if cuda != _NONE:  # with the version of cuDNN, which has a package of its own
+        cudnn = f"nvidia-cudnn-cu{cuda.partition('.')[0]}"
+        cuda = f"{cuda} cudnn {_version(cudnn)}"
     nvidia = _field(_NVIDIA / "version", r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)")
     models = ", ".join(filter(None, (soc, _gpus())))  # which decide what compiled kernels can run on
-    instructions = filter({*features()}.__contains__, _INSTRUCTION_SETS)
+    instructions = filter({*_features()}.__contains__, _INSTRUCTION_SETS)
     return {
         "python": f"{platform.python_implementation().lower()} {platform.python_version()}",
         "torch": torch,
-        "cuda": _cuda(cuda),
+        "cuda": cuda,
         "torch_npu": _built("torch_npu")[0],
         "cann": cann or _NONE,
         "driver": f"ascend {driver}" if driver else f"nvidia {nvidia}" if nvidia else _NONE,
         "accelerator": models or _NONE,
         "cpu": " ".join([platform.machine(), *instructions]),
     }
-
-
-def _ascend(ascend: AscendPlaces) -> tuple[str, str, str]:
-    """CANN, driver and model of the NPUs, as texts."""
-    from warmrank.worker.ascend import cann_of, driver_of, soc_of
-
-    return cann_of(ascend).text(), driver_of(ascend), soc_of(ascend)
 
 
 def _version(distribution: str) -> str:
@@ -218,9 +205,8 @@ def _built(package: str) -> tuple[str, str]:
     spec = importlib.util.find_spec(package)
     if spec is None:  # nor is there anything that a process could use of it, whatever pip says
         return _NONE, _NONE
-    origin = spec.origin
     try:
-        text = "" if origin is None else (Path(origin).parent / "version.py").read_text()
+        text = (Path(spec.origin).parent / "version.py").read_text() if spec.origin else ""
     except OSError:
         text = ""
     if not text:
@@ -234,14 +220,6 @@ def _built(package: str) -> tuple[str, str]:
     return f"{version} git {git[:12]}", named.get("cuda", _NONE)
 
 
-def _cuda(version: str) -> str:
-    """The CUDA that torch was built with, and the version of cuDNN in its own package."""
-    if version == _NONE:
-        return _NONE
-    package = f"nvidia-cudnn-cu{version.partition('.')[0]}"
-    return f"{version} cudnn {_version(package)}"
-
-
 def _gpus() -> str:
     """Models of the GPUs, with their architecture."""
     if not (_NVIDIA.exists() or _NVIDIA_DEVICE.exists()):
@@ -252,7 +230,21 @@ def _gpus() -> str:
     return ", ".join(architectures() or sorted(model.strip() for model in models if model))
 
 
-def features() -> list[str]:
+@functools.cache
+def instruction_set() -> tuple[str | None, str]:
+    """Instructions that kernels of this machine may use: for ``-march``, and for the key.
+
+    Two machines with the same text run each other's kernels. The first is None where Inductor chooses.
+    """
+    machine, known = platform.machine(), frozenset(_features())
+    if machine not in ("x86_64", "AMD64"):
+        digest = hashlib.sha256(" ".join(sorted(known)).encode()).hexdigest()[:16]
+        return None, f"{machine} {len(known)} features {digest}"
+    level = next((name for name, needed in _LEVELS if needed <= known), "x86-64")
+    return level, " ".join([level, *filter(known.__contains__, _EXTRAS)])
+
+
+def _features() -> list[str]:
     """Features of the first processor; the text of hundreds would take the system long to write."""
     try:
         with _CPU_INFO.open(errors="replace") as lines:

@@ -143,11 +143,10 @@ def _of_generated(code: types.CodeType) -> TracedSource | None:
         for name, function in _methods_without_file(module):
             if function.__code__ is code:
                 return None if is_pinned_module(module.__name__) else _by_name(module, name)
-    msg = (
+    raise NotPortable(
         f"the source of {code.co_qualname} ({code.co_filename}) cannot be found again by a later process, "
         "so a change of it could not be noticed; put it into a module or script file"
     )
-    raise NotPortable(msg, what=code.co_qualname)
 
 
 def _methods_without_file(module: types.ModuleType) -> Iterator[tuple[str, types.FunctionType]]:

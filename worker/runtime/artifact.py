@@ -85,19 +85,6 @@ class GraphFacts(Value):
     anchored_inputs: tuple[int, ...] = ()
     gears: GearFacts | None = None
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> GraphFacts:
-        """Read from an artifact's header."""
-        gears = data["gears"]
-        if gears:
-            from warmrank.worker.gears.model import GearFacts
-
-            gears = GearFacts.from_json(gears)
-        facts: dict[str, Any] = {
-            name: tuple(data[name]) if type(data[name]) is list else data[name] for name in cls.value_fields
-        }
-        return cls(**{**facts, "gears": gears or None})
-
 
 def readable(source: str) -> str:
     """Dynamo's expression for an input as a reader would write it."""
@@ -127,11 +114,13 @@ class PortableGuards(Value):
         return cls(
             nodes=_unpacked(data["nodes"]),
             checks=_unpacked(data["checks"]),
-            shapes=tuple((expression, tuple(used)) for expression, used in data["shapes"]),
+            shapes=tuple([(expression, tuple(used)) for expression, used in data["shapes"]]),
             ambient=data["ambient"],
             sources=tuple(
-                TracedSource(kind=kind, module=module, name=name, digest=digest)
-                for kind, module, name, digest in data["sources"]
+                [
+                    TracedSource(kind=kind, module=module, name=name, digest=digest)
+                    for kind, module, name, digest in data["sources"]
+                ]
             ),
             asked=tuple(map(tuple, data["asked"])),
             volatile=tuple(data["volatile"]),
@@ -177,22 +166,11 @@ class Artifact(Value):
     files: tuple[ArtifactFile, ...] = ()
 
 
-def read(path: Path) -> tuple[Artifact, str, int]:
-    """An artifact, the SHA-256 of its file, and the file's size in bytes.
-
-    Raises:
-        ArtifactCorrupt: the file is no artifact, of another format, or its bytes do not match its digest.
-        OSError: the file cannot be read.
-    """
-    data = path.read_bytes()
-    return parse(data, str(path)), hashlib.sha256(data).hexdigest(), len(data)
-
-
 def parse(data: bytes, where: str) -> Artifact:
     """The artifact in ``data``; ``where`` names the place in errors.
 
     Raises:
-        ArtifactCorrupt: as `read`.
+        ArtifactCorrupt: it is no artifact, of another format, or its bytes do not match its digest.
     """
     first, newline, body = data.partition(b"\n")
     words = first.split(b" ")
@@ -201,15 +179,43 @@ def parse(data: bytes, where: str) -> Artifact:
     if not newline or not first.startswith(MAGIC) or len(words) != 3:
         raise corrupt(where, "it does not begin with a warmrank artifact's first line")
     if words[1] != str(FORMAT).encode():
-        raise corrupt(
-            where, f"it has format {words[1].decode(errors='replace')}, this version reads {FORMAT}"
-        )
+        found = words[1].decode(errors="replace")
+        raise corrupt(where, f"it has format {found}, this version reads {FORMAT}")
     if hashlib.sha256(body).hexdigest().encode() != words[2]:
         raise corrupt(where, "its bytes do not match the digest in its first line")
     try:
         return _from_body(body)
     except (ValueError, LookupError, TypeError) as error:
         raise corrupt(where, f"its header cannot be read ({error!r})") from error
+
+
+def _from_body(body: bytes) -> Artifact:
+    line, _, raw = body.partition(b"\n")
+    header: dict[str, Any] = json.loads(line)
+    sections: dict[str, bytes] = {}
+    offset = 0
+    for name, length in header["sections"]:
+        sections[name] = raw[offset : offset + length]
+        offset += length
+    if offset != len(raw):
+        raise ValueError(f"sections are {len(raw)} bytes, the header says {offset}")
+    facts = {name: header["facts"][name] for name in GraphFacts.value_fields}
+    for name, value in facts.items():
+        if type(value) is list:
+            facts[name] = tuple(value)
+    if facts["gears"]:
+        from warmrank.worker.gears.model import GearFacts
+
+        facts["gears"] = GearFacts.from_json(facts["gears"])
+    header["guards"] = PortableGuards.from_json(header["guards"])
+    header["frame"] = Frame(code=sections.pop("frame.code"), names=header["frame"])
+    header["facts"] = GraphFacts(**facts)
+    header["roles"] = tuple(header["roles"])
+    header["files"] = tuple(
+        [ArtifactFile(name=name, sha256=sha256, size_bytes=size) for name, sha256, size in header["files"]]
+    )
+    header["sections"] = sections
+    return Artifact(**header)
 
 
 def open_private(path: Path) -> BufferedReader:
@@ -233,27 +239,3 @@ def corrupt(where: str, why: str) -> ArtifactCorrupt:
     """The error of a file that cannot be used, and why."""
     msg = f"{where} is no usable artifact: {why}. Delete it from the cache: it is fetched or compiled again."
     return ArtifactCorrupt(msg, where=where, why=why)
-
-
-def _from_body(body: bytes) -> Artifact:
-    line, _, raw = body.partition(b"\n")
-    header: dict[str, Any] = json.loads(line)
-    sections: dict[str, bytes] = {}
-    offset = 0
-    for name, length in header["sections"]:
-        sections[name] = raw[offset : offset + length]
-        offset += length
-    if offset != len(raw):
-        msg = f"sections are {len(raw)} bytes, the header says {offset}"
-        raise ValueError(msg)
-    made: dict[str, Any] = {
-        "guards": PortableGuards.from_json(header["guards"]),
-        "frame": Frame(code=sections.pop("frame.code"), names=header["frame"]),
-        "facts": GraphFacts.from_json(header["facts"]),
-        "roles": tuple(header["roles"]),
-        "files": tuple(
-            ArtifactFile(name=name, sha256=sha256, size_bytes=size) for name, sha256, size in header["files"]
-        ),
-        "sections": sections,
-    }
-    return Artifact(**{**header, **made})

@@ -68,26 +68,19 @@ def from_trace(calls: Iterable[AskedCall]) -> Iterator[Call]:
             call = _encoded(item)
         except NotPortable as error:
             name = getattr(item.function, "__qualname__", str(item.function))
-            msg = (
+            raise NotPortable(
                 f"the function calls {name}, and a later process cannot: {error.message}. Call it outside, "
                 "and keep the result as an attribute."
-            )
-            raise NotPortable(msg, what=name) from error
+            ) from error
         if equal(result_of(call), call[3]):
             yield call
 
 
 def _encoded(item: AskedCall) -> Call:
     if item.args is None:
-        msg = "its arguments are no constants"
-        raise NotPortable(msg, what="arguments")
+        raise NotPortable("its arguments are no constants")
     named = {name: _argument(value) for name, value in item.kwargs.items()}
-    return (
-        _name(item.function),
-        [_argument(value) for value in item.args],
-        named,
-        _encoded_result(item.result),
-    )
+    return _name(item.function), [*map(_argument, item.args)], named, _encoded_result(item.result)
 
 
 def _encoded_result(result: Any) -> Any:
@@ -101,8 +94,7 @@ def _name(function: Callable[..., Any]) -> str:
     for module in (function.__module__, "torch", "torch._C"):
         if module and _found(module, name) is function:
             return f"{module}:{name}"
-    msg = f"{name} is found under no name"
-    raise NotPortable(msg, what=name)
+    raise NotPortable(f"{name} is found under no name")
 
 
 def _found(module: str, name: str) -> Any:
@@ -142,12 +134,8 @@ def result_of(call: Call) -> Any:
 
 def _bound(call: Call) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
     function, args, kwargs, _ = call
-    made = _found(*function.split(":", 1))
-    return (
-        made,
-        [_decoded(value) for value in args],
-        {name: _decoded(value) for name, value in kwargs.items()},
-    )
+    named = {name: _decoded(value) for name, value in kwargs.items()}
+    return _found(*function.split(":", 1)), [_decoded(value) for value in args], named
 
 
 def mismatches(calls: Iterable[Call]) -> Iterator[str]:

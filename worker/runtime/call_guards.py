@@ -171,7 +171,7 @@ class CallGuards:
         observed = Settled(runner.layout, positions, inputs)
         if not snapshot.holds():  # another thread changed something since, and the next call checks again
             return
-        runner.settle(observed)
+        runner.settled, runner.due = observed, None
         if self._fits is None or self.asked != snapshot.asked:
             self._others = dict(snapshot.others)
             self._fits = compile_input_check(

@@ -20,7 +20,7 @@ import dataclasses
 import importlib
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from types import CodeType, FunctionType
 from typing import Any
@@ -104,8 +104,7 @@ def _members(base: Any) -> list[Any]:
 
 def _from_numpy(array: Any) -> torch.Tensor:
     if type(array).__module__ != "numpy":
-        msg = f"{type(array).__qualname__} is no array"
-        raise TypeError(msg)
+        raise TypeError(f"{type(array).__qualname__} is no array")
     return torch.as_tensor(array)
 
 
@@ -117,28 +116,22 @@ def member(base: Any, key: Any) -> Any:
     return base[key]
 
 
+_STEPS: dict[str, Callable[[Any, Any], Any]] = {
+    "attr": getattr,
+    "item": lambda base, key: member(base, decode(key) if key.__class__ is dict else key),
+    "nth": lambda base, index: _members(base)[index],
+    "nth_value": lambda base, index: dict.__getitem__(base, _members(base)[index]),
+    "type": lambda base, _: type(base),
+    "dict": lambda base, _: dict(base),
+    "call": lambda base, _: base(),
+    "from_numpy": lambda array, _: _from_numpy(array),
+    "fields": lambda base, _: getattr(base, "_fields", None) or dataclasses.fields(base),
+}
+
+
 def take_step(step: str, base: Any, argument: Any) -> Any:
     """Take one step from an object; raises whatever that object does."""
-    match step:
-        case "attr":
-            return getattr(base, argument)
-        case "item":
-            return member(base, argument if argument.__class__ is not dict else decode(argument))
-        case "nth":
-            return _members(base)[argument]
-        case "nth_value":
-            return dict.__getitem__(base, _members(base)[argument])
-        case "type":
-            return type(base)
-        case "dict":
-            return dict(base)
-        case "call":
-            return base()
-        case "from_numpy":
-            return _from_numpy(base)
-        case "fields":
-            return getattr(base, "_fields", None) or dataclasses.fields(base)
-    raise LookupError(step)
+    return _STEPS[step](base, argument)
 
 
 def plain_type(value: Any) -> type[Any]:
@@ -150,11 +143,7 @@ def plain_type(value: Any) -> type[Any]:
 
 
 def mismatches(
-    guards: PortableGuards,
-    function: FunctionType,
-    arguments: Mapping[str, Any],
-    *,
-    device_kind: str,
+    guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any], *, device_kind: str
 ) -> tuple[str, ...]:
     """All conditions that do not hold, in words, at most `MAX_REASONS`; empty if the artifact may be used.
 
@@ -259,76 +248,12 @@ def _holds(check: Check, values: Sequence[Any]) -> bool:
     value = values[node]
     if value is MISSING:
         return False
-    if kind == "present":
-        return True
     if kind == "same":
         return value is values[expected]
     if kind == "distinct":
         ids = {id(value), *[id(values[other]) for other in expected]}
         return len(ids) == len(expected) + 1 and id(MISSING) not in ids
     return holds(kind, value, expected)
-
-
-def holds(kind: str, value: Any, expected: Any) -> bool:  # noqa: C901, PLR0911, PLR0912 - a table of all kinds
-    """True if a condition holds for an object; what raises, of a value of quite another kind, does not."""
-    try:
-        match kind:
-            case "empty":
-                return len(value) == 0
-            case "not_in_dict":
-                return bool(expected not in value.__dict__)
-            case "type":
-                return bool(type_name(plain_type(value)) == expected)
-            case "tensor":
-                return _tensor_holds(value, expected)
-            case "equals":
-                return _equal(value, expected)
-            case "identity":
-                return _identical(value, expected)
-            case "length":
-                return bool(len(value) == expected)
-            case "has_key":
-                return decode(expected) in value
-            case "no_key":
-                return decode(expected) not in value
-            case "keys":
-                return _keys_equal(keys_of(value), expected)
-            case "order":
-                return _keys_equal(value, expected)
-            case "has_attr":
-                return hasattr(value, expected)
-            case "no_attr":
-                return not hasattr(value, expected)
-            case "instance":
-                return isinstance(value, decode(expected[0])) is expected[1]
-            case "subclass":
-                return issubclass(value, decode(expected[0])) is expected[1]
-            case "none":
-                return value is None
-            case "not_none":
-                return value is not None
-            case "maxlen":
-                return bool(value.maxlen == expected)
-            case "present":
-                return True
-            case _:
-                return _holds_of_process(kind, value, expected)
-    except Exception:  # noqa: BLE001
-        return False
-
-
-def _holds_of_process(kind: str, value: Any, expected: Any) -> bool:
-    """A condition on gears or on process groups, which most functions have none of."""
-    from warmrank.worker.gears.model import carried, encoded
-    from warmrank.worker.groups import role_of
-
-    if kind == "gears":
-        return not carried(value) or bool(encoded(carried(value)) == expected)
-    if kind == "geared":
-        return bool(encoded(carried(value)) == expected)
-    if kind == "group":
-        return bool(role_of(value) == expected[0] and value.size() == expected[1])
-    return kind == "group_name" and isinstance(value, str) and bool(role_of(value) == expected)
 
 
 def _equal(value: Any, expected: Any) -> bool:
@@ -394,3 +319,46 @@ def _fits(present: Sequence[int], expected: Sequence[int | None]) -> bool:
         len(present) == len(expected)
         and all(wanted is None or wanted == now for wanted, now in zip(expected, present, strict=True))
     )
+
+
+_KINDS: dict[str, Callable[[Any, Any], Any]] = {
+    "present": lambda _value, _: True,
+    "none": lambda value, _: value is None,
+    "not_none": lambda value, _: value is not None,
+    "type": lambda value, expected: type_name(plain_type(value)) == expected,
+    "tensor": _tensor_holds,
+    "equals": _equal,
+    "identity": _identical,
+    "empty": lambda value, _: len(value) == 0,
+    "length": lambda value, expected: len(value) == expected,
+    "maxlen": lambda value, expected: value.maxlen == expected,
+    "has_key": lambda value, expected: decode(expected) in value,
+    "no_key": lambda value, expected: decode(expected) not in value,
+    "keys": lambda value, expected: _keys_equal(keys_of(value), expected),
+    "order": _keys_equal,
+    "has_attr": hasattr,
+    "no_attr": lambda value, expected: not hasattr(value, expected),
+    "not_in_dict": lambda value, expected: expected not in value.__dict__,
+    "instance": lambda value, expected: isinstance(value, decode(expected[0])) is expected[1],
+    "subclass": lambda value, expected: issubclass(value, decode(expected[0])) is expected[1],
+}
+
+
+def holds(kind: str, value: Any, expected: Any) -> bool:
+    """True if a condition holds for an object; what raises, of a value of quite another kind, does not."""
+    try:
+        return bool(_KINDS[kind](value, expected) if kind in _KINDS else _of_process(kind, value, expected))
+    except Exception:  # noqa: BLE001
+        return False
+
+
+def _of_process(kind: str, value: Any, expected: Any) -> bool:
+    """A condition on gears or on process groups, which most functions have none of."""
+    from warmrank.worker.gears.model import carried, encoded
+    from warmrank.worker.groups import role_of
+
+    if kind in ("gears", "geared"):
+        return bool((kind == "gears" and not carried(value)) or encoded(carried(value)) == expected)
+    if kind == "group":
+        return bool(role_of(value) == expected[0] and value.size() == expected[1])
+    return kind == "group_name" and isinstance(value, str) and bool(role_of(value) == expected)

@@ -6,26 +6,27 @@ import contextlib
 import copy
 import logging
 import warnings
-from collections.abc import Mapping
 from time import perf_counter
-from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.cache_store.cache_dir.single_flight import one_compile
+from warmrank.worker import journal
 from warmrank.worker.engines import engine_named
-from warmrank.worker.errors import NotPortable
+from warmrank.worker.errors import CompileForbidden, NotPortable
 from warmrank.worker.runtime import files
+from warmrank.worker.settings import settings
 from warmrank.worker.values import replace
 
 if TYPE_CHECKING:
+    from types import MethodType
+
     from warmrank.worker.compile.compiler import Compiled
     from warmrank.worker.configs.compiler_config import CacheOptions
-    from warmrank.worker.engines.port import Engine
     from warmrank.worker.runtime.artifact import Artifact
-    from warmrank.worker.runtime.function import CachedFunction
+    from warmrank.worker.runtime.function import Args, CachedFunction, Kwargs
     from warmrank.worker.runtime.variant import Variant
 
 _log = logging.getLogger("torchair")
@@ -59,7 +60,7 @@ class TraceLimit:
         self._reason = reason
         self.reached = self._traces >= (MAX_TRACES_OF_CHANGING if changes_itself else MAX_TRACES)
 
-    def run_eagerly(self, method: MethodType, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def run_eagerly(self, method: MethodType, args: Args, kwargs: Kwargs) -> Any:
         """The method's own result, without gradients, as a cached function's; warns once."""
         if not self._warned:
             self._warned = True
@@ -76,9 +77,22 @@ class TraceLimit:
 
 
 def compile_or_await(
-    function: CachedFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any], reason: str, started: float
+    function: CachedFunction, args: Args, kwargs: Kwargs, reason: str, started: float
 ) -> Variant:
-    """Compile, unless another process of this node is at it: then look again when it is through."""
+    """Compile, unless another process of this node is at it: then look again when it is through.
+
+    Raises:
+        CompileForbidden: a compile was forbidden.
+    """
+    forbidden = function.defaults.no_compile  # of a launch the driver says what to do
+    if forbidden or settings().no_compile:
+        journal.append_forbidden(function.name, reason)
+        remedy = (
+            f". Looked for in {function.root()}; run once without WARMRANK_NO_COMPILE, or bring there what "
+            "was compiled elsewhere (warmrank preseed)"
+        )
+        msg = f"{function.name} would have to be compiled, which is forbidden here: {reason}"
+        raise CompileForbidden(msg + ("" if forbidden else remedy), function=function.name, reason=reason)
     place = function.place()
     what = f"{place.model_dir.name}/{place.function_dir.name}"
     alone = contextlib.nullcontext(False) if function.abandoned else one_compile(function.root(), what)
@@ -94,13 +108,7 @@ def compile_or_await(
 
 
 def compiled_and_saved(
-    function: CachedFunction,
-    limit: TraceLimit,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    reason: str,
-    withheld: bool,
+    function: CachedFunction, args: Args, kwargs: Kwargs, *, reason: str, withheld: bool
 ) -> Variant:
     """See `CachedFunction.compile`."""
     from warmrank.worker.torch_private import facts
@@ -128,8 +136,22 @@ def compiled_and_saved(
         kept=not function.abandoned,
     )
     variant = function.bind(stored)
-    _check_own_guards(function, variant, args, kwargs)
-    limit.count(reason, changes_itself=bool(stored.artifact.guards.volatile))
+    # Conditions that do not hold where they were made would mean a compile on every call.
+    for _ in range(_OWN_CHECKS):
+        wrong = variant.guards.check(args, kwargs)
+        if wrong or variant.guards.fit(args, kwargs):
+            break
+    else:
+        wrong = ("a condition on its arguments",)
+    if wrong:
+        function.forget(variant)
+        raise NotPortable(
+            f"{function.name} was compiled, but its conditions do not hold for the very call it was made "
+            f"for: {'; '.join(wrong)}. The function changes what it depends on while it is traced, or this "
+            "is a bug of warmrank."
+        )
+    function.traces = function.traces or TraceLimit(function.name)
+    function.traces.count(reason, changes_itself=bool(stored.artifact.guards.volatile))
     load_s = perf_counter() - started
     function.record(
         "compiled", reason, stored, trace_s=compiled.trace_s, compile_s=compiled.compile_s, load_s=load_s
@@ -137,64 +159,34 @@ def compiled_and_saved(
     return variant
 
 
-def outlined(function: CachedFunction, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Artifact:
+def outlined(function: CachedFunction, args: Args, kwargs: Kwargs) -> Artifact:
     """See `CachedFunction.outline`."""
     config = copy.deepcopy(function.options.config)
     config.debug.graph_dump.type = config.debug.fx_summary.type = None  # the compile writes such files
-    return _compiled(
-        function, args, kwargs, replace(function.options, config=config), for_audit=True
-    ).artifact
+    options = replace(function.options, config=config)
+    return _compiled(function, args, kwargs, options, for_audit=True).artifact
 
 
 def _compiled(
-    function: CachedFunction,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    options: CacheOptions,
-    *,
-    for_audit: bool = False,
+    function: CachedFunction, args: Args, kwargs: Kwargs, options: CacheOptions, *, for_audit: bool = False
 ) -> Compiled:
     """Compile; with ``engine="auto"`` by engine graph what TorchAir cannot keep."""
     from warmrank.worker.compile.compiler import compile_call
 
     asked = function.request()
-
-    def by(engine: Engine) -> Compiled:
-        return compile_call(
-            function.method,
-            args,
-            kwargs,
-            request=replace(asked, engine=engine),
-            options=options,
-            device_kind=function.device_kind,
-            for_audit=for_audit,
-        )
-
-    try:
-        return by(asked.engine)
-    except NotPortable as error:
-        if function.wanted != "auto" or error.fields.get("instead") != "graph":
-            raise
-        _log.warning("%s is compiled by engine graph: %s", function.name, error)
-    return by(engine_named("graph"))
-
-
-def _check_own_guards(
-    function: CachedFunction, variant: Variant, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> None:
-    """Refuse conditions that do not hold where they were made, and would mean a compile on every call."""
-    for _ in range(_OWN_CHECKS):
-        wrong = variant.guards.check(args, kwargs)
-        if wrong or variant.guards.fit(args, kwargs):
-            break
-    else:
-        wrong = ("a condition on its arguments",)
-    if not wrong:
-        return
-    function.forget(variant)
-    msg = (
-        f"{function.name} was compiled, but its conditions do not hold for the very call it was made for: "
-        f"{'; '.join(wrong)}. The function changes what it depends on while it is traced, or this is "
-        "a bug of warmrank."
-    )
-    raise NotPortable(msg, function=function.name, wrong=wrong)
+    while True:
+        try:
+            return compile_call(
+                function.method,
+                args,
+                kwargs,
+                request=asked,
+                options=options,
+                device_kind=function.device_kind,
+                for_audit=for_audit,
+            )
+        except NotPortable as error:
+            if function.wanted != "auto" or error.fields.get("instead") != "graph":
+                raise
+            _log.warning("%s is compiled by engine graph: %s", function.name, error)
+            asked = replace(asked, engine=engine_named("graph"))

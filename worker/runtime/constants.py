@@ -56,7 +56,10 @@ def encode(value: Any) -> Any:
     if value is None or kind in (bool, int):
         return value
     if kind is str:
-        return value if value.isascii() else _encode_text(value)
+        # No file holds lone surrogates.
+        if not value.isascii() and re.search("[\ud800-\udfff]", value):
+            return {"text": value.encode("utf-8", "surrogatepass").hex()}
+        return value
     encoder = _ENCODERS.get(kind)
     if encoder is None:
         return _encode_python(value)
@@ -93,15 +96,6 @@ _ENCODERS: dict[type, Callable[[Any], Any]] = {
     torch.device: device_name,
     torch.Size: lambda value: [int(item) for item in value],
 }
-
-
-def _encode_text(value: str) -> Any:
-    """A text; one with lone surrogates, which no file holds, as bytes."""
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return {"text": value.encode("utf-8", "surrogatepass").hex()}
-    return value
 
 
 def _encode_python(value: Any) -> Any:
@@ -142,8 +136,8 @@ def _encode_numpy(value: Any) -> Any:
     """Scalars and arrays of numbers, with all that they hold."""
     is_scalar = not hasattr(value, "__len__")  # not an array without dimensions
     if value.dtype.kind not in "biufc" or not (is_scalar or type(value).__name__ == "ndarray"):
-        msg = f"NumPy's {type(value).__name__} of {value.dtype} cannot be compared in another process"
-        raise NotPortable(msg, what=str(value.dtype))
+        what = f"NumPy's {type(value).__name__} of {value.dtype}"
+        raise NotPortable(f"{what} cannot be compared in another process")
     shape = None if is_scalar else list(value.shape)
     return {"numpy": [value.dtype.str, shape, value.tobytes().hex()]}
 
@@ -166,8 +160,8 @@ def _encode_torch(value: Any) -> Any:
         digest = "" if is_pinned_module(globals_module(value)) else function_digest(value)
         return {"function": [value.__module__, value.__qualname__, digest]}
     kind = type(value)
-    msg = f"a value of type {kind.__module__}.{kind.__qualname__} cannot be compared in another process"
-    raise NotPortable(msg, what=kind.__qualname__)
+    what = f"a value of type {kind.__module__}.{kind.__qualname__}"
+    raise NotPortable(f"{what} cannot be compared in another process")
 
 
 def _is_found_again(function: types.FunctionType) -> bool:
@@ -176,9 +170,6 @@ def _is_found_again(function: types.FunctionType) -> bool:
         return class_named([function.__module__, function.__qualname__]) is function
     except (ImportError, AttributeError):
         return False
-
-
-_ADDRESS = " at 0x"
 
 
 def describe(value: Any) -> list[Any]:
@@ -207,12 +198,8 @@ def _describe_object(value: Any) -> list[Any]:
         fields = (getattr(value, field.name) for field in dataclasses.fields(value))
         return ["dataclass", type_name(kind), *map(encode_key, fields)]
     if isinstance(value, functools.partial):
-        return [
-            "partial",
-            describe(value.func),
-            [encode(item) for item in value.args],
-            encode(value.keywords),  # in their order, which is that of ``**kwargs``
-        ]
+        # Keywords in their order, which is that of ``**kwargs``.
+        return ["partial", describe(value.func), _encode_items(value.args), encode(value.keywords)]
     if isinstance(value, ContextVar):
         return ["context variable", value.name]
     if isinstance(value, operator.itemgetter | operator.attrgetter | operator.methodcaller):
@@ -242,9 +229,8 @@ def encode_key(key: Any) -> Any:
 def _without_addresses(value: Any) -> str:
     """The text of an object that stands for types, which says all that counts of it."""
     shown = repr(value)
-    if _ADDRESS in shown:
-        msg = f"{shown} holds an object that is compared by address, which no other process has"
-        raise NotPortable(msg, what=shown)
+    if " at 0x" in shown:
+        raise NotPortable(f"{shown} holds an object that is compared by address, which no other process has")
     return shown
 
 
@@ -257,10 +243,8 @@ def _describe_torch(value: Any) -> list[Any]:
     if is_group(type(value)):
         return ["group", role_of(value), value.size()]
     if isinstance(value, torch.nn.Module | torch.Tensor):
-        msg = (
-            f"an object of type {type(value).__qualname__} is compared by address, which no other process has"
-        )
-        raise NotPortable(msg, what=type(value).__qualname__)
+        kind = type(value).__qualname__
+        raise NotPortable(f"an object of type {kind} is compared by address, which no other process has")
     return ["constant", encode(value)]
 
 

@@ -8,6 +8,7 @@ import re
 import sys
 import types
 from collections import OrderedDict
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,8 +53,7 @@ def decode(encoded: Any) -> Any:
     decoder = _DECODERS.get(tag)
     if decoder is not None:
         return decoder(payload)
-    msg = f"unknown constant tag {tag!r}; the artifact was written by another version of warmrank"
-    raise NotPortable(msg, what=tag)
+    raise NotPortable(f"unknown constant tag {tag!r}; another version of warmrank wrote the artifact")
 
 
 def _items(payload: list[Any]) -> list[Any]:
@@ -69,10 +69,6 @@ def class_named(payload: list[str]) -> Any:
     for part in qualname.split("."):
         value = getattr(value, part)
     return value
-
-
-def _of_torch(name: str) -> Any:
-    return getattr(torch, name)
 
 
 def _numpy(payload: list[Any]) -> Any:
@@ -109,9 +105,9 @@ _DECODERS: dict[str, Any] = {
     "device": torch.device,
     "indexed_device": torch.device,
     "Size": torch.Size,
-    "dtype": _of_torch,
-    "layout": _of_torch,
-    "memory_format": _of_torch,
+    "dtype": partial(getattr, torch),
+    "layout": partial(getattr, torch),
+    "memory_format": partial(getattr, torch),
     "pattern": lambda parts: re.compile(decode(parts[0]), parts[1]),
     "numpy": _numpy,
     "derived": _derived,
@@ -157,6 +153,7 @@ def keys_of(value: Any) -> list[Any]:
         return list(value.keys() if hasattr(value, "keys") else value)
     keys = dict_keys(value)
     if isinstance(value, OrderedDict) and list(OrderedDict.keys(value)) != keys:
-        msg = "keys of an OrderedDict were moved, but the tracer sees them in their first order; make it anew"
-        raise NotPortable(msg, what="move_to_end")
+        raise NotPortable(
+            "keys of an OrderedDict were moved, but the tracer sees them in their first order; make it anew"
+        )
     return keys

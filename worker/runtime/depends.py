@@ -48,6 +48,11 @@ _NEVER_CHANGE = (
     OperatorNamespace,
 )  # fmt: skip
 _OF_FUNCTION = {"__code__": "code", "__defaults__": "defaults", "__kwdefaults__": "kwdefaults"}
+_FIXED_ATTRIBUTES = {
+    FunctionType: ("__closure__", "__globals__"),
+    MethodType: ("__func__", "__self__"),
+    property: ("fget", "fset", "fdel"),
+}
 
 
 def of_root(step: str, name: str, function: FunctionType) -> Watches:
@@ -95,16 +100,12 @@ def _of_members(base: Any) -> Watches:
 def of_attribute(base: Any, name: str, value: Any) -> Watches:
     """Watches of a look-up of an attribute; `value` is `MISSING` if it is not there."""
     kind = type(base)
+    if name in _FIXED_ATTRIBUTES.get(kind, ()):
+        return []
     if kind is FunctionType and name in _OF_FUNCTION:
         return [(_OF_FUNCTION[name], base)]
-    if kind is FunctionType and name in ("__closure__", "__globals__"):
-        return []
     if kind is CellType and name == "cell_contents":
         return [("cell", base)]
-    if kind is MethodType and name in ("__func__", "__self__"):
-        return []
-    if kind is property and name in ("fget", "fset", "fdel"):
-        return []
     if isinstance(base, type):
         return _of_class_attribute(base, name, value)
     getter: Any = kind.__getattribute__
@@ -154,10 +155,8 @@ def _of_class_attribute(base: type, name: str, value: Any) -> Watches:
         return None
     found = _static(base, name)
     if found is MISSING:
-        absent = (
-            value is MISSING and _static(meta, name) is MISSING and _static(meta, "__getattr__") is MISSING
-        )
-        return known if absent else None
+        elsewhere = (value, _static(meta, name), _static(meta, "__getattr__"))
+        return known if all(item is MISSING for item in elsewhere) else None
     if isinstance(found, staticmethod | classmethod):
         found = found.__func__
     return known if found is value or _is_bound(value, found, base) else None
@@ -184,12 +183,13 @@ def of_check(kind: str, value: Any, expected: Any) -> Watches:
         return _of_constant(value)
     if kind == "identity":
         return _of_identity(value)
-    if kind in ("length", "empty"):
-        return _of_container(value, "__len__")
-    if kind in ("has_key", "no_key"):
-        return _of_container(value, "__contains__")
+    if kind in ("length", "empty", "has_key", "no_key"):
+        return _of_container(value, "__len__" if kind in ("length", "empty") else "__contains__")
     if kind == "keys":
-        return _of_keys(value, expected)
+        if not isinstance(value, dict) or any(isinstance(key, dict) and "object" in key for key in expected):
+            return None
+        ordered = [(MEMBERS, value)] if isinstance(value, collections.OrderedDict) else []
+        return [("type", value), ("dict", value), *ordered]
     if kind in ("has_attr", "no_attr"):
         return of_attribute(value, expected, getattr(value, expected, MISSING))
     if kind == "not_in_dict" and (own := _namespace(value)) is not None and not isinstance(value, type):
@@ -197,19 +197,11 @@ def of_check(kind: str, value: Any, expected: Any) -> Watches:
     return None
 
 
-def _of_keys(value: Any, expected: list[Any]) -> Watches:
-    if not isinstance(value, dict) or any(isinstance(key, dict) and "object" in key for key in expected):
-        return None
-    ordered = [(MEMBERS, value)] if isinstance(value, collections.OrderedDict) else []
-    return [("type", value), ("dict", value), *ordered]
-
-
 def _of_container(value: Any, method: str) -> Watches:
-    kind = type(value)
-    if isinstance(value, dict):
-        plain = getattr(kind, method) is getattr(dict, method)
-        return [("type", value), ("dict", value)] if plain else None
-    return _of_members(value)
+    if not isinstance(value, dict):
+        return _of_members(value)
+    plain = getattr(type(value), method) is getattr(dict, method)
+    return [("type", value), ("dict", value)] if plain else None
 
 
 def of_class(cls: type, known: dict[type, Watches]) -> Watches:

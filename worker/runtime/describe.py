@@ -19,115 +19,19 @@ from warmrank.worker.gears.model import carried, encoded
 from warmrank.worker.keys.code import type_name
 from warmrank.worker.keys.request import Request
 from warmrank.worker.runtime import constants
-from warmrank.worker.runtime.artifact import Check, PortableGuards, read
+from warmrank.worker.runtime.artifact import Check, PortableGuards
 from warmrank.worker.runtime.check import MISSING, plain_type, text
 from warmrank.worker.runtime.decoding import decode
 from warmrank.worker.runtime.find import Misfits, Place, StoredArtifact
 
-MAX_SHOWN = 80
-MAX_REASONS_SHOWN = 3
-_NODE = r"\bp\d+\b"
+_MAX_CHARS = 80
+_MAX_REASONS = 3
+_MAX_CANDIDATES = 16
 # What `worker.gears.rules.membership` writes.
 _AXIS = re.compile(r"p(\d+)\.shape\[(\d+)\], ")
 _GEARED = re.compile(rf"\((?P<sizes>(?:{_AXIS.pattern})+)\) in (?P<allowed>\{{.+\}})")
-
-
-def in_brief(reasons: Sequence[str]) -> str:
-    """The first few of them, each once, and how many more there are: one line to read, not a list."""
-    distinct = list(dict.fromkeys(reasons))
-    more = len(distinct) - MAX_REASONS_SHOWN
-    return "; ".join([*distinct[:MAX_REASONS_SHOWN], f"and {more} more"] if more > 0 else distinct)
-
-
-def describe_failure(guards: PortableGuards, check: Check, values: Sequence[Any]) -> str:
-    """One failed condition in words: where, what it was, what it is."""
-    node, kind, expected = check
-    where = text(guards.nodes, node)
-    value = values[node]
-    if value is MISSING:
-        return f"{where} is missing"
-    if kind == "same":
-        return f"{where} and {text(guards.nodes, expected)} are no longer the same object"
-    if kind == "distinct":
-        return _describe_same([(text(guards.nodes, index), values[index]) for index in (node, *expected)])
-    if kind in ("gears", "geared"):
-        return f"{where}: gears {expected or 'none'} -> {encoded(carried(value)) or 'none'}"
-    if kind == "tensor":
-        return f"{where}: {', '.join(tensor_differences(value, expected))}"
-    if kind == "type":
-        return _describe_type(where, expected, type_name(plain_type(value)))
-    if kind == "identity":
-        return f"{where}: another {expected[0]} than {_identity_name(expected)}"
-    if kind in ("equals", "keys", "order", "length", "empty"):
-        return _describe_value(where, kind, value, expected)
-    return f"{where}: {kind.replace('_', ' ')} {written(expected)} no longer holds"
-
-
-def _describe_value(where: str, kind: str, value: Any, expected: Any) -> str:
-    if kind == "equals":
-        return f"{where}: {written(expected)} -> {_short(value)}"
-    if kind == "order" and isinstance(value, set | frozenset):
-        return f"order of {where}: {[plain(key) for key in expected]} -> {_short(list(value))}"
-    if kind == "keys" and hasattr(value, "keys"):
-        return f"members of {where}: {[plain(key) for key in expected]} -> {_short(list(value.keys()))}"
-    if not hasattr(value, "__len__"):
-        return f"{where}: {_short(value)} has no members"
-    if kind == "empty":
-        return f"{where}: {len(value)} added"
-    return f"length of {where}: {len(expected) if kind in ('keys', 'order') else expected} -> {len(value)}"
-
-
-def _describe_type(where: str, expected: str, present: str) -> str:
-    was, now = _class(expected), _class(present)
-    return f"class {was} of {where} changed" if was == now else f"type of {where}: {was} -> {now}"
-
-
-def _describe_same(named: Sequence[tuple[str, Any]]) -> str:
-    first: dict[int, str] = {}
-    for name, value in named:
-        if value is MISSING:
-            return f"{name} is missing"
-        if id(value) in first:
-            return f"{first[id(value)]} and {name} are now the same object"
-        first[id(value)] = name
-    return "some objects are now the same"
-
-
-def _identity_name(described: Sequence[Any]) -> str:
-    """The name in what `describe` gave."""
-    kind = described[0]
-    if kind == "method":
-        return _identity_name(described[1:])
-    if kind == "partial":
-        return _identity_name(described[1])
-    if kind == "constant":
-        return written(described[1])
-    return str(described[1] if kind in ("module", "code", "operator", "operators", "group") else described[2])
-
-
-def _class(name: str) -> str:
-    return name.partition("#")[0].replace(":", ".")
-
-
-def tensor_differences(value: Any, expected: Mapping[str, Any]) -> list[str]:
-    """In words, where a tensor differs from what was traced."""
-    if not isinstance(value, torch.Tensor):
-        return [f"is a {type(value).__name__}, was a tensor"]
-    found = [
-        f"{name} {plain(expected[name])} -> {plain(now)}"
-        for name, now in constants.tensor_traits(value).items()
-        if now != expected[name]
-    ]
-    if found or value.layout != torch.strided:
-        return found
-    for name, now in (("sizes", value.shape), ("strides", value.stride())):
-        wanted = expected[name]
-        if len(now) != len(wanted) or any(w is not None and w != n for w, n in zip(wanted, now, strict=True)):
-            shown = ["*" if w is None else w for w in wanted]
-            found.append(f"{name} {shown} -> {list(now)}")
-    return found
-
-
+# As `find.model_directory` makes it; the name of a class may hold underscores itself.
+_MODEL_DIR = re.compile(r"(?P<cls>.+)_(?:dynamic|static)(?:_aclgraphcache)?_[0-9a-f]+")
 _PHRASES = {
     "type": "is of type {}",
     "identity": "is {}",
@@ -147,6 +51,7 @@ _PHRASES = {
     "group": "is process group {}",
     "group_name": "names process group {}",
 }
+_HOLDERS = {"tuple": "({})", "list": "[{}]", "set": "{{{}}}", "frozenset": "frozenset({{{}}})"}
 
 
 def check_words(guards: PortableGuards, check: Check) -> list[str]:
@@ -159,20 +64,97 @@ def check_words(guards: PortableGuards, check: Check) -> list[str]:
         return [text(guards.nodes, other) for other in (node, *expected)]
     if kind == "tensor":
         sizes = ["*" if size is None else size for size in expected["sizes"]]
-        dtype = decode(expected["dtype"])
-        return [f"{where} is a {dtype} tensor of sizes {sizes} on {expected['device']}"]
-    phrase = _PHRASES.get(kind, f"{kind.replace('_', ' ')} {{}}")
-    return [f"{where} {phrase.format(_expected(kind, expected))}"]
-
-
-def _expected(kind: str, expected: Any) -> str:
+        return [f"{where} is a {decode(expected['dtype'])} tensor of sizes {sizes} on {expected['device']}"]
     if kind in ("type", "has_attr", "no_attr"):
-        return str(expected)
-    if kind in ("identity", "group"):
-        return " ".join(filter(None, map(str, expected)))
-    if kind in ("keys", "order"):
-        return repr([plain(key) for key in expected])
-    return written(expected)
+        shown = str(expected)
+    elif kind in ("identity", "group"):
+        shown = " ".join(filter(None, map(str, expected)))
+    elif kind in ("keys", "order"):
+        shown = repr([plain(key) for key in expected])
+    else:
+        shown = written(expected)
+    return [f"{where} {_PHRASES.get(kind, kind.replace('_', ' ') + ' {}').format(shown)}"]
+
+
+def describe_failure(guards: PortableGuards, check: Check, values: Sequence[Any]) -> str:
+    """One failed condition in words: where, what it was, what it is."""
+    node, kind, expected = check
+    where, value = text(guards.nodes, node), values[node]
+    if value is MISSING:
+        return f"{where} is missing"
+    if kind in ("same", "distinct"):
+        return _describe_objects(guards, check, values)
+    if kind in ("gears", "geared"):
+        return f"{where}: gears {expected or 'none'} -> {encoded(carried(value)) or 'none'}"
+    if kind == "tensor":
+        return f"{where}: {', '.join(tensor_differences(value, expected))}"
+    if kind == "type":
+        was, now = (
+            name.partition("#")[0].replace(":", ".") for name in (expected, type_name(plain_type(value)))
+        )
+        return f"class {was} of {where} changed" if was == now else f"type of {where}: {was} -> {now}"
+    if kind == "identity":
+        return f"{where}: another {expected[0]} than {_identity_name(expected)}"
+    if kind == "equals":
+        return f"{where}: {written(expected)} -> {_short(value)}"
+    if kind in ("keys", "order", "length", "empty"):
+        return _describe_members(where, kind, value, expected)
+    return f"{where}: {kind.replace('_', ' ')} {written(expected)} no longer holds"
+
+
+def _describe_members(where: str, kind: str, value: Any, expected: Any) -> str:
+    if kind == "order" and isinstance(value, set | frozenset):
+        return f"order of {where}: {[plain(key) for key in expected]} -> {_short(list(value))}"
+    if kind == "keys" and hasattr(value, "keys"):
+        return f"members of {where}: {[plain(key) for key in expected]} -> {_short(list(value.keys()))}"
+    if not hasattr(value, "__len__"):
+        return f"{where}: {_short(value)} has no members"
+    if kind == "empty":
+        return f"{where}: {len(value)} added"
+    return f"length of {where}: {len(expected) if kind in ('keys', 'order') else expected} -> {len(value)}"
+
+
+def _describe_objects(guards: PortableGuards, check: Check, values: Sequence[Any]) -> str:
+    node, kind, expected = check
+    if kind == "same":
+        return f"{text(guards.nodes, node)} and {text(guards.nodes, expected)} are no longer the same object"
+    first: dict[int, str] = {}
+    for index in (node, *expected):
+        name, value = text(guards.nodes, index), values[index]
+        if value is MISSING:
+            return f"{name} is missing"
+        if id(value) in first:
+            return f"{first[id(value)]} and {name} are now the same object"
+        first[id(value)] = name
+    return "some objects are now the same"
+
+
+def _identity_name(described: Sequence[Any]) -> str:
+    """The name in what `describe` gave."""
+    kind = described[0]
+    if kind in ("method", "partial"):
+        return _identity_name(described[1:] if kind == "method" else described[1])
+    if kind == "constant":
+        return written(described[1])
+    return str(described[1] if kind in ("module", "code", "operator", "operators", "group") else described[2])
+
+
+def tensor_differences(value: Any, expected: Mapping[str, Any]) -> list[str]:
+    """In words, where a tensor differs from what was traced."""
+    if not isinstance(value, torch.Tensor):
+        return [f"is a {type(value).__name__}, was a tensor"]
+    found = [
+        f"{name} {plain(expected[name])} -> {plain(now)}"
+        for name, now in constants.tensor_traits(value).items()
+        if now != expected[name]
+    ]
+    if found or value.layout != torch.strided:
+        return found
+    for name, now in (("sizes", value.shape), ("strides", value.stride())):
+        wanted = expected[name]
+        if len(now) != len(wanted) or any(w is not None and w != n for w, n in zip(wanted, now, strict=True)):
+            found.append(f"{name} {['*' if w is None else w for w in wanted]} -> {list(now)}")
+    return found
 
 
 def describe_shape(
@@ -195,7 +177,7 @@ def describe_shape(
 def readable_shape(guards: PortableGuards, expression: str, used: Sequence[int]) -> str:
     """A condition on sizes with the objects' paths in place of ``p<node>``."""
     names = {f"p{index}": text(guards.nodes, index) for index in used}
-    return re.sub(_NODE, lambda match: names.get(match[0], match[0]), expression)
+    return re.sub(r"\bp\d+\b", lambda match: names.get(match[0], match[0]), expression)
 
 
 def plain(encoded: Any) -> Any:
@@ -211,9 +193,6 @@ def plain(encoded: Any) -> Any:
         return decode(encoded)
     except (AttributeError, ImportError, LookupError, TypeError, WorkerError):
         return payload
-
-
-_HOLDERS = {"tuple": "({})", "list": "[{}]", "set": "{{{}}}", "frozenset": "frozenset({{{}}})"}
 
 
 def written(encoded: Any) -> str:
@@ -233,13 +212,14 @@ def _short(value: Any) -> str:
         with contextlib.suppress(WorkerError):  # of members without a name
             words = written(constants.encode(value))
     words = words or " ".join(repr(value).split())
-    return words if len(words) <= MAX_SHOWN else f"{words[:MAX_SHOWN]}..."
+    return words if len(words) <= _MAX_CHARS else f"{words[:_MAX_CHARS]}..."
 
 
-_MAX_CANDIDATES = 16
-_DIGESTS = ("module", "parameters")
-# As `partition_paths.model_directory` makes it; the name of a class may hold underscores itself.
-_MODEL_DIR = re.compile(r"(?P<cls>.+)_(?:dynamic|static)(?:_aclgraphcache)?_[0-9a-f]+")
+def _few(reasons: Sequence[str], separator: str) -> str:
+    """The first few of them, each once, and how many more there are: one line to read, not a list."""
+    distinct = list(dict.fromkeys(reasons))
+    more = len(distinct) - _MAX_REASONS
+    return separator.join([*distinct[:_MAX_REASONS], *([f"and {more} more"] if more > 0 else [])])
 
 
 def why_none(
@@ -250,41 +230,32 @@ def why_none(
     ``misfits`` gives an artifact's conditions that do not hold; it is asked of the nearest of other requests
     where module or parameters differ, whose components are digests, to name what differs in them.
     """
-    nearest = [*faults, *dict.fromkeys(in_brief(wrong) for wrong in sorted(unfit, key=len))]
-    more = len(nearest) - MAX_REASONS_SHOWN
-    if nearest:
-        return " | ".join([*nearest[:MAX_REASONS_SHOWN], *([f"and {more} more"] if more > 0 else [])])
+    if faults or unfit:
+        return _few([*faults, *(_few(wrong, "; ") for wrong in sorted(unfit, key=len))], " | ")
     model_dir, function = place.model_dir, place.function_dir.name
     if model_dir.is_dir():
         return f"no artifact of {function} in {model_dir.name}"
     class_name = _class_of(model_dir)
-    best: tuple[bool, int] | None = None
-    text, closest = "", None
+    nearest: list[tuple[bool, int, str, StoredArtifact]] = []
     unreadable = ""
     for path in _candidates(model_dir.parent, class_name, function):
         try:
-            artifact, _, _ = read(path)
+            stored = StoredArtifact.read(path)
         except ArtifactCorrupt as error:
             unreadable = unreadable or f", but one that cannot be used: {error.why}"
+        except (StoreError, OSError):
             continue
-        except OSError:
-            continue
-        changes = changed_components(artifact.components, asked.components)
-        # Another model, or another rank's part of it, is farther off than the same one from other sources.
-        is_other = any(change.name in _DIGESTS for change in changes)
-        if best is None or (is_other, len(changes)) < best:
-            best = is_other, len(changes)
-            text = "; ".join(str(change) for change in changes)
-            closest = path if is_other else None
-    if closest is not None:
-        with contextlib.suppress(ArtifactCorrupt, StoreError):
-            if named := misfits(StoredArtifact.read(closest)):
-                text = f"{text} ({in_brief(named)})"
-    return (
-        f"nearest artifact differs: {text}"
-        if best
-        else f"the cache holds nothing for {class_name}.{function}{unreadable}"
-    )
+        else:
+            changes = changed_components(stored.artifact.components, asked.components)
+            # Another model, or another rank's part of it, is farther off than the same from other sources.
+            is_other = any(change.name in ("module", "parameters") for change in changes)
+            nearest.append((is_other, len(changes), "; ".join(map(str, changes)), stored))
+    if not nearest:
+        return f"the cache holds nothing for {class_name}.{function}{unreadable}"
+    is_other, _, changed, stored = min(nearest, key=lambda found: found[:2])
+    if is_other and (named := misfits(stored)):
+        changed = f"{changed} ({_few(named, '; ')})"
+    return f"nearest artifact differs: {changed}"
 
 
 def _class_of(model_dir: Path) -> str:

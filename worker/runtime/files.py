@@ -47,20 +47,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.cache_dir.local import (
-    add_variant,
-    companions,
-    variants,
-)
-from warmrank.cache_store.cache_dir.private_files import (
-    make_private_directories,
-    os_errors_are_unusable,
-)
+from warmrank.cache_store.cache_dir.local import add_variant, companions, variants
+from warmrank.cache_store.cache_dir.private_files import make_private_directories, os_errors_are_unusable
 from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.worker.runtime.artifact import ABOUT, FORMAT, MAGIC
-from warmrank.worker.runtime.beside import with_files
-from warmrank.worker.runtime.find import StoredArtifact, announce, candidates, read_stored
+from warmrank.worker.runtime.find import StoredArtifact, announce, candidates, read_stored, with_files
 from warmrank.worker.values import replace
 
 if TYPE_CHECKING:
@@ -90,7 +82,7 @@ def save(
     path, beside = function_dir, dict[str, Path]()
     if kept:
         if withheld:
-            withhold(function_dir, digest.sha256)
+            _withhold(function_dir, digest.sha256)
         beside = {name: add_variant(function_dir, data, beside=name) for name, data in files.items()}
         path = add_variant(function_dir, data)
     stored = StoredArtifact(
@@ -164,75 +156,59 @@ def remove(function_dir: Path) -> None:
 
 
 def adopted(function_dir: Path, stored: StoredArtifact, *, withheld: bool = False) -> StoredArtifact:
-    """An artifact of another partition, copied into this one; see `worker.runtime.files`."""
+    """An artifact of another partition, copied into this one."""
     if withheld:
-        withhold(function_dir, stored.sha256)
-    beside = {
-        file.name: add_variant(
-            function_dir,
+        _withhold(function_dir, stored.sha256)
+    beside = {}
+    for file in stored.artifact.files:
+        source, digest = (
             stored.path.parent / file.name,
             Digest(sha256=file.sha256, size_bytes=file.size_bytes),
-            beside=file.name,
         )
-        for file in stored.artifact.files
-    }
-    path = add_variant(function_dir, stored.path)
-    return replace(stored, path=path, beside=beside)
+        beside[file.name] = add_variant(function_dir, source, digest, beside=file.name)
+    return replace(stored, path=add_variant(function_dir, stored.path), beside=beside)
 
 
-def by_digest(place: Place, sha256: str) -> StoredArtifact | None:
-    """The artifact with this digest in any partition, or None."""
+def offered(place: Place, sha256: str, store: Store | None, *, cache_root: Path) -> StoredArtifact | None:
+    """The artifact with this digest: from the cache directory, else from the store; None if nowhere.
+
+    Raises:
+        StoreError: the store does not have it, or a file beside it, or cannot be read.
+    """
     for path in candidates(place):
         stored = read_stored(path, [])
         if stored is not None and stored.sha256 == sha256 and (whole := with_files(stored, [])) is not None:
             return whole
-    return None
-
-
-def offered(place: Place, sha256: str, store: Store | None, *, cache_root: Path) -> StoredArtifact | None:
-    """The artifact with this digest: from the cache directory, else from the store; None if nowhere."""
-    stored = by_digest(place, sha256)
-    if stored is not None or store is None:
-        return stored
+    if store is None:
+        return None
     # Not into the own partition yet: its guards have not been asked.
-    path = store.fetch_blob(
-        sha256, place.model_dir / OFFERED / place.function_dir.name, cache_root=cache_root
-    )
-    stored = read_stored(path, [])
-    return None if stored is None else fetched(store, stored, cache_root)
-
-
-def fetched(store: Store, stored: StoredArtifact, cache_root: Path) -> StoredArtifact | None:
-    """The artifact, its files fetched out of the store beside it; None if they cannot be used.
-
-    Raises:
-        StoreError: the store does not have one of them, or cannot be read.
-    """
+    directory = place.model_dir / OFFERED / place.function_dir.name
+    stored = read_stored(store.fetch_blob(sha256, directory, cache_root=cache_root), [])
+    if stored is None:
+        return None
     for file in stored.artifact.files:
-        store.fetch_blob(file.sha256, stored.path.parent, cache_root=cache_root, beside=file.name)
+        store.fetch_blob(file.sha256, directory, cache_root=cache_root, beside=file.name)
     return with_files(stored, [])
 
 
-def withheld_mark(function_dir: Path, sha256: str) -> Path:
+def _mark(function_dir: Path, sha256: str) -> Path:
     """The mark that keeps an artifact for its own partition alone."""
     return function_dir / f".withheld_{sha256}"
 
 
 def is_withheld(function_dir: Path, sha256: str) -> bool:
     """True if an artifact is for its own partition alone."""
-    return withheld_mark(function_dir, sha256).exists()
+    return _mark(function_dir, sha256).exists()
 
 
-def withhold(function_dir: Path, sha256: str) -> None:
-    """Keep other partitions from an artifact that is there, or about to be."""
-    mark = withheld_mark(function_dir, sha256)
+def _withhold(function_dir: Path, sha256: str) -> None:
+    """Keep other partitions from an artifact that is about to be there."""
     make_private_directories(function_dir)
-    with os_errors_are_unusable("file", mark):
+    with os_errors_are_unusable("file", mark := _mark(function_dir, sha256)):
         mark.touch(mode=0o600)
 
 
 def release(function_dir: Path, sha256: str) -> None:
     """Let other partitions have an artifact."""
-    mark = withheld_mark(function_dir, sha256)
-    with os_errors_are_unusable("file", mark):
+    with os_errors_are_unusable("file", mark := _mark(function_dir, sha256)):
         mark.unlink(missing_ok=True)

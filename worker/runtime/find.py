@@ -1,6 +1,11 @@
 """The look-up: artifacts of one function in a cache directory, and why each of them does not fit.
 
 TorchAir's paths: ``<cache_dir>/<Class>_<dynamic|static>[_aclgraphcache]_<key>/[<partition>/]<func>/``.
+
+Beside an artifact lie files that belong to it, such as compiled kernels. They are written before the artifact
+that names them, and verified before it counts as found: a missing or damaged one is a miss with its reason,
+and never an error of a call. What is damaged is moved aside, not deleted; what is not this user's alone (a
+link, another owner or mode) is not touched, as it may not be ours to move.
 """
 
 from __future__ import annotations
@@ -16,13 +21,13 @@ from pathlib import Path
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.errors import ArtifactCorrupt
+from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
 from warmrank.worker.keys.code import function_digest
 from warmrank.worker.keys.request import Request
 from warmrank.worker.runtime.ambient import any_gears
-from warmrank.worker.runtime.artifact import Artifact, open_private, parse
+from warmrank.worker.runtime.artifact import Artifact, ArtifactFile, corrupt, open_private, parse
 from warmrank.worker.runtime.check import MAX_REASONS, mismatches, object_mismatches
-from warmrank.worker.values import Value
+from warmrank.worker.values import Value, replace
 
 if TYPE_CHECKING:
     from warmrank.worker.configs.compiler_config import OnGearMiss
@@ -50,18 +55,9 @@ class StoredArtifact(Value):
     beside: Mapping[str, Path] | None = None
 
     def files(self) -> Mapping[str, Path]:
-        """The verified files beside the artifact, by name.
-
-        Raises:
-            ArtifactCorrupt: one is missing or holds other bytes.
-            UnusableCache: one is not private, or cannot be read.
-        """
+        """The verified files beside the artifact, by name; raises as `verified`."""
         if self.beside is not None:
             return self.beside
-        if not self.artifact.files:
-            return {}
-        from warmrank.worker.runtime.beside import verified
-
         return {file.name: verified(self.path.parent, file) for file in self.artifact.files}
 
     @classmethod
@@ -70,7 +66,7 @@ class StoredArtifact(Value):
 
         Raises:
             ArtifactCorrupt: the file is no artifact, or its bytes do not match its digest.
-            UnusableCache: it is not private, or cannot be read.
+            UnusableCache: it is a link, or not private, or cannot be read.
         """
         try:
             with open_private(path) as file:
@@ -96,8 +92,7 @@ class StoredArtifact(Value):
 
         ``learned``: tensors need not carry the artifact's gears any more.
         """
-        function = function_of(method)
-        arguments = arguments_of(method, args, kwargs)
+        function, arguments = function_of(method), arguments_of(method, args, kwargs)
         guards, gears = self.artifact.guards, self.artifact.facts.gears
         if gears is not None or any_gears():
             from warmrank.worker.gears.rules import call_guards
@@ -124,12 +119,66 @@ class StoredArtifact(Value):
     @property
     def guards_of_any_size(self) -> PortableGuards:
         """The conditions without that on geared sizes, which a runner asks."""
-        gears = self.artifact.facts.gears
-        if gears is None:
+        if (gears := self.artifact.facts.gears) is None:
             return self.artifact.guards
         from warmrank.worker.gears.rules import any_size
 
         return any_size(self.artifact.guards, gears)
+
+
+def verified(directory: Path, file: ArtifactFile) -> Path:
+    """Path of a file beside an artifact, its bytes verified.
+
+    Raises:
+        ArtifactMissing: it is not there.
+        ArtifactCorrupt: it holds other bytes.
+        UnusableCache: it is not private, or cannot be read.
+    """
+    path = directory / file.name
+    if not path.exists():
+        msg = f"{path} is missing, though the artifact beside it needs it; that is fetched or compiled again."
+        raise ArtifactMissing(msg, where=str(path), why="it is missing")
+    with open_private(path) as opened:
+        sha256, size_bytes = hashlib.file_digest(opened, "sha256").hexdigest(), opened.tell()
+    if (sha256, size_bytes) != (file.sha256, file.size_bytes):
+        raise corrupt(str(path), "its bytes do not match the digest in the artifact beside it")
+    return path
+
+
+def read_stored(path: Path, reasons: list[str]) -> StoredArtifact | None:
+    """Read one file; None, and why in ``reasons``, if it cannot be used."""
+    try:
+        return StoredArtifact.read(path)
+    except Exception as error:  # noqa: BLE001 - all others are raised again
+        _unusable(path, error, reasons)
+        return None
+
+
+def with_files(stored: StoredArtifact, reasons: list[str]) -> StoredArtifact | None:
+    """The artifact with its files verified; None, and why in ``reasons``, if one cannot be used."""
+    try:
+        return replace(stored, beside=stored.files())
+    except Exception as error:  # noqa: BLE001 - all others are raised again
+        _unusable(stored.path, error, reasons)
+        return None
+
+
+def _unusable(path: Path, error: Exception, reasons: list[str]) -> None:
+    """Say why an artifact is not used; move a damaged file out of the way."""
+    from warmrank.cache_store.cache_dir.private_files import set_aside
+    from warmrank.cache_store.errors import StoreError
+
+    if not isinstance(error, ArtifactCorrupt | StoreError):
+        raise error
+    is_link = path.is_symlink()
+    why = f"{path} is a symbolic link, which is never followed; remove it" if is_link else str(error)
+    if isinstance(error, ArtifactCorrupt):
+        damaged = Path(error.where)
+        beside = "" if damaged == path else f": {damaged.name}"
+        why = f"missing{beside}" if isinstance(error, ArtifactMissing) else f"corrupt{beside}: {error.why}"
+        set_aside(damaged)
+    reasons.append(why)
+    _log.warning("%s is not used: %s", path, why)
 
 
 def is_anything_declared() -> bool:
@@ -157,16 +206,9 @@ def arguments_of(method: MethodType, args: Sequence[Any], kwargs: Mapping[str, A
     try:
         bound = inspect.signature(own).bind(method.__self__, *args, **kwargs)
     except TypeError as error:
-        msg = f"{method.__qualname__}{inspect.signature(method)}: {error}"
-        raise TypeError(msg) from None
+        raise TypeError(f"{method.__qualname__}{inspect.signature(method)}: {error}") from None
     bound.apply_defaults()
     return bound.arguments
-
-
-def model_directory(class_name: str, *, dynamic: bool, mode: str, key: str) -> str:
-    """Name of the directory that all partitions of one model and configuration share."""
-    captured = "_aclgraphcache" if mode in ("reduce-overhead", "npugraph_ex") else ""
-    return f"{class_name}_{'dynamic' if dynamic else 'static'}{captured}_{key}"
 
 
 class Place(Value):
@@ -174,6 +216,12 @@ class Place(Value):
 
     model_dir: Path
     function_dir: Path
+
+
+def model_directory(class_name: str, *, dynamic: bool, mode: str, key: str) -> str:
+    """Name of the directory that all partitions of one model and configuration share."""
+    captured = "_aclgraphcache" if mode in ("reduce-overhead", "npugraph_ex") else ""
+    return f"{class_name}_{'dynamic' if dynamic else 'static'}{captured}_{key}"
 
 
 def candidates(place: Place) -> Iterator[Path]:
@@ -213,29 +261,25 @@ def look_up(place: Place, asked: Request, misfits: Misfits) -> Found:
     unfit: list[tuple[str, ...]] = []
     tried: set[str] = set()
     for path in candidates(place):
-        stored = whole = read_stored(path, reasons)
+        stored = read_stored(path, reasons)
         if stored is None or stored.sha256 in tried:
             continue
-        tried.add(stored.sha256)
         own = path.parent == place.function_dir
-        wrong = other_request(stored, asked) or misfits(stored)
-        if not wrong and not own:
+        if wrong := other_request(stored, asked) or misfits(stored):
+            tried.add(stored.sha256)
+            unfit.append(wrong)
+            continue
+        if not own:
             from warmrank.worker.runtime.files import is_withheld
 
+            launch = path.parent.parent.name
             if is_withheld(path.parent, stored.sha256):
-                launch = path.parent.parent.name
-                wrong = (f"of {launch}, whose launch has not compared it with other ranks' traces",)
-                tried.discard(stored.sha256)
-        if wrong:
-            unfit.append(wrong)
-        else:
-            if stored.artifact.files:
-                from warmrank.worker.runtime.beside import with_files
-
-                whole = with_files(stored, reasons)
-            if whole is not None:
-                return Found(stored=whole, own=own, reason="" if own else f"fits {path.parent.parent.name}")
-            tried.discard(stored.sha256)  # a sibling's copy may have its files
+                unfit.append((f"of {launch}, whose launch has not compared it with other ranks' traces",))
+                continue
+        # A sibling's copy may have its files where this one's are damaged.
+        whole = with_files(stored, reasons) if stored.artifact.files else stored
+        if whole is not None:
+            return Found(stored=whole, own=own, reason="" if own else f"fits {path.parent.parent.name}")
     from warmrank.worker.runtime.describe import why_none
 
     return Found(stored=None, own=False, reason=why_none(place, asked, misfits, reasons, unfit))
@@ -249,31 +293,6 @@ def other_request(stored: StoredArtifact, asked: Request) -> tuple[str, ...]:
     from warmrank.cache_store.text import changed_components
 
     return tuple(map(str, changed_components(components, asked.components)))
-
-
-def read_stored(path: Path, reasons: list[str]) -> StoredArtifact | None:
-    """Read one file; a fault goes into ``reasons``, and a corrupt file out of the way.
-
-    What is not this user's alone (a link, another owner or mode) is not touched: it may not be ours to move.
-    """
-    try:
-        if path.is_symlink():
-            reasons.append(f"{path} is a symbolic link, which is never followed; remove it")
-        else:
-            return StoredArtifact.read(path)
-    except ArtifactCorrupt as error:
-        from warmrank.cache_store.cache_dir.private_files import set_aside
-
-        set_aside(path)
-        reasons.append(f"corrupt: {error.why}")
-    except Exception as error:
-        from warmrank.cache_store.errors import StoreError
-
-        if not isinstance(error, StoreError):
-            raise
-        reasons.append(str(error))
-    _log.warning("%s is not used: %s", path, reasons[-1])
-    return None
 
 
 def announce(what: str, stored: StoredArtifact) -> None:

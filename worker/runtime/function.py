@@ -26,7 +26,7 @@ from warmrank.worker import collection
 from warmrank.worker.configs.compiler_config import CacheOptions, LaunchDefaults, launch_scope
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Site, check_choice, engine_for, engine_named
-from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, NotPortable, StateChanged, WorkerError
+from warmrank.worker.errors import ArtifactCorrupt, NotPortable, StateChanged, WorkerError
 from warmrank.worker.keys.request import Request, code_in_options, request
 from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.find import (
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("torchair")
 _BUILTINS = {name: value for name, value in vars(builtins).items() if not name.startswith("_")}
+Args = tuple[Any, ...]
+Kwargs = Mapping[str, Any]
 
 
 class CachedFunction:
@@ -62,16 +64,18 @@ class CachedFunction:
     Attributes:
         method: the bound method.
         options: how it is cached; its configuration is a copy, so a later change of the caller's counts not.
+        defaults: of the launch that it was made in.
         name: qualified name, for people and reports.
         wanted: the engine asked for.
         abandoned: the files were given up (``on_recompile="abandon"``); nothing is written any more.
+        traces: counts the traces; None before the first.
     """
 
     def __init__(
         self, method: MethodType, options: CacheOptions, defaults: LaunchDefaults | None = None
     ) -> None:
         self.method = method
-        self._defaults = defaults = defaults or launch_scope.defaults
+        self.defaults = defaults = defaults or launch_scope.defaults
         self._root: Path | None = None
         self.options = replace(
             options, config=copy.deepcopy(options.config), cache_dir=options.cache_dir or defaults.cache_dir
@@ -85,7 +89,7 @@ class CachedFunction:
         self._lock = threading.RLock()
         self._kind = "cpu"  # of the module's device; read again at each look-up
         self._recorded: dict[str, tuple[Outcome, str, StoredArtifact, dict[str, float]]] = {}
-        self._traces: TraceLimit | None = None  # with the first compile
+        self.traces: TraceLimit | None = None
         if launch_scope.functions is not None:
             launch_scope.functions.append(self)
 
@@ -95,7 +99,7 @@ class CachedFunction:
             "function": self.method.__func__,
             "module": self.method.__self__,
             "options": self.options,
-            "defaults": self._defaults,
+            "defaults": self.defaults,
         }
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -144,7 +148,7 @@ class CachedFunction:
         """Captures, replays, other calls and why, and pools; prints as a short text."""
         from warmrank.worker.capture.statistics import total
 
-        return total(variant.runner.statistics for variant in self.variants)
+        return total(variant.runner for variant in self.variants)
 
     @property
     def module(self) -> torch.nn.Module:
@@ -180,7 +184,7 @@ class CachedFunction:
         name = model_directory(
             type(self.module).__name__, dynamic=options.dynamic, mode=options.config.mode, key=asked.key
         )
-        rank, world_size = self._defaults.place or rank_and_world()
+        rank, world_size = self.defaults.place or rank_and_world()
         if options.global_rank is not None:
             rank = options.global_rank
         parts = [f"world{world_size}global_rank{rank}"] if world_size > 1 else []  # as in TorchAir
@@ -192,9 +196,7 @@ class CachedFunction:
         function_dir = model_dir / "_".join(parts) / self.method.__func__.__name__
         return Place(model_dir=model_dir, function_dir=function_dir)
 
-    def find(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], refused: Mapping[str, str] | None = None
-    ) -> Found:
+    def find(self, args: Args, kwargs: Kwargs, refused: Mapping[str, str] | None = None) -> Found:
         """Look for an artifact that fits this call: own partition first, then sibling partitions.
 
         ``refused`` gives artifacts to pass over: digest -> why.
@@ -208,9 +210,7 @@ class CachedFunction:
 
         return look_up(self.place(asked), asked, misfits)
 
-    def mismatches(
-        self, stored: StoredArtifact, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[str, ...]:
+    def mismatches(self, stored: StoredArtifact, args: Args, kwargs: Kwargs) -> tuple[str, ...]:
         """Conditions of an artifact that this module and call do not meet; empty if it may be used."""
         artifact = stored.artifact
         version = engine_named(artifact.engine).version
@@ -266,8 +266,7 @@ class CachedFunction:
                     break
         if is_symbolic_trace():
             return self.method(*args, **kwargs)
-        limit = self._traces
-        if limit is not None and limit.reached and self.fitting(args, kwargs) is None:
+        if (limit := self.traces) is not None and limit.reached and self.fitting(args, kwargs) is None:
             return limit.run_eagerly(self.method, args, kwargs)
         return self.ensure(args, kwargs)(*args, **kwargs)
 
@@ -277,7 +276,7 @@ class CachedFunction:
                 self._variants.remove(variant)
                 self._variants.insert(0, variant)
 
-    def ensure(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Variant:
+    def ensure(self, args: Args, kwargs: Kwargs) -> Variant:
         """A loaded variant that fits this call: found or compiled.
 
         Raises:
@@ -290,17 +289,16 @@ class CachedFunction:
         except WorkerError:
             raise
         except Exception as error:
-            replaced = [name for name, value in _BUILTINS.items() if vars(builtins).get(name) is not value]
-            if not replaced:
-                raise
-            msg = (
-                f"{self.name} could not be looked up ({type(error).__name__}: {error}) where builtins."
-                f"{replaced[0]} was replaced, on which torch and warmrank rely; put it back, and give yours "
-                "another name, or make it a global of your module"
-            )
-            raise NotPortable(msg, what=f"builtins.{replaced[0]}") from error
+            for name, value in _BUILTINS.items():
+                if vars(builtins).get(name) is not value:
+                    raise NotPortable(
+                        f"{self.name} could not be looked up ({type(error).__name__}: {error}) where "
+                        f"builtins.{name} was replaced, on which torch and warmrank rely; put it back, and "
+                        "give yours another name, or make it a global of your module"
+                    ) from error
+            raise
 
-    def _ensure(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Variant:
+    def _ensure(self, args: Args, kwargs: Kwargs) -> Variant:
         with self._lock:
             started = perf_counter()
             if sys.stdout is not None and sys.stdout.isatty():
@@ -313,22 +311,11 @@ class CachedFunction:
                 variant, reason = self.find_and_use(args, kwargs, started)
             if variant is not None:
                 return variant
-            if self._defaults.no_compile or settings().no_compile:
-                from warmrank.worker import journal
-
-                journal.append_forbidden(self.name, reason)
-                msg = f"{self.name} would have to be compiled, which is forbidden here: {reason}"
-                if not self._defaults.no_compile:  # of a launch the driver says what to do
-                    msg += (
-                        f". Looked for in {self.root()}; run once without WARMRANK_NO_COMPILE, or bring "
-                        "there what was compiled elsewhere (warmrank preseed)"
-                    )
-                raise CompileForbidden(msg, function=self.name, reason=reason)
             from warmrank.worker.runtime.compiling import compile_or_await
 
             return compile_or_await(self, args, kwargs, reason, started)
 
-    def fitting(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Variant | None:
+    def fitting(self, args: Args, kwargs: Kwargs) -> Variant | None:
         """A loaded variant, all of whose conditions hold for these arguments now; None if there is none."""
         with self._lock:
             for variant in self.variants:
@@ -337,9 +324,7 @@ class CachedFunction:
                     return variant
         return None
 
-    def find_and_use(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], started: float
-    ) -> tuple[Variant | None, str]:
+    def find_and_use(self, args: Args, kwargs: Kwargs, started: float) -> tuple[Variant | None, str]:
         """Look up and load a fitting artifact; the variant, or None and the miss reason."""
         refused: dict[str, str] = {}  # by digest: what fits and does not load (kernels of another machine)
         while True:
@@ -352,7 +337,7 @@ class CachedFunction:
                 _log.warning("%s is not used: %s", found.stored.path, error)
                 refused[found.stored.sha256] = str(error)
 
-    def _refuse_gear_miss(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _refuse_gear_miss(self, args: Args, kwargs: Kwargs) -> None:
         for variant in self._variants:
             if variant.stored.artifact.facts.gears is not None:
                 variant.guards.refuse_gear_miss(args, kwargs)
@@ -384,9 +369,7 @@ class CachedFunction:
         self.record(outcome, found.reason, stored, load_s=perf_counter() - started)
         return variant
 
-    def compile(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, reason: str, withheld: bool = False
-    ) -> Variant:
+    def compile(self, args: Args, kwargs: Kwargs, *, reason: str, withheld: bool = False) -> Variant:
         """Trace and compile for this call, without running it, and save the artifact.
 
         ``reason`` says why; of a ``withheld`` one no other partition takes it by itself.
@@ -394,13 +377,11 @@ class CachedFunction:
         Raises:
             WorkerError: the function cannot be cached.
         """
-        from warmrank.worker.runtime.compiling import TraceLimit, compiled_and_saved
+        from warmrank.worker.runtime.compiling import compiled_and_saved
 
-        if self._traces is None:
-            self._traces = TraceLimit(self.name)
-        return compiled_and_saved(self, self._traces, args, kwargs, reason=reason, withheld=withheld)
+        return compiled_and_saved(self, args, kwargs, reason=reason, withheld=withheld)
 
-    def outline(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Artifact:
+    def outline(self, args: Args, kwargs: Kwargs) -> Artifact:
         """Trace for this call as `compile` does, for an audit: no kernels, and nothing is kept."""
         from warmrank.worker.runtime.compiling import outlined
 

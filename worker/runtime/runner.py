@@ -32,9 +32,8 @@ from warmrank.worker.torch_private.warm import Metadata
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.capture.captures import Captures
+    from warmrank.worker.capture.captures import CapturePool, Captures
     from warmrank.worker.capture.plan import Shapes
-    from warmrank.worker.capture.pools import CapturePool
     from warmrank.worker.capture.statistics import CaptureStatistics, PoolStatistics
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.devices import DeviceBackend, PoolHandle
@@ -47,6 +46,7 @@ _address = torch.Tensor.data_ptr
 # Shapes that ran once are remembered up to this many times the limit of captures: a function that goes round
 # through more captures none of them, and would have replayed at most one call in as many.
 _SHAPES_PER_CAPTURE = 16
+_WORDS = {MUTATED: "mutated input", USER: "user input"}
 
 
 class InputLayout:
@@ -64,19 +64,18 @@ class InputLayout:
     """
 
     def __init__(self, facts: GraphFacts, *, clone_input: bool, frozen_parameters: bool) -> None:
-        self._classes = classes = facts.input_classes
-        self._names = facts.input_names or tuple(f"input {index}" for index in range(len(classes)))
+        self._classes = facts.input_classes
+        self._names = facts.input_names
         self.of_module = frozenset(facts.module_inputs)
         by_kind: dict[str, set[int]] = {STATE: set(), MUTATED: set(), USER: set(), NUMBER: set()}
-        for index, kind in enumerate(classes):
+        for index, kind in enumerate(self._classes):
             by_kind[kind].add(index)
         frozen = by_kind[STATE] & self.of_module
         tensors = by_kind[STATE] | by_kind[MUTATED] | by_kind[USER]
-        copied = by_kind[USER] if clone_input else set[int]()
-        fixed = tensors - copied
+        fixed = tensors - by_kind[USER] if clone_input else tensors
         self.numbers = tuple(sorted(by_kind[NUMBER]))
         self.mutated = tuple(sorted(by_kind[MUTATED]))
-        self.copied = tuple(sorted(copied))
+        self.copied = tuple(sorted(tensors - fixed))
         self.fixed = tuple(sorted(fixed))
         self.shaped = tuple(sorted(tensors - frozen))
         self.compared = tuple(sorted(fixed - frozen if frozen_parameters else fixed))
@@ -91,7 +90,7 @@ class InputLayout:
         """Refuse inputs that are no tensors any more: the module's are not asked about on each call."""
         for index, kind in enumerate(self._classes):
             if kind != NUMBER and not isinstance(inputs[index], torch.Tensor):
-                raise StateChanged(self._names[index], inputs[index])
+                raise StateChanged(self._name(index), inputs[index])
 
     def note_writes(self, inputs: Sequence[Any]) -> None:
         """Tell autograd that mutated inputs were written to, past operators that would have done so."""
@@ -100,10 +99,11 @@ class InputLayout:
 
     def described(self, index: int) -> str:
         """An input in words."""
-        kind = self._classes[index]
-        words = {MUTATED: "mutated input", USER: "user input"}
         state = "parameter or buffer" if index in self.of_module else "input that is used where it lies"
-        return f"{words.get(kind, state)} {self._names[index]}"
+        return f"{_WORDS.get(self._classes[index], state)} {self._name(index)}"
+
+    def _name(self, index: int) -> str:
+        return self._names[index] if self._names else f"input {index}"
 
 
 class Settled:
@@ -125,12 +125,14 @@ class Settled:
         self._pick = picker(positions)
         self._metadata = Metadata(self._pick(inputs))
         # Those that lie somewhere: a fake one, of an offline build, does not, and is never run on.
-        strided = []
-        for index in positions:
-            tensor = inputs[index]
-            if tensor.layout is torch.strided and type(tensor).__name__ != "FakeTensor":
-                strided.append(index)
-        self._strided = picker(strided)
+        tensors = [(index, inputs[index]) for index in positions]
+        self._strided = picker(
+            [
+                index
+                for index, value in tensors
+                if value.layout is torch.strided and type(value).__name__ != "FakeTensor"
+            ]
+        )
         self._watch: TensorWatch | None = None  # tells quickly if nothing changed; a first call needs none
         self._addresses: list[int] = []
         self._look(inputs)
@@ -163,8 +165,7 @@ class Settled:
         addresses = [*map(_address, self._strided(inputs))]
         for index in self.positions:
             if not lies_in_storage(inputs[index]):
-                size_bytes = inputs[index].untyped_storage().nbytes()
-                found = f"a tensor in {size_bytes} bytes of storage"
+                found = f"a tensor in {inputs[index].untyped_storage().nbytes()} bytes of storage"
                 raise StateChanged(self._layout.described(index), found)
         self._addresses = addresses
 
@@ -205,7 +206,7 @@ OPTION_NAMES = {
 
 
 class Tally:
-    """Counters of one runner.
+    """Counters of one runner, for `worker.capture.statistics`.
 
     Attributes:
         ran: hashes of shapes that ran once and are not captured yet, the oldest first. Two shapes of one hash
@@ -220,19 +221,6 @@ class Tally:
         self.recaptured: Counter[str] = Counter()
         self.eager: Counter[str] = Counter()
 
-    def taken(self, pools: tuple[PoolStatistics, ...]) -> CaptureStatistics:
-        """The counters as they stand."""
-        from warmrank.worker.capture.statistics import CaptureStatistics, counts
-
-        return CaptureStatistics(
-            captures=self.captures,
-            recapture_causes=counts(self.recaptured),
-            replays=self.replays,
-            warm_up_runs=self.warm_up_runs,
-            eager_causes=counts(self.eager),
-            pools=pools,
-        )
-
 
 class GraphRunner:
     """Runs one loaded graph through captured graphs; as it is, where none of it may be captured.
@@ -243,8 +231,10 @@ class GraphRunner:
 
     Attributes:
         layout: the inputs by what is done with them.
-        settled: inputs that were settled, see `settle` and `renew`; at first none.
+        settled: inputs that conditions were found to hold for; at first none.
+        due: positions whose inputs in the next run are taken for that; None where nothing is due.
         is_compiled: the graph is compiled kernels, which are called as they are.
+        given_pool: the pool of a handle in the options.
     """
 
     def __init__(
@@ -256,36 +246,35 @@ class GraphRunner:
         *,
         is_compiled: bool = False,
     ) -> None:
+        self.graph, self.facts, self.backend, self.options = graph, facts, backend, options
+        self.is_compiled = is_compiled
         self.layout = InputLayout(
             facts, clone_input=options.clone_input, frozen_parameters=options.frozen_parameters
         )
         self.settled = Settled(self.layout, (), ())
-        self._due: tuple[int, ...] | None = None
-        self._graph = graph
-        self._backend = backend
-        self._options = options
-        self._facts = facts
+        self.due: tuple[int, ...] | None = None
         self._autocast_kinds = tuple(dict.fromkeys(("cpu", backend.kind)))
-        self._given: CapturePool | None = None
+        self.given_pool: CapturePool | None = None
+        self._lock = threading.RLock()
         if options.pool is not None:
-            from warmrank.worker.capture.pools import pool_of
+            from warmrank.worker.capture.captures import pool_of
 
-            self._given = pool_of(backend, options.pool)
-        self._lock = self._given.lock if self._given is not None else threading.RLock()
+            self.given_pool = pool_of(backend, options.pool)
+            self._lock = self.given_pool.lock
         self._captures: Captures | None = None  # with a shape's second call
-        self.is_compiled = is_compiled
-        self._tally = Tally()
+        self.tally = Tally()
         if is_compiled:
-            self._tally.never = "kernels compiled ahead, which are not captured"
-        elif options.eager:
-            self._tally.never = "asked for (debug.run_eagerly)"
+            self.tally.never = "kernels compiled ahead, which are not captured"
+            return
+        if options.eager:
+            self.tally.never = "asked for (debug.run_eagerly)"
         elif facts.data_dependent:
-            self._tally.never = f"{facts.data_dependent}'s result depends on data"
+            self.tally.never = f"{facts.data_dependent}'s result depends on data"
         elif facts.random and backend.kind == "cpu":
             # Run operator by operator it draws what the function itself would.
-            self._tally.never = f"{facts.random} draws random numbers, for which a CPU graph has no generator"
-        if self._tally.never and not is_compiled:
-            _log.info("not captured: %s", self._tally.never)
+            self.tally.never = f"{facts.random} draws random numbers, for which a CPU graph has no generator"
+        if self.tally.never:
+            _log.info("not captured: %s", self.tally.never)
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Outputs of the graph for ``inputs``; from a shape's second call on out of a captured graph.
@@ -311,15 +300,7 @@ class GraphRunner:
     def run_plain(self, *inputs: Any) -> tuple[Any, ...]:
         """Outputs of the graph as it is, whatever it was loaded for."""
         with plain(self._autocast_kinds):
-            return self._graph(*inputs)
-
-    def renew(self, positions: tuple[int, ...]) -> None:
-        """Take the inputs at some positions of the next run for what the graph may run on."""
-        self._due = positions
-
-    def settle(self, settled: Settled) -> None:
-        """Take what was observed for what the graph may run on."""
-        self.settled, self._due = settled, None
+            return self.graph(*inputs)
 
     def hand_over(self) -> None:
         """Let the node keep what was made at run time, for later processes: here, nothing."""
@@ -327,7 +308,7 @@ class GraphRunner:
     @property
     def max_captures(self) -> int:
         """Number of graphs that may be captured."""
-        return 0 if self._tally.never else self._options.limit
+        return 0 if self.tally.never else self.options.limit
 
     def shapes(self) -> tuple[Shapes, ...]:
         """The shapes that are captured, for the capture plan."""
@@ -345,57 +326,57 @@ class GraphRunner:
     @property
     def statistics(self) -> CaptureStatistics:
         """Counters since the function was loaded."""
+        from warmrank.worker.capture.statistics import total
+
+        return total([self])
+
+    def pools(self) -> tuple[PoolStatistics, ...]:
+        """Of each pool that graphs were captured into."""
         with self._lock:
-            return self._tally.taken(() if self._captures is None else self._captures.pool_statistics())
+            return () if self._captures is None else self._captures.pool_statistics()
 
     def _captured(self) -> Captures:
         if self._captures is None:
             from warmrank.worker.capture.captures import Captures
 
-            self._captures = Captures(
-                self._graph, self._facts, self.layout, self._backend, self._options, self._tally
-            )
+            self._captures = Captures(self)
         return self._captures
 
     def _check(self, inputs: Sequence[Any]) -> None:
         """Check the settled inputs; see `Settled.check`."""
-        if self._due is not None:
+        if self.due is not None:
             self.layout.require_tensors(inputs)
-            self.settle(Settled(self.layout, self._due, inputs))
+            self.settled, self.due = Settled(self.layout, self.due, inputs), None
         elif self.settled.positions:
             self.settled.check(inputs)
 
     def _prepare(self, inputs: tuple[Any, ...]) -> None:
-        self._captured().prepare(self.layout.key(inputs), inputs, self.settled)
+        self._captured().prepare(self.layout.key(inputs), inputs)
 
     def _run(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         self._check(inputs)
-        captures, tally = self._captures, self._tally
-        if captures is not None and (outputs := captures.replay_last(inputs, self.settled)) is not None:
+        captures, tally = self._captures, self.tally
+        if captures is not None and (outputs := captures.replay_last(inputs)) is not None:
             return outputs
         if captures is None and tally.never:
             tally.eager[tally.never] += 1
-            outputs = self._graph(*inputs)
+            outputs = self.graph(*inputs)
             self.layout.note_writes(inputs)
             return outputs
         self.layout.require_tensors(inputs)
         key = self.layout.key(inputs)
-        if tally.never or self._options.force_recapture or hash(key) in tally.ran:
-            is_first = False
-        else:
-            is_first = bool(self._options.limit) if captures is None else captures.may_add(key)
-        return self._run_first(key, inputs) if is_first else self._captured().run(key, inputs, self.settled)
-
-    def _run_first(self, key: tuple[Any, ...], inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Run the graph as it is, which is all the warming up that a later capture needs."""
+        if tally.never or self.options.force_recapture or hash(key) in tally.ran:
+            return self._captured().run(key, inputs)
+        if not (self.options.limit if captures is None else captures.may_add(key)):
+            return self._captured().run(key, inputs)
+        # A shape's first call runs the graph as it is, which is all the warming up that a capture needs.
         # Outputs are of the kind that replays return, or one loop would be given both kinds.
-        with ordinary_tensors(inputs[index] for index in self.layout.mutated):
-            outputs = self._graph(*inputs)
-        ran = self._tally.ran
-        ran[hash(key)] = None
-        if len(ran) > max(1, self._options.limit * _SHAPES_PER_CAPTURE):
-            del ran[next(iter(ran))]
-        self._tally.warm_up_runs += 1
+        with ordinary_tensors([inputs[index] for index in self.layout.mutated]):
+            outputs = self.graph(*inputs)
+        tally.ran[hash(key)] = None
+        if len(tally.ran) > max(1, self.options.limit * _SHAPES_PER_CAPTURE):
+            del tally.ran[next(iter(tally.ran))]
+        tally.warm_up_runs += 1
         return outputs
 
 

@@ -34,7 +34,6 @@ _INT_BITS = 64
 # In a module, by these names, is that module.
 _Link = tuple[weakref.ref["Module"], tuple[str, ...], weakref.ref["Module"]]
 _ABSENT = "not declared"
-_NEVER = -1  # no version
 
 
 class Declared:
@@ -59,15 +58,23 @@ def declared_for(module: Module) -> dict[str, str]:
         BadRuntimeState: two modules, both of which concern this one, declare a name with different values.
     """
     found: dict[str, str] = {}
-    for values, _ in _concerning(module) if DECLARED.all else ():
+    for values, _ in _concerning(module):
         for name, text in values.items():
             if found.setdefault(name, text) != text:
-                raise _conflict(module, name, found[name], text)
+                kind = type(module).__qualname__
+                raise BadRuntimeState(
+                    f"runtime state {name} is declared as {found[name]} for one module and as {text} for "
+                    f"another, and both concern the cached functions of {kind}, since one contains the other "
+                    f"or {kind} contains both; declare it for one of them, or give the values names of "
+                    "their own"
+                )
     return dict(sorted(found.items()))
 
 
 def _concerning(module: Module) -> Iterator[tuple[Mapping[str, str], _Link | None]]:
     """Declarations of modules within and around a module, with their paths; None for its own."""
+    if not DECLARED.all:
+        return
     within = {id(part): name for name, part in module.named_modules()}
     for reference, values in DECLARED.all:
         owner = reference()
@@ -75,14 +82,10 @@ def _concerning(module: Module) -> Iterator[tuple[Mapping[str, str], _Link | Non
             continue
         if owner is module:
             yield values, None
-        elif id(owner) in within:
-            yield values, _link(module, within[id(owner)], owner)
-        elif around := next((name for name, part in owner.named_modules() if part is module), ""):
-            yield values, _link(owner, around, module)
-
-
-def _link(root: Module, path: str, target: Module) -> _Link:
-    return weakref.ref(root), tuple(path.split(".")), weakref.ref(target)
+        elif path := within.get(id(owner)):
+            yield values, (weakref.ref(module), tuple(path.split(".")), weakref.ref(owner))
+        elif path := next((name for name, part in owner.named_modules() if part is module), ""):
+            yield values, (weakref.ref(owner), tuple(path.split(".")), weakref.ref(module))
 
 
 def _lead(links: tuple[_Link, ...]) -> bool:
@@ -122,7 +125,7 @@ class RuntimeStateGuard:
         self._made_with = made_with
         # Version of the declarations, answer, and where modules have to be for it. Read and written whole:
         # threads may ask while another one declares.
-        self._known: tuple[int, bool, tuple[_Link, ...]] = (_NEVER, False, ())
+        self._known: tuple[int, bool, tuple[_Link, ...]] = (-1, False, ())
 
     def holds(self) -> bool:
         """True if they are equal now."""
@@ -130,7 +133,7 @@ class RuntimeStateGuard:
         if version == DECLARED.version and (not links or _lead(links)):
             return answer
         version = DECLARED.version  # before the look: what is declared meanwhile is looked at again
-        links = tuple(link for _, link in _concerning(self._module) if link) if DECLARED.all else ()
+        links = tuple(link for _, link in _concerning(self._module) if link)
         answer = declared_for(self._module) == self._made_with
         self._known = version, answer, links
         return answer
@@ -150,8 +153,15 @@ def declare_runtime_state(module: Module, values: Mapping[str, Scalar]) -> None:
     Raises:
         BadRuntimeState: no module, too many values, or a name or value of another kind.
     """
+    from torch.nn import Module  # here, because drivers import this without torch
+
     texts = checked(values)
-    _check_module(module)
+    if not isinstance(module, Module):
+        raise BadRuntimeState(
+            f"runtime state was declared for a {type(module).__qualname__}; expected the torch.nn.Module "
+            "whose cached functions depend on it, as in "
+            "warmrank.declare_runtime_state(model, {'kv_cache_blocks': 512})"
+        )
     with DECLARED.lock:
         alive = [entry for entry in DECLARED.all if entry[0]() is not None]
         before = next((known for owner, known in alive if owner() is module), {})
@@ -167,68 +177,34 @@ def declare_runtime_state(module: Module, values: Mapping[str, Scalar]) -> None:
 def checked(values: Mapping[str, Scalar]) -> dict[str, str]:
     """The values as text, by name."""
     if not isinstance(values, Mapping):
-        msg = f"runtime state is a {type(values).__qualname__}; expected a mapping of names to values"
-        raise BadRuntimeState(msg, expected="a mapping", actual=type(values).__qualname__)
+        kind = type(values).__qualname__
+        raise BadRuntimeState(f"runtime state is a {kind}; expected a mapping of names to values")
     _check_number(len(values))
-    return {_checked_name(name): _text(name, value) for name, value in values.items()}
-
-
-def _check_module(module: Any) -> None:
-    from torch.nn import Module  # here, because drivers import this without torch
-
-    if not isinstance(module, Module):
-        kind = type(module).__qualname__
-        msg = (
-            f"runtime state was declared for a {kind}; expected the torch.nn.Module whose cached functions "
-            "depend on it, as in warmrank.declare_runtime_state(model, {'kv_cache_blocks': 512})"
-        )
-        raise BadRuntimeState(msg, expected="torch.nn.Module", actual=kind)
+    for name, value in values.items():
+        if not (type(name) is str and name.isidentifier() and name.isascii() and len(name) <= MAX_NAME_CHARS):
+            shown = f"runtime state has the name {repr(name)[:MAX_NAME_CHARS]}"
+            raise BadRuntimeState(f"{shown}; expected an identifier in ASCII, such as 'kv_cache_blocks'")
+        if fault := _fault(value):
+            raise BadRuntimeState(f"runtime state {name} is {fault}")
+    return {name: repr(value) for name, value in values.items()}
 
 
 def _check_number(count: int) -> None:
     if count > MAX_VALUES:
-        msg = (
+        raise BadRuntimeState(
             f"{count} values of runtime state for one module, at most {MAX_VALUES}; declare what graphs "
             "depend on only, or one digest of it all as a string"
         )
-        raise BadRuntimeState(msg, expected=f"at most {MAX_VALUES}", actual=str(count))
-
-
-def _checked_name(name: Any) -> str:
-    if type(name) is str and name.isidentifier() and name.isascii() and len(name) <= MAX_NAME_CHARS:
-        return name
-    shown = repr(name)[:MAX_NAME_CHARS]
-    msg = f"runtime state has the name {shown}; expected an identifier in ASCII, such as 'kv_cache_blocks'"
-    raise BadRuntimeState(msg, expected="an identifier", actual=shown)
-
-
-def _text(name: str, value: Any) -> str:
-    fault = _fault(value)
-    if fault:
-        msg = f"runtime state {name} {fault}"
-        raise BadRuntimeState(msg, name=name, actual=type(value).__qualname__)
-    return repr(value)
 
 
 def _fault(value: Any) -> str:
     if type(value) not in _SCALARS:  # exactly: the repr of a subclass may say less, or other things
         kind = type(value).__qualname__
-        return f"is a {kind}; expected int, float, str, bool or None: convert it, as in int(value)"
+        return f"a {kind}; expected int, float, str, bool or None: convert it, as in int(value)"
     if type(value) is int and value.bit_length() > _INT_BITS:
-        return f"is an int of {value.bit_length()} bits; expected at most {_INT_BITS}"
+        return f"an int of {value.bit_length()} bits; expected at most {_INT_BITS}"
     if type(value) is float and not math.isfinite(value):
-        return f"is {value!r}; expected a finite number"
+        return f"{value!r}; expected a finite number"
     if type(value) is str and len(repr(value)) > MAX_TEXT_CHARS:
-        return f"is a string of {len(value)} characters; expected a short one, such as a digest"
+        return f"a string of {len(value)} characters; expected a short one, such as a digest"
     return ""
-
-
-def _conflict(module: Module, name: str, one: str, other: str) -> BadRuntimeState:
-    """The error of two declarations that differ."""
-    kind = type(module).__qualname__
-    msg = (
-        f"runtime state {name} is declared as {one} for one module and as {other} for another, and both "
-        f"concern the cached functions of {kind}, since one contains the other or {kind} contains both; "
-        "declare it for one of them, or give the values names of their own"
-    )
-    return BadRuntimeState(msg, name=name, expected="one value", actual=f"{one} and {other}")

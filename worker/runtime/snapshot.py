@@ -74,23 +74,16 @@ class Snapshot:
 
     def changed(self) -> list[Key]:
         """Keys of the changes."""
-        nodes = tuple(self._tensors)
+        nodes, tensors = tuple(self._tensors), tuple(self._tensors.values())
         return [
             *self._watched.changed(),
-            *(
-                ("tensor", nodes[position])
-                for position in self._metadata.changed(tuple(self._tensors.values()))
-            ),
+            *(("tensor", nodes[position]) for position in self._metadata.changed(tensors)),
             *(key for key, predicate in self._predicates if not predicate()),
         ]
 
 
 def take(
-    guards: PortableGuards,
-    function: FunctionType,
-    arguments: Mapping[str, Any],
-    *,
-    noise: Counter[Key],
+    guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any], *, noise: Counter[Key]
 ) -> Snapshot:
     """Note what the conditions of a call hang on; a full check after it says whether they hold.
 
@@ -127,20 +120,19 @@ class _Collector:
         self.held: list[Any] = []  # by whose ids they are told apart, so none may go to another object
 
     def paths(self) -> None:
-        """All nodes on a way to what is settled: what each hangs on, given the one before it."""
-        for index in self._on_the_way():
+        """All nodes on a way to what is settled: what each hangs on, given the one before it.
+
+        None of these is an argument's.
+        """
+        settled = {node for check in self._guards.checks for node in nodes_of(check)}
+        settled |= {node for _, nodes in self._guards.shapes for node in nodes}
+        for index in with_parents(self._guards.nodes, settled - self._of_call):
             parent, step, argument = self._guards.nodes[index]
             if self._values[index] is not MISSING and (
                 parent in self._unwatched or not self._step(index, parent, step, argument)
             ):
                 self._unwatched.add(index)
         self.asked |= self._unwatched
-
-    def _on_the_way(self) -> list[int]:
-        """Nodes that settled conditions are about, and those before them; none of these is an argument's."""
-        settled = {node for check in self._guards.checks for node in nodes_of(check)}
-        settled |= {node for _, nodes in self._guards.shapes for node in nodes}
-        return with_parents(self._guards.nodes, settled - self._of_call)
 
     def _step(self, index: int, parent: int, step: str, argument: Any) -> bool:
         value = self._values[index]
@@ -161,11 +153,13 @@ class _Collector:
     def _same(self, index: int, predicate: Predicate) -> bool:
         """Use a predicate that a node still is the same object, unless it fails at once, or often."""
         key = ("node", index)
-        return self._noise[key] < _MAX_CHANGES and _safe(predicate)() and self._predicate(key, predicate)
-
-    def _predicate(self, key: Key, predicate: Predicate) -> bool:
-        self.predicates[key] = _safe(predicate)
+        if self._noise[key] >= _MAX_CHANGES or not _safe(predicate)():
+            return False
+        self._predicate(key, predicate)
         return True
+
+    def _predicate(self, key: Key, predicate: Predicate) -> None:
+        self.predicates[key] = _safe(predicate)
 
     def _use(self, watches: depends.Watches) -> bool:
         """Watch all of these; not if that cannot be, or one of them changes too often."""
@@ -271,15 +265,15 @@ def _has_members(container: Any, known: list[int]) -> bool:
     return [*map(id, container)] == known
 
 
+def _is_as_traced(source: TracedSource) -> bool:
+    return not any(changed((source,)))
+
+
 def _watches(source: TracedSource) -> depends.Watches:
     if source.kind == "patches":
         holder = holder_of(source.module, source.name)
         return [("class", holder)] if isinstance(holder, type) else [("dict", vars(holder))]
     return [("dict", vars(sys.modules[source.module]))] if source.kind == "builtins" else None
-
-
-def _is_as_traced(source: TracedSource) -> bool:
-    return not any(changed((source,)))
 
 
 def _safe(predicate: Predicate) -> Predicate:

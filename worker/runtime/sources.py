@@ -12,12 +12,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-import types
 import zlib
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from operator import itemgetter
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
 from warmrank.worker.keys.code import (
@@ -45,17 +44,17 @@ def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
             if what := changed_operator(source.name, source.module, source.digest):
                 yield what
             continue
-        if source.kind == "patches":
-            if patches_digest(holder_of(source.module, source.name)) != source.digest:
-                where = f"{source.module}.{source.name}".rstrip(".")
-                yield f"{where} was patched, or a patch of it changed"
-            continue
         present = present_digest(source)
-        if present is None:
+        if present == source.digest:
+            continue
+        if source.kind == "patches":
+            where = f"{source.module}.{source.name}".rstrip(".")
+            yield f"{where} was patched, or a patch of it changed"
+        elif present is None:
             yield f"source of {source.module}:{source.name} is gone"
-        elif present != source.digest and source.kind == "builtins":
+        elif source.kind == "builtins":
             yield f"{source.module} has globals of its own for other names of Python's than before: {present}"
-        elif present != source.digest:
+        else:
             yield f"source of {source.module}{':' if source.name else ''}{source.name} changed"
 
 
@@ -131,7 +130,7 @@ def _patch(name: str, value: Any) -> Any:
     return f"{name}={getattr(value, '__module__', '')}.{place}"
 
 
-def shadowed(module: types.ModuleType, names: str) -> str:
+def shadowed(module: ModuleType, names: str) -> str:
     """Names of Python's own, of those given, that a module has globals of its own for."""
     return " ".join(name for name in names.split() if name in vars(module))
 
@@ -141,6 +140,8 @@ def present_digest(source: TracedSource) -> str | None:
 
     What a version pins is what it was as long as nobody has imported it.
     """
+    if source.kind == "patches":
+        return patches_digest(holder_of(source.module, source.name))
     module = sys.modules.get(source.module)
     if module is None and is_pinned_module(source.module):
         return source.digest
@@ -156,50 +157,43 @@ def present_digest(source: TracedSource) -> str | None:
     return digest_by_name(module, source.name)
 
 
-def digest_by_name(module: types.ModuleType, qualname: str) -> str | None:
-    """One digest over everything that the name may mean: decorators, and lambdas that share one name."""
-    objects = objects_by_name(module, qualname)
-    if not objects:
-        return None
-    return joint_digest([_digest_of(item, module, qualname) for item in objects])
+def digest_by_name(module: ModuleType, qualname: str) -> str | None:
+    """One digest over everything that the name may mean: decorators, and lambdas that share one name.
+
+    Of a function of torch or Python, where it was made, a short one.
+    """
+    digests = []
+    for item in objects_by_name(module, qualname):
+        if isinstance(item, CodeType):
+            digests.append(code_digest(item))
+            continue
+        code = item.__code__
+        is_where_made = (globals_module(item), code.co_qualname) == (module.__name__, qualname)
+        if is_where_made and is_pinned_module(module.__name__):
+            numbers = tuple([value for value in code.co_consts if isinstance(value, int | float)])
+            values = stable_text((numbers, item.__defaults__, item.__kwdefaults__))
+            digests.append(f"as made, {zlib.crc32(code.co_code):08x} with {values}")
+        else:
+            digests.append(function_digest(item))
+    return joint_digest(digests) if digests else None
 
 
-def _digest_of(item: types.FunctionType | types.CodeType, module: types.ModuleType, qualname: str) -> str:
-    """Digest of a function or code; of one of torch or Python, where it was made, a short one."""
-    if isinstance(item, types.CodeType):
-        return code_digest(item)
-    code = item.__code__
-    is_where_made = (globals_module(item), code.co_qualname) == (module.__name__, qualname)
-    if is_where_made and is_pinned_module(module.__name__):
-        numbers = tuple(value for value in code.co_consts if isinstance(value, int | float))
-        values = stable_text((numbers, item.__defaults__, item.__kwdefaults__))
-        return f"as made, {zlib.crc32(code.co_code):08x} with {values}"
-    return function_digest(item)
-
-
-def code_of(item: types.FunctionType | types.CodeType) -> types.CodeType:
+def code_of(item: FunctionType | CodeType) -> CodeType:
     """The code of a function, or code itself."""
-    return item.__code__ if isinstance(item, types.FunctionType) else item
+    return item.__code__ if isinstance(item, FunctionType) else item
 
 
-def objects_by_name(module: types.ModuleType, qualname: str) -> list[types.FunctionType | types.CodeType]:
+def objects_by_name(module: ModuleType, qualname: str) -> list[FunctionType | CodeType]:
     """The functions of this name, decorators first, or, below ``<locals>``, the code objects of this name."""
     head, *inner = qualname.split(".<locals>.")
-    functions = functions_by_name(module, head)
-    if not inner:
-        return list(functions)
-    codes = [function.__code__ for function in functions]
-    for part in ".".join(inner).split("."):
-        codes = [
-            constant
-            for code in codes
-            for constant in code.co_consts
-            if isinstance(constant, types.CodeType) and constant.co_name == part
-        ]
-    return list(codes)
+    found: list[FunctionType | CodeType] = [*functions_by_name(module, head)]
+    for part in ".".join(inner).split(".") if inner else ():
+        within = [constant for item in found for constant in code_of(item).co_consts]
+        found = [item for item in within if isinstance(item, CodeType) and item.co_name == part]
+    return found
 
 
-def functions_by_name(module: types.ModuleType, qualname: str) -> list[types.FunctionType]:
+def functions_by_name(module: ModuleType, qualname: str) -> list[FunctionType]:
     """The functions of this name in a module, decorators first."""
     value: Any = module
     for part in qualname.split("."):
@@ -207,4 +201,4 @@ def functions_by_name(module: types.ModuleType, qualname: str) -> list[types.Fun
             value = inspect.getattr_static(value, part)
         except AttributeError:
             return []
-    return [layer for layer in layers(value) if isinstance(layer, types.FunctionType)]
+    return [layer for layer in layers(value) if isinstance(layer, FunctionType)]

@@ -9,22 +9,18 @@ import itertools
 import json
 import marshal
 from collections.abc import Callable, Collection, Mapping
-from time import perf_counter
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.engines import Site, engine_named
-from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.runtime import ambient
-from warmrank.worker.runtime.artifact import MUTATED, NUMBER, Frame, readable
+from warmrank.worker.runtime.artifact import MUTATED, NUMBER, Frame, corrupt, readable
 from warmrank.worker.runtime.check import argument_names, text
 from warmrank.worker.runtime.decoding import decode
 from warmrank.worker.runtime.find import StoredArtifact, function_of
 from warmrank.worker.runtime.runner import CaptureOptions, runner_for
 
 if TYPE_CHECKING:
-    import torch
-
     from warmrank.worker.configs.compiler_config import GuardMode, OnGearMiss
     from warmrank.worker.devices import DeviceBackend
     from warmrank.worker.gears.runner import GearedRunner
@@ -45,7 +41,6 @@ class Variant:
         device_kind: of the module.
         ambient: the process's state when it was loaded.
         runner: runs its graph.
-        bind_s: seconds that loading took.
     """
 
     def __init__(
@@ -58,13 +53,10 @@ class Variant:
         on_gear_miss: OnGearMiss = "error",
         code_in_options: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        started = perf_counter()
         artifact, facts = stored.artifact, stored.artifact.facts
         self.stored = stored
-        module: torch.nn.Module = site.method.__self__  # type: ignore[assignment]
-        self._module: Any = module
         self.method = site.method
-        function = function_of(site.method)
+        self._module: Any = site.method.__self__
         engine = engine_named(artifact.engine)
         groups = {}
         if artifact.roles:
@@ -87,10 +79,13 @@ class Variant:
         # The guards let nothing but gears pass, so the runner needs to be asked only where they do not.
         asked = guards == "skip" or on_gear_miss == "pad"
         runner = self._geared if asked and self._geared is not None else self.runner
-        self._frame = bind(artifact.frame, function, runner)
+        self._frame = bind(artifact.frame, function_of(site.method), runner)
         self._unpack: FunctionType | None = None
         self.settle()
-        self.bind_s = perf_counter() - started
+
+    def __repr__(self) -> str:
+        artifact = self.stored.artifact
+        return f"<Variant {self.stored.sha256[:12]} of {artifact.name}, engine {artifact.engine}>"
 
     @property
     def guards(self) -> CallGuards:
@@ -123,10 +118,6 @@ class Variant:
                 positions.append(index)
         return tuple(positions)
 
-    def __repr__(self) -> str:
-        artifact = self.stored.artifact
-        return f"<Variant {self.stored.sha256[:12]} of {artifact.name}, engine {artifact.engine}>"
-
     def settle(self) -> None:
         """Note the state of the module for which all conditions were just found to hold."""
         asked = frozenset[int]()
@@ -135,7 +126,7 @@ class Variant:
             asked = self.guards.asked
         if self._code_in_options is not None:
             self._known_code = self._code_in_options()
-        self.runner.renew(self.settled_positions(asked))
+        self.runner.due = self.settled_positions(asked)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function."""
@@ -149,17 +140,12 @@ class Variant:
             self._unpack(self._module, *args, **kwargs)
         except _Inputs as handed_over:
             return handed_over.inputs
-        msg = f"{self.stored.artifact.name}: the frame of the artifact does not call its graph"
-        raise ArtifactCorrupt(msg, where=str(self.stored.path), why="its frame does not call its graph")
+        raise corrupt(str(self.stored.path), "its frame does not call its graph")
 
     def capture(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Capture for this call's shapes, or for all gears, without lasting effect on any of its inputs."""
         for inputs in self.gear_inputs(args, kwargs):
             self.runner.prepare(*inputs)
-
-    def hand_over(self) -> None:
-        """Let the node keep what the engine made at run time, if it makes anything."""
-        self.runner.hand_over()
 
     def gear_inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """The graph's inputs in calls like this one: of every gear, largest first; its own without gears."""
@@ -189,9 +175,8 @@ def bind(frame: Frame, function: FunctionType, graph: Callable[..., Any]) -> Fun
     scope["__builtins__"] = builtins
     scope[frame.names["graph"]] = graph
     for name, module in frame.names["imports"].items():
-        scope[name] = (
-            StandIns(module) if module.startswith(_LAZY_IMPORTS) else importlib.import_module(module)
-        )
+        is_lazy = module.startswith(_LAZY_IMPORTS)
+        scope[name] = StandIns(module) if is_lazy else importlib.import_module(module)
     for name, encoded in frame.names["objects"].items():
         scope[name] = decode(encoded)
     for name in frame.names["builtins"]:

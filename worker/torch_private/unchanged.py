@@ -39,6 +39,7 @@ _SUPPORTED = sys.implementation.name == "cpython" and ctypes.sizeof(ctypes.c_voi
 _FUNCTION = {"code": 48, "defaults": 56, "kwdefaults": 64}
 _OFFSETS = {"dict": 24, "type": 8, "cell": 16, **_FUNCTION}
 _CLASS = 384
+_NUM_CHANGES = 3
 
 
 def word(address: int) -> int:
@@ -102,57 +103,45 @@ def _address(kind: str, value: Any) -> int | None:
     return _namespace_address(value) if kind == "namespace" else id(value) + _OFFSETS[kind]
 
 
-def _dict_follows() -> bool:
-    trial: dict[str, int] = {}
-    words = []
-    for value in range(4):
-        words.append((word(id(trial) + _OFFSETS["dict"]), dict_version(trial)))
-        trial["value"] = value
-    return all(len(set(seen)) == len(words) for seen in zip(*words, strict=True))
-
-
-def _class_follows() -> bool:
-    base = type("base", (), {})
-    trial = type("trial", (base,), {})
-    words = []
-    for value in range(3):
-        address = _class_address(trial)
-        words.append(0 if address is None else word(address))
-        base.value = value  # type: ignore[attr-defined]
-        words.append(word(id(trial) + _CLASS))
-    return (
-        0 not in words[::2]
-        and len(set(words[::2])) == 3
-        and all(before != after for before, after in zip(words[::2], words[1::2], strict=True))
-    )
-
-
 class _Trial:
-    pass
+    value = 0
 
 
 def _trial(value: int = 0, *, other: int = 1) -> Callable[[], int]:
     return lambda: value + other
 
 
-_TRIALS = {
-    "type": _Trial(),
-    "namespace": _Trial(),
-    "cell": (_trial().__closure__ or ())[0],
-    **dict.fromkeys(_FUNCTION, _trial),
+_BASE: Any = type("base", (), {})
+# What each word is tried with: an object, and a change of it; None where the pointer alone is compared.
+_TRIALS: dict[str, tuple[Any, Callable[[], None] | None]] = {
+    "dict": (vars(trial := _Trial()), lambda: setattr(trial, "value", object())),
+    "class": (type("trial", (_BASE,), {}), lambda: setattr(_BASE, "value", object())),
+    "type": (trial, None),
+    "namespace": (_Trial(), None),
+    "cell": ((_trial().__closure__ or ())[0], None),
+    **dict.fromkeys(_FUNCTION, (_trial, None)),
 }
 
 
 def _follows(kind: str) -> bool:
     """True if the word of a kind is where it should be in this Python."""
-    if kind not in _TRIALS:
-        return _dict_follows() if kind == "dict" else _class_follows()
-    address = _address(kind, _TRIALS[kind])
-    return address is not None and word(address) == id(_POINTEE[kind](_TRIALS[kind]))
+    value, change = _TRIALS[kind]
+    if change is None:
+        address = _address(kind, value)
+        return address is not None and word(address) == id(_POINTEE[kind](value))
+    seen = set()
+    for _ in range(_NUM_CHANGES):
+        address = _address(kind, value)
+        if address is None:
+            return False
+        seen.add(word(address))
+        change()
+        seen.add(word(address))  # of a class, until it gets its next version
+    return len(seen) > _NUM_CHANGES
 
 
 _KNOWN_LAYOUT = _SUPPORTED and sys.version_info[:2] in ((3, 11), (3, 12))
-FAST = frozenset(filter(_follows, ("class", "namespace", *_OFFSETS)) if _KNOWN_LAYOUT else ())
+FAST = frozenset(filter(_follows, _TRIALS) if _KNOWN_LAYOUT else ())
 
 
 class Words:

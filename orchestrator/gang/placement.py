@@ -1,0 +1,363 @@
+"""Where ranks go: the nodes that may have some, and the resources of all ranks there, reserved as one group.
+
+Nodes may have ranks that are named, not excluded, labelled so, and that answer. Ray says of a placement group
+only that it is not there yet; what is lacking is said here, early on and in the end.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from warmrank.orchestrator.config.models import RayConfig
+from warmrank.orchestrator.errors import BadArgument, CannotStart, LacksDevice, UnknownNode
+from warmrank.orchestrator.gang.node_group import TICK_S, left_s
+from warmrank.orchestrator.nodes import Node, choose, in_order, is_called
+from warmrank.orchestrator.text import brief_names, count_text, grouped
+
+_NODE_ID = "ray.io/node-id"  # Ray's own label of each node
+_SELECTED = re.compile(r"(!?)(?:in\((.*)\)|(.*))")
+_SAY_AFTER_S = 5.0
+
+Resources = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayNode:
+    """A node as Ray knows it: its names, the port of Ray there, resources and labels by Ray's names."""
+
+    node: Node
+    port: int = 0
+    resources: Resources = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def nodes_of_ray() -> tuple[RayNode, ...]:
+    """The nodes that Ray lists as alive, by host."""
+    import ray
+
+    found = []
+    for each in ray.nodes():  # type: ignore[no-untyped-call]
+        if each["Alive"]:
+            address, host = each["NodeManagerAddress"], each["NodeManagerHostname"]
+            node = Node(node_id=each["NodeID"], address=address, host=host)
+            port, labels = each["NodeManagerPort"], each.get("Labels", {})
+            found.append(RayNode(node=node, port=port, resources=each["Resources"], labels=labels))
+    return tuple(sorted(found, key=lambda known: (in_order(known.node.host), known.node.node_id)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Eligible:
+    """The nodes of a cluster that may have ranks, and why others may not."""
+
+    nodes: tuple[RayNode, ...]  # by host
+    silent: tuple[Node, ...] = ()  # alive for Ray, but do not answer
+    unlabelled: tuple[RayNode, ...] = ()  # do not have the labels that the config asks for
+    labels: Mapping[str, str]  # in Ray's syntax, what only the first meet
+
+    def total(self, name: str) -> float:
+        """How much of a resource the nodes have together."""
+        return sum(known.resources.get(name, 0.0) for known in self.nodes)
+
+
+def eligible(
+    config: RayConfig, known: Sequence[RayNode], silent: Iterable[Node], *, strict: bool
+) -> Eligible:
+    """Choose among the nodes that Ray lists as alive, of which some are silent.
+
+    Unless ``strict``, the config may name nodes that are gone.
+
+    Raises:
+        UnknownNode: a name fits no node, or several.
+        BadArgument: the config excludes every node.
+        CannotStart: of the nodes that it names none is there any more, or answers.
+    """
+    nodes = [each.node for each in known]
+    named = set(_called(nodes, config.nodes, strict=strict)) if config.nodes else set(nodes)
+    named -= set(_called(nodes, config.exclude_nodes, strict=strict))
+    away = set(silent)
+    # What leaves no node, now or later: Ray has no word for that.
+    if nodes and not named and strict:
+        there = ", ".join(map(str, nodes))
+        msg = f"ray.exclude_nodes (--exclude-node) leaves no node for ranks; alive nodes: {there}"
+        raise BadArgument(msg)
+    if config.nodes and not named - away:
+        gone = f"are not there any more: {', '.join(config.nodes)}"
+        silent_ones = ", ".join(str(node) for node in nodes if node in named)
+        what = f"do not answer: {silent_ones}" if named else gone
+        msg = f"the nodes that ray.nodes (--node) names {what}; bring one back, or name others"
+        raise CannotStart(msg, is_lost=True)
+    labels = dict(config.labels)
+    if config.nodes:
+        labels[_NODE_ID] = f"in({', '.join(node.node_id for node in nodes if node in named - away)})"
+    elif left_out := [node.node_id for node in nodes if node not in named - away]:
+        labels[_NODE_ID] = f"!in({', '.join(left_out)})"  # nodes that join later may have ranks
+    usable = [each for each in known if each.node in named - away]
+    return Eligible(
+        nodes=tuple(each for each in usable if _is_labelled(each, config.labels)),
+        silent=tuple(node for node in nodes if node in named & away),
+        unlabelled=tuple(each for each in usable if not _is_labelled(each, config.labels)),
+        labels=labels,
+    )
+
+
+def _called(known: Sequence[Node], names: Iterable[str], *, strict: bool) -> list[Node]:
+    found: list[Node] = []
+    for name in names:
+        try:
+            found += choose(known, [name])
+        except UnknownNode:
+            if strict:
+                raise
+            found += [node for node in known if is_called(node, name)]  # an earlier attempt lost it
+    return found
+
+
+def _is_labelled(node: RayNode, wanted: Mapping[str, str]) -> bool:
+    return all(_is_selected(node.labels.get(name), value) for name, value in wanted.items())
+
+
+def _is_selected(found: str | None, wanted: str) -> bool:
+    """See Ray's label selectors: ``value``, ``!value``, ``in(a, b)``, ``!in(a, b)``."""
+    matched = _SELECTED.fullmatch(wanted)
+    if matched is None:
+        return False
+    negated, several, one = matched.groups()
+    values = [value.strip() for value in several.split(",")] if several is not None else [one]
+    return (found in values) is not bool(negated)
+
+
+def slots(resources: Resources, need: Resources, most: int = sys.maxsize) -> int:
+    """Number of ranks that fit into resources, at ``most``."""
+    # Ray counts in ten-thousandths.
+    fits = [(resources.get(name, 0.0) + 1e-4) // amount for name, amount in need.items() if amount > 0]
+    return int(min([*fits, most]))
+
+
+def bundle_sizes(node_slots: Iterable[int], num_ranks: int, group_size: int) -> tuple[int, ...]:
+    """The number of ranks in each bundle: whole groups as long as nodes have room for these, then one."""
+    num_whole = min(num_ranks // group_size, sum(number // group_size for number in node_slots))
+    return (group_size,) * num_whole + (1,) * (num_ranks - num_whole * group_size)
+
+
+# How Ray finds devices, where it finds too few.
+_FOUND_BY = {
+    "NPU": (
+        "it counts the files /dev/davinci<N>: a container needs them (huawei.com/Ascend910 in Kubernetes, "
+        "ASCEND_VISIBLE_DEVICES in Docker), or say it: ray start --resources='{\"NPU\": 8}'"
+    ),
+    "GPU": "it asks the NVIDIA driver: a container needs its devices (nvidia.com/gpu, --gpus)",
+}
+
+
+def describe_shortage(
+    need: Resources, num_ranks: int, supply: Eligible, free: Sequence[Resources], *, is_own: bool
+) -> str:
+    """Error text for ranks that do not fit on nodes with so much free, with the remedy.
+
+    ``is_own``: the cluster is a Ray of this launch.
+    """
+    where = "this machine" if is_own else "the Ray cluster"
+    lines = [f"{count_text(num_ranks, 'rank')} {'does' if num_ranks == 1 else 'do'} not fit on {where}:"]
+    remedy = (
+        "other work holds them: wait for it or end it (`ray status`, `ray list actors`); or no node is big "
+        "enough for one rank, or ray.placement asks for more nodes than there are"
+    )
+    for name, each in need.items():
+        wanted, has = num_ranks * each, supply.total(name)
+        is_free = sum(node.get(name, 0.0) for node in free)
+        missing = f", {wanted - has:g} too few" if wanted > has else ""
+        lines.append(
+            f"  {name}: {num_ranks} x {each:g} = {wanted:g} wanted, {has:g} there{missing}, {is_free:g} free"
+        )
+        if name != "CPU" and supply.nodes and not is_own:
+            hosts = grouped((known.resources.get(name, 0.0), known.node.host) for known in supply.nodes)
+            by_node = "; ".join(f"{num:g} on {brief_names(found)}" for num, found in sorted(hosts.items()))
+            lines.append(f"  {name}s by node: {by_node}")
+        if missing and name == "CPU":
+            more = "set ray.num_cpus to pretend to more" if is_own else "add nodes"
+            remedy = f"lower ranks or ray.num_cpus_per_rank (fractions are allowed), or {more}"
+        elif missing:
+            remedy = f"lower ranks, or add nodes with {name}s that Ray sees (`ray status`); {_FOUND_BY[name]}"
+    for why, nodes in (
+        ("Ray there does not answer; bring them back", supply.silent),
+        ("they lack ray.labels (ray start --labels=NAME=VALUE)", [each.node for each in supply.unlabelled]),
+    ):
+        if nodes:
+            lines.append(f"  not counted, because {why}: {brief_names(map(str, nodes))}")
+    return "\n".join([*lines, f"  remedy: {remedy}"])
+
+
+def available_on(nodes: Iterable[RayNode]) -> list[Resources]:
+    """Free resources of each node."""
+    from ray._private import state  # Ray has no public name for it
+
+    found = state.available_resources_per_node()  # type: ignore[no-untyped-call]
+    return [found.get(known.node.node_id, {}) for known in nodes]
+
+
+class Reservation:
+    """Bundles of resources for all ranks, asked for at once, and there when `hold` has returned.
+
+    Each rank needs ``need``, by Ray's names of resources; ``group_size`` of them, next to each other, are to
+    be on one node. ``placement`` is Ray's strategy; a Ray that ``is_own`` never grows.
+    """
+
+    def __init__(
+        self,
+        need: Resources,
+        num_ranks: int,
+        *,
+        group_size: int = 1,
+        placement: str,
+        is_own: bool,
+        eligible: Eligible,
+    ) -> None:
+        self._need, self._num_ranks, self._group_size = dict(need), num_ranks, group_size
+        self._placement, self._is_own, self._eligible = placement, is_own, eligible
+        self._group: Any = None
+        self._bundle_of: tuple[int, ...] = ()
+        self._ask([node.resources for node in eligible.nodes])
+
+    def hold(self, deadline: float, *, check: Callable[[], None], on_wait: Callable[[str], None]) -> None:
+        """Wait until all resources are there; without them nothing stays reserved.
+
+        ``check`` raises once there is nothing to wait for any more; for ``on_wait`` see
+        `gang.launcher.Waiting`.
+
+        Raises:
+            CannotStart: resources are missing; names them and the remedy.
+            LacksDevice: of these, accelerators that an own Ray never gets.
+        """
+        lacking = {
+            name for name, each in self._need.items() if self._num_ranks * each > self._eligible.total(name)
+        }
+        # An own Ray never grows, so there what is missing now is missing for ever.
+        if not (self._is_own and lacking) and self._is_there(deadline, check, on_wait):
+            return
+        text = self._shortage()
+        self.release()
+        if self._is_own and lacking - {"CPU"}:
+            raise LacksDevice(text)
+        if self._is_own and not lacking:  # nobody else takes anything of it
+            raise CannotStart(
+                "Ray on this machine did not reserve the ranks' resources in time, although they are there; "
+                "raise timeouts.start_s if the machine is busy",
+                budget="start",
+            )
+        raise CannotStart(text, is_lost=bool(self._eligible.silent))
+
+    def node_ids(self) -> list[str]:
+        """Ray's ids of the nodes that the bundles are on."""
+        from ray.util.placement_group import placement_group_table
+
+        return sorted(set(placement_group_table(self._group)["bundles_to_node_id"].values()))
+
+    def place(self, index: int) -> Any:
+        """The scheduling strategy of the process of that index; those of a group are next to each other."""
+        return _place(self._group, self._bundle_of[index])
+
+    def release(self) -> None:
+        """Free the resources, whether or not they are there yet; more than once does no harm."""
+        import ray
+
+        group, self._group = self._group, None
+        if group is not None:
+            ray.util.remove_placement_group(group)
+
+    def _ask(self, on_nodes: Sequence[Resources]) -> None:
+        """Ask Ray for as many whole groups as there is room for."""
+        from ray.util.placement_group import placement_group
+
+        room = [slots(resources, self._need, self._num_ranks) for resources in on_nodes]
+        sizes = bundle_sizes(room, self._num_ranks, self._group_size)
+        labels = dict(self._eligible.labels)
+        # An older Ray does not know the argument.
+        more: dict[str, Any] = {"bundle_label_selector": [labels] * len(sizes)} if labels else {}
+        self._bundle_of = tuple(index for index, size in enumerate(sizes) for _ in range(size))
+        bundles = [
+            {name: round(amount * size, 4) for name, amount in self._need.items() if amount > 0}
+            for size in sizes
+        ]
+        self._group = placement_group(bundles, strategy=self._placement, **more)
+
+    def _is_there(self, deadline: float, check: Callable[[], None], on_wait: Callable[[str], None]) -> bool:
+        """True if the resources are there in time; says early what is lacking, though a cluster may grow."""
+        say_s = time.monotonic() + _SAY_AFTER_S
+        while not self._group.wait(TICK_S):  # once at least: Ray's own start may have taken all the time
+            if left_s(deadline) <= 0:
+                return False
+            check()
+            lacking = ""
+            if time.monotonic() >= say_s:
+                say_s = float("inf")
+                head, *rest = self._shortage().splitlines()
+                lacking = f"still waiting: {head} {'; '.join(line.strip() for line in rest)}"
+                self._loosen()
+            on_wait(lacking)
+        return True
+
+    def _loosen(self) -> None:
+        """Let groups straddle nodes where other work has taken the room for whole ones, but not for ranks."""
+        free = available_on(self._eligible.nodes)
+        room = [slots(resources, self._need, self._num_ranks) for resources in free]
+        if self._group_size > 1 and sum(room) >= self._num_ranks:
+            self.release()
+            self._ask(free)
+
+    def _shortage(self) -> str:
+        free = available_on(self._eligible.nodes)
+        return describe_shortage(self._need, self._num_ranks, self._eligible, free, is_own=self._is_own)
+
+
+class GivenGroup:
+    """A placement group, by id or name, that somebody else made, and keeps, with room for all ranks.
+
+    Raises `CannotStart` if there is none of that name, several, or it has no room.
+    """
+
+    def __init__(self, name: str, need: Resources, num_ranks: int) -> None:
+        from ray import PlacementGroupID
+        from ray.util.placement_group import PlacementGroup, placement_group_table
+
+        table = placement_group_table()
+        known = {group_id: group for group_id, group in table.items() if group["state"] == "CREATED"}
+        found = [group_id for group_id, group in known.items() if name in {group_id, group["name"]}]
+        if len(found) != 1:
+            names = ", ".join(f"{group_id} {group['name']}".strip() for group_id, group in known.items())
+            what = "several placement groups are" if found else "no placement group that is there is"
+            raise CannotStart(f"{what} called {name!r} (ray.placement_group); there are: {names or 'none'}")
+        made = known[found[0]]
+        self._node_of: dict[int, str] = made["bundles_to_node_id"]
+        bundles = {index: slots(bundle, need, num_ranks) for index, bundle in made["bundles"].items()}
+        by_node = sorted(bundles, key=lambda index: (self._node_of[index], index))
+        self._bundle_of = [index for index in by_node for _ in range(bundles[index])][:num_ranks]
+        if len(self._bundle_of) < num_ranks:
+            wanted = ", ".join(f"{amount:g} {name}" for name, amount in need.items())
+            raise CannotStart(
+                f"placement group {name!r} has room for {len(self._bundle_of)} of {num_ranks} ranks with "
+                f"{wanted} each; its bundles: {list(made['bundles'].values())}. Where they have no CPUs, "
+                "set ray.num_cpus_per_rank to 0"
+            )
+        self._group = PlacementGroup(PlacementGroupID(bytes.fromhex(found[0])))
+
+    def node_ids(self) -> list[str]:
+        """Ray's ids of the nodes that get ranks."""
+        return sorted({self._node_of[index] for index in self._bundle_of})
+
+    def place(self, index: int) -> Any:
+        """The scheduling strategy of the process of that index."""
+        return _place(self._group, self._bundle_of[index])
+
+    def release(self) -> None:
+        """Leave the group to whoever made it."""
+
+
+def _place(group: Any, bundle: int) -> Any:
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
