@@ -18,7 +18,7 @@ from dataclasses import fields, replace
 
 from filelock import Timeout
 
-from warmrank.cache_store.backends.places import TierState
+from warmrank.cache_store.backends.deadline import TierState
 from warmrank.cache_store.cache_dir.single_flight import LOCKS, lock_in
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache
 from warmrank.cache_store.publish_pending import add_launch
