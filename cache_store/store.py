@@ -268,7 +268,6 @@ class Store:
     take_launches = _reading(records.take_launches)
     directories = _reading(newest_listings)
     standing = _reading(blobs.standing_refs)
-    distinct_partitions = _reading(blobs.distinct_partitions)
     fetch_blob = _reading(fetch.fetch_blob)
 
     def launches(self, launch_key: str | None = None) -> tuple[LaunchRecord, ...]:
@@ -296,6 +295,7 @@ class Store:
         *,
         options: FetchOptions | None = None,
         records: Sequence[StoredLaunch] = (),
+        distinct: Collection[PartitionRef] = (),
         lock_timeout_s: float = LOCK_TIMEOUT_S,
     ) -> FetchOutcome:
         """Lay out partitions below ``cache_root``; see `fetch.fetch_partitions`.
@@ -312,10 +312,15 @@ class Store:
                     options.on_progress(progress)
 
             outcome = fetch.fetch_partitions(
-                self._documents(), refs, cache_root, options=replace(options, on_progress=tell)
+                self._documents(),
+                refs,
+                cache_root,
+                options=replace(options, on_progress=tell),
+                distinct=distinct,
             )
         options.held(outcome.copies)
-        wanted = dict.fromkeys(refs)
+        laid_out = {report.partition for report in outcome.partitions}
+        wanted = dict.fromkeys(ref for ref in refs if ref.partition in laid_out)
         for fault in outcome.faults:
             wanted.pop(fault.ref, None)
         named = (stored.name for stored in records if not wanted.keys().isdisjoint(stored.record.partitions))
