@@ -40,7 +40,6 @@ from warmrank.cache_store.fetch.fetch import FetchOutcome
 from warmrank.cache_store.fetch.node_artifacts import Launch, NodeFetch, fetch_node_files
 from warmrank.cache_store.gc import pins, trash
 from warmrank.cache_store.gc.evict import EvictOutcome, EvictPolicy, evict_places
-from warmrank.cache_store.gc.pins import Pin
 from warmrank.cache_store.gc.verify import VerifyReport, verify_places
 from warmrank.cache_store.layout import USED, blob_name, manifest_name, record_name
 from warmrank.cache_store.parallel import OnProgress, Progress
@@ -156,6 +155,16 @@ def _reading(verb: Callable[Concatenate[Documents, P], T]) -> Callable[Concatena
 
     def method(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return verb(self._documents(), *args, **kwargs)
+
+    method.__doc__ = verb.__doc__
+    return method
+
+
+def _on_view(verb: Callable[Concatenate[TieredBackend, P], T]) -> Callable[Concatenate[Store, P], T]:
+    """Likewise, for one that reads no sealed documents."""
+
+    def method(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return verb(self._view(), *args, **kwargs)
 
     method.__doc__ = verb.__doc__
     return method
@@ -367,17 +376,9 @@ class Store:
             left_out=self._left_out,
         )
 
-    def pin(self, prefix: str, *, reason: str = "") -> tuple[Pin, ...]:
-        """Keep records from being evicted; see `pins.pin`."""
-        return pins.pin(self._view(), prefix, reason=reason)
-
-    def unpin(self, prefix: str) -> tuple[str, ...]:
-        """Remove pins; see `pins.unpin`."""
-        return pins.unpin(self._view(), prefix)
-
-    def pins(self) -> tuple[Pin, ...]:
-        """All pins; see `pins.read_pins`."""
-        return pins.read_pins(self._view())
+    pin = _on_view(pins.pin)
+    unpin = _on_view(pins.unpin)
+    pins = _on_view(pins.read_pins)
 
     def _view(self) -> TieredBackend:
         """Its places for one verb; raises `StoreUnavailable` where a required one, or every one, is away."""
