@@ -29,10 +29,7 @@ def calls(device: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
 
     prompt = prompts(LlamaSizes().batch, PROMPT_LEN).to(device)
     token = prompt[:, -1:].clone()
-    return (
-        ("prefill", (prompt, positions(0, prompt))),
-        ("decode", (token, positions(PROMPT_LEN, token))),
-    )
+    return (("prefill", (prompt, positions(0, prompt))), ("decode", (token, positions(PROMPT_LEN, token))))
 
 
 def workload(context: RankContext, *, layers: int) -> Workload:
