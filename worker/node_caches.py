@@ -15,24 +15,19 @@ An archive is whole or absent, and its name says what it holds; a new one takes 
 because an index of GE fits its own graphs only. What fails is logged, and the tools compile again. Facts:
 
 * GE keeps graphs as ``<graph key>_<time>.om`` beside ``<graph key>.idx``, and looks names without a directory
-  up beside the latter (``ModelCache`` in ``compiler/graph/build/model_cache.cc`` of hicann/ge); with
-  ``ge_cache=True`` TorchAir sets ``ge.graph_compiler_cache_dir`` to the directory of ``compiled_module``
-  (``torchair/inference/_cache_compiler.py``). GE takes any graph with the key, and neither it nor TorchAir
-  looks at it, so an archive is offered to its own artifact only, and for the storage formats that
-  the weights have (``torch_npu.get_npu_format``), which are no condition of the artifact.
-* ``op_compiler`` makes packages of static kernels, ``static_kernel_<time>_<pid>.run``, in
-  ``<directory of compiled_module>/{aclnn_static_shape_kernel,static_kernel_compile}_outputs/ts..._outputs/``
-  (the first for torchair, the second for npugraph_ex; ``static_kernel.py`` of both in torch_npu 2.13.0). A
-  load looks there, and local rank 0 runs the packages of the first such directory that has any.
-* CANN's compiled operators lie in ``kernel_cache`` (and ``fuzzy_kernel_cache``) below
-  ``ACL_OP_COMPILER_CACHE_DIR``, else ``ASCEND_CACHE_PATH``, else ``~/atc_data``; all devices of one server
-  share them, and servers only where model of the NPU, firmware, driver and CANN are equal, which the
-  environment of a launch makes sure of
+  up beside the latter (``model_cache.cc`` of hicann/ge); with ``ge_cache=True`` TorchAir points it to the
+  directory of ``compiled_module`` (``torchair/inference/_cache_compiler.py``). GE takes any graph with the
+  key, and neither looks at it, so an archive is offered to its own artifact only, and for the storage formats
+  that the weights have (``torch_npu.get_npu_format``), which are no condition of the artifact.
+* ``op_compiler`` makes packages of static kernels, ``static_kernel_<time>_<pid>.run``, in `PACKAGES` beside
+  ``compiled_module`` (``static_kernel.py`` of torchair and npugraph_ex in torch_npu 2.13.0). A load looks
+  there, and local rank 0 runs the packages of the first such directory that has any.
+* CANN's compiled operators lie below ``ACL_OP_COMPILER_CACHE_DIR``, else ``ASCEND_CACHE_PATH``, else
+  ``~/atc_data``; all devices of one server share them, and servers only where model of the NPU, firmware,
+  driver and CANN are equal, as the environment of a launch makes sure
   (https://www.hiascend.com/document/detail/en/canncommercial/850/maintenref/envvar/envref_07_0006.html,
-  https://hiascend.com/document/detail/zh/Pytorch/600/apiref/Envvariables/Envir_026.html).
-  An installation of CANN removes those below ``~/atc_data``.
-* ``ASCEND_WORK_PATH`` has logs, dumps and ``kernel_meta``, one machine's own
-  (https://www.hiascend.com/document/detail/en/canncommercial/800/apiref/envvar/envref_07_0007.html).
+  https://hiascend.com/document/detail/zh/Pytorch/600/apiref/Envvariables/Envir_026.html). An installation of
+  CANN removes those below ``~/atc_data``. ``ASCEND_WORK_PATH`` has one machine's own.
 * Triton's ``__grp__*.json`` name files by absolute path, so its cache is none: `cache_store.sync` moves it.
 """
 
