@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -14,10 +15,10 @@ import torch
 import yaml
 from pydantic import TypeAdapter
 
-from tests.support.checkout import PYTHONPATH, ROOT, python
+from tests.support.checkout import ROOT, python
 from tests.support.launching import loaded_config
 from tests.support.offline_ranks import rank_of, small
-from tests.support.processes import marked, still_there, warmrank
+from tests.support.processes import marked, still_there
 from tests.support.stored import open_store, store_config
 from warmrank.cache_store.seed import Wanted, seed
 from warmrank.orchestrator.build import ranks as build_launcher
@@ -31,6 +32,7 @@ from warmrank.orchestrator.launch.driver import launch
 from warmrank.worker.keys.request import environment
 
 NUM_RANKS = 1024
+MAIN = "from warmrank.orchestrator.cli.main import main; main()"
 
 
 def write_config(root: Path, **changes: object) -> Path:
@@ -82,7 +84,7 @@ def test_eight_ranks_load_all_of_it_from_the_store(world_size, ranks, report, co
     )
     assert seed(store, wanted, tmp_path).found
     for rank in ranks:
-        with rank_of(rank, world_size, tmp_path, no_compile=True) as context:
+        with rank_of(rank, world_size, tmp_path) as context:
             workload = small(context)
             (call,) = workload.calls
             assert torch.equal(call.function(*call.args), workload.model(*call.args))
@@ -104,8 +106,7 @@ def test_process_that_does_not_come_up_is_an_error(tmp_path, monkeypatch, capfd)
 
 
 def test_command_prints_the_environment_that_a_build_elsewhere_takes():
-    code = "import sys; from warmrank.orchestrator.cli.main import main; main()"
-    assert json.loads(python("-c", code, "doctor", "--environment")) == environment()
+    assert json.loads(python("-c", MAIN, "doctor", "--environment")) == environment()
 
 
 @pytest.mark.slow
@@ -179,9 +180,10 @@ def test_device_npu_is_built_for_without_its_package(tmp_path):
 def test_build_that_is_stopped_leaves_no_process_and_the_store_as_it_was(number, status, tmp_path):
     mark = uuid.uuid4().hex
     path = write_config(tmp_path, workload={"entrypoint": "tests.support.offline_ranks:hangs"})
-    command = warmrank("build", str(path))
-    environ = {**os.environ, "PYTHONPATH": PYTHONPATH, "MARK": mark}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environ) as driver:
+    command = [sys.executable, "-u", "-c", MAIN, "build", str(path)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "MARK": mark}
+    ) as driver:
         assert driver.stdout is not None
         assert any(line.startswith("build: on") for line in driver.stdout)
         driver.send_signal(number)

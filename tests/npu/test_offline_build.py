@@ -63,7 +63,7 @@ def test_one_compile_makes_the_partitions_of_all_ranks(report, config):
 
 @pytest.mark.parametrize("rank", [1, 6])
 def test_rank_of_a_launch_loads_it_and_computes_what_eager_does(rank, report, config):
-    with rank_of(rank, NUM_RANKS, config.cache_dir, device_kind="npu") as context:
+    with rank_of(rank, NUM_RANKS, config.cache_dir, device_kind="npu", no_compile=False) as context:
         (call,) = small(context, method="summed").calls
         assert call.function.engine().name == "torchair"
         expected = call.function.module.summed(*call.args)  # type: ignore[operator] # a method of `Small`
@@ -74,7 +74,7 @@ def test_rank_of_a_launch_loads_it_and_computes_what_eager_does(rank, report, co
 
 
 def test_artifact_has_the_bytes_that_a_rank_of_a_launch_compiles(report, tmp_path):
-    with rank_of(3, NUM_RANKS, tmp_path, device_kind="npu") as context:
+    with rank_of(3, NUM_RANKS, tmp_path, device_kind="npu", no_compile=False) as context:
         (call,) = small(context, method="summed").calls
         compiled = call.function.compile(call.args, call.kwargs, reason="")
         assert compiled.stored.sha256 == report.classes[0].digest

@@ -19,7 +19,8 @@ from typing import Any
 
 from tests.support.loop_mounts import LoopMount
 from tests.support.stored import LAUNCH_KEY, OFF, make_partition
-from warmrank.cache_store.backends.places import Tier, TieredBackend
+from warmrank.cache_store.backends.deadline import Tier
+from warmrank.cache_store.backends.places import TieredBackend
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.store import Store
 

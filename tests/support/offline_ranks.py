@@ -74,27 +74,6 @@ class _Host(OfflineHost):
         return Opened(environment=self._worker.start(), problem="")
 
 
-@contextlib.contextmanager
-def rank_of(
-    rank: int, world_size: int, cache: Path, *, device_kind: str = "cpu", no_compile: bool = False
-) -> Iterator[RankContext]:
-    """This process as a rank with real tensors, paired by tensor parallelism; collectives change nothing."""
-    with fake_world(rank=rank, world_size=world_size) as world:
-        for _ in ("dp", "pp") if device_kind == "npu" else ():
-            dist.new_group([rank])  # a launch makes them before, and TorchAir's text has the groups' names
-        pair = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])
-        groups.declare_groups({"tp": pair, "world": world})
-        with launch_scope.of(LaunchDefaults(cache_dir=str(cache), no_compile=no_compile)):
-            yield RankContext(
-                rank=rank,
-                world_size=world_size,
-                local_rank=0,
-                device_kind=device_kind,
-                device=torch.device("cpu"),
-                groups={"tp": pair, "world": world},
-            )
-
-
 class Small(nn.Module):
     """A layer split over a group, in whose methods one thing each goes wrong offline."""
 
@@ -131,6 +110,27 @@ def small(context: RankContext, *, method: str = "forward", kernels: bool = Fals
         config.mode = "max-autotune"
         calls.append(Call(function=cache_compile(model.by_rank, config=config), args=(x,)))
     return Workload(model=model, calls=tuple(calls))
+
+
+@contextlib.contextmanager
+def rank_of(
+    rank: int, world_size: int, cache: Path, *, device_kind: str = "cpu", no_compile: bool = True
+) -> Iterator[RankContext]:
+    """This process as a rank with real tensors, whose collectives change nothing."""
+    with fake_world(rank=rank, world_size=world_size) as world:
+        for _ in ("dp", "pp"):  # a launch makes them before, and TorchAir's text has the groups' names
+            dist.new_group([rank])
+        pair = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])
+        groups.declare_groups({"tp": pair, "world": world})
+        with launch_scope.of(LaunchDefaults(cache_dir=str(cache), no_compile=no_compile)):
+            yield RankContext(
+                rank=rank,
+                world_size=world_size,
+                local_rank=0,
+                device_kind=device_kind,
+                device=torch.device("cpu"),
+                groups={"tp": pair, "world": world},
+            )
 
 
 def asks_for_values(context: RankContext) -> Workload:

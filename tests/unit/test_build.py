@@ -155,7 +155,7 @@ def offline_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_artifact_has_the_bytes_that_a_rank_of_a_launch_compiles(offline_cache, tmp_path):
-    with rank_of(1, 8, tmp_path / "launched") as context:
+    with rank_of(1, 8, tmp_path / "launched", no_compile=False) as context:
         (call,) = small(context).calls
         launched = call.function.compile(call.args, call.kwargs, reason="")
         (built,) = offline_cache.rglob("compiled_module")

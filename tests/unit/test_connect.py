@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.backends import WaywardBackend, new_file, unavailable
 from tests.support.stored import OFF
-from warmrank.cache_store import connect
+from warmrank.cache_store import store as opening
 from warmrank.cache_store.backends.backend import BlobBackend
-from warmrank.cache_store.backends.deadline import TICK_S, Answer, Deadline, Ticks
-from warmrank.cache_store.backends.places import Tier, TieredBackend, TierMode
-from warmrank.cache_store.connect import TierSpec, is_left_alone, open_store
+from warmrank.cache_store.backends.deadline import TICK_S, Call, Ticks, Tier, TierMode, circuit_of
+from warmrank.cache_store.backends.places import TieredBackend, read_from_any
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
-from warmrank.cache_store.store import Store
+from warmrank.cache_store.store import Store, TierSpec, open_store
 
 pytestmark = pytest.mark.usefixtures("fresh_process")
-
-OPEN_BACKEND = connect.open_backend
 
 
 @pytest.fixture
@@ -37,23 +34,18 @@ def far(tmp_path: Path) -> TierSpec:
 @pytest.fixture
 def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[TierSpec]:
     """A place whose opening never ends."""
-    spec = TierSpec(location="/hangs", answer_s=0.2)
     released = threading.Event()
+    really = opening.open_backend
 
     def open_backend(spec: TierSpec, *, create: bool) -> BlobBackend:
         if spec.location == "/hangs":
             released.wait()
             raise unavailable()
-        return OPEN_BACKEND(spec, create=create)
+        return really(spec, create=create)
 
-    monkeypatch.setattr(connect, "open_backend", open_backend)
-    yield spec
+    monkeypatch.setattr(opening, "open_backend", open_backend)
+    yield TierSpec(location="/hangs", answer_s=0.2)
     released.set()
-
-
-def changed(spec: TierSpec, **fields: object) -> TierSpec:
-    values = {name: getattr(spec, name) for name in TierSpec.__slots__}
-    return TierSpec(**{**values, **fields})
 
 
 def states(store: Store) -> list[tuple[str, str]]:
@@ -67,36 +59,26 @@ def test_unknown_scheme_is_refused(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def spoil(spec: TierSpec, text: str) -> None:
-    """Make a store of a place, and then its FORMAT unreadable."""
-    open_store([spec], trust=OFF)
-    path = Path(spec.location, "FORMAT")
-    path.chmod(0o600)
-    path.write_text(text)
-
-
-UNREADABLE = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("text", "error"), [("", Corrupt), ('{"format":9}', NewerFormat)], ids=["damaged", "newer"]
 )
-
-
-@UNREADABLE
-@pytest.mark.parametrize("mode", ["ro", "rw"])
-def test_place_that_cannot_be_read_as_a_store_is_left_out(near, far, mode, text, error):
-    spoil(near, text)
+@pytest.mark.parametrize("mode", ["ro", "rw", "required"])
+def test_place_that_cannot_be_read_as_a_store_is_left_out_unless_required(near, far, mode, text, error):
+    open_store([near], trust=OFF)
+    path = Path(near.location, "FORMAT")
+    path.chmod(0o600)
+    path.write_text(text)
     open_store([far], trust=OFF)
-    store = open_store([changed(near, mode=mode), changed(far, mode="required")], trust=OFF)
+    specs = [replace(near, mode=mode), far]
+    if mode == "required":
+        with pytest.raises(error):
+            open_store(specs, trust=OFF)
+        return
+    store = open_store(specs, trust=OFF)
     assert states(store) == [("far", "used"), ("near", "away")]
     assert [near.location in line for line in store.problems] == [True]
     assert store.is_behind == (mode == "rw")
-    assert not is_left_alone(near.location, {})
-
-
-@UNREADABLE
-def test_required_place_that_cannot_be_read_as_a_store_is_an_error(near, far, text, error):
-    spoil(far, text)
-    with pytest.raises(error):
-        open_store([near, changed(far, mode="required")], trust=OFF)
+    assert not circuit_of(near.location, {}).is_open
 
 
 def test_hanging_place_among_others_is_left_out(near, hanging):
@@ -106,29 +88,11 @@ def test_hanging_place_among_others_is_left_out(near, hanging):
     assert store.is_behind
 
 
-def test_several_hanging_places_are_waited_for_side_by_side(near, hanging, monkeypatch):
-    """One after the other they would take four ticks."""
-    waits: list[float] = []
-
-    def wait(event: threading.Event, timeout_s: float) -> bool:
-        waits.append(timeout_s)
-        return False
-
-    monkeypatch.setattr(connect, "Ticks", lambda: Ticks(clock=lambda: 100.0 * len(waits), wait=wait))
-    specs = [changed(hanging, options={"number": str(number)}) for number in range(2)]
-    with pytest.raises(StoreUnavailable):
-        open_store(specs, trust=OFF)
-    assert len(waits) == 2  # 0.2 s are two ticks
-
-
 NAME = "ac/ab/one"
 
 
 class FakeTime:
-    """Ticks that take no time; `slept_s` is how much would have passed, as long as it `passes`.
-
-    How many ticks a thread takes depends on the machine, so a test that counts them says when time stops.
-    """
+    """Ticks that take no time; `slept_s` is how much would have passed, as long as it `passes`."""
 
     def __init__(self, *, tick_s: float = TICK_S) -> None:
         self.slept_s = 0.0
@@ -142,150 +106,116 @@ class FakeTime:
         while self.slept_s < seconds:
             threading.Event().wait(0.001)
 
-    def _wait(self, event: threading.Event, timeout_s: float) -> bool:
-        if event.wait(0.001):
+    def _wait(self, call: Call[object], timeout_s: float) -> bool:
+        if call.wait(0.001):
             return True
         if self.passes():
             self.slept_s += max(timeout_s, self._tick_s)
         return False
 
 
-def ping_now(tier: Tier, answer: Answer) -> None:
-    """Answer at once, unless the backend hangs."""
-    assert isinstance(tier.backend, WaywardBackend)
-    if not tier.backend.hangs:
-        answer("")
+class Places:
+    """A near place that answers and a far one that may hang, in fake time."""
+
+    def __init__(self, *, tick_s: float = TICK_S) -> None:
+        self.fast, self.slow = WaywardBackend(), WaywardBackend()
+        self.time = FakeTime(tick_s=tick_s)
+        self.near = Tier(name="near", backend=self.fast, ticks=self.time.ticks())
+        self.far = Tier(name="far", backend=self.slow, ticks=self.time.ticks())
+
+    def view(self, far: TierMode = "rw") -> TieredBackend:
+        self.far.mode = far
+        return TieredBackend([self.near, self.far])
 
 
 @pytest.fixture
-def fast() -> WaywardBackend:
-    return WaywardBackend()
+def places() -> Iterator[Places]:
+    made = Places()
+    yield made
+    made.slow.thaw()
 
 
-@pytest.fixture
-def slow() -> Iterator[WaywardBackend]:
-    backend = WaywardBackend()
-    yield backend
-    backend.thaw()
+def put(backend: BlobBackend) -> tuple[str, ...]:
+    return backend.put_new([new_file(NAME, b"data")])
 
 
-@pytest.fixture
-def time() -> FakeTime:
-    return FakeTime()
+def test_hanging_place_among_others_is_left_out_of_a_verb(places):
+    places.slow.hangs = True
+    view = places.view()
+    assert put(view) == (NAME,)
+    assert places.fast.stat([NAME])
+    assert [tier.state.state for tier in view.tiers] == ["used", "away"]
+    assert view.problems == [str(places.far.away())]
 
 
-@pytest.fixture
-def deadline_of(fast: WaywardBackend, slow: WaywardBackend, time: FakeTime) -> Callable[..., Deadline]:
-    def make(*, far_mode: TierMode = "rw", only_far: bool = False) -> Deadline:
-        tiers = [Tier(name="far", backend=slow, mode=far_mode)]
-        if not only_far:
-            tiers.insert(0, Tier(name="near", backend=fast))
-        return Deadline(tiers, ticks=time.ticks(), ping=ping_now)
-
-    return make
-
-
-def put(view: TieredBackend) -> tuple[str, ...]:
-    return view.put_new([new_file(NAME, b"data")])
+def test_place_that_is_left_alone_is_asked_no_more(places):
+    places.slow.hangs = True
+    put(places.view())
+    asked = len(places.slow.calls)
+    places.time.passes = lambda: False  # a wait would last for ever
+    view = places.view()
+    view.stat([NAME])
+    assert len(places.slow.calls) == asked
+    assert len(view.problems) == 1
 
 
-def test_hanging_place_among_others_is_left_out_of_a_verb(deadline_of, fast, slow):
-    slow.hangs = True
-    deadline = deadline_of()
-    assert deadline.run(put) == (NAME,)
-    assert fast.stat([NAME])
-    assert [tier.state.state for tier in deadline.tiers] == ["used", "away"]
-    assert deadline.problems == [str(deadline.tiers[1].away())]
+def test_required_place_that_hangs_is_an_error_that_says_so(places):
+    places.slow.hangs = True
+    with pytest.raises(StoreUnavailable, match="required store far") as caught:
+        put(places.view("required"))
+    assert caught.value.required
 
 
-def test_place_that_is_left_alone_is_asked_no_more(deadline_of, slow, time):
-    slow.hangs = True
-    deadline = deadline_of()
-    deadline.run(put)
-    asked = len(slow.calls)
-    time.passes = lambda: False  # a wait would last for ever
-    deadline.run(lambda view: view.stat([NAME]))
-    assert len(slow.calls) == asked
-    assert len(deadline.problems) == 1
+def test_place_that_hangs_in_the_middle_of_a_file_is_left_alone(places):
+    view = places.view()
+    put(view)
+    places.slow.hangs_while_read = True
+    assert read_from_any(view, NAME, lambda file: file.read()) == b"data"
+    assert [tier.state.state for tier in view.tiers] == ["used", "away"]
 
 
-def test_verb_left_behind_is_refused_its_next_call(deadline_of, fast, slow):
-    slow.hangs = True
-    refusals: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-    def verb(view: TieredBackend) -> tuple[str, ...]:
-        try:
-            return put(view)
-        except StoreUnavailable as error:
-            refusals.put(str(error))
-            raise
-
-    deadline_of().run(verb)
-    slow.thaw()
-    assert "given up" in refusals.get(timeout=60)
-    assert slow.stat([NAME]).keys() == {NAME}
+def test_fault_of_transport_leaves_the_place_out_at_once(places):
+    places.slow.failure = unavailable("connection refused", transport=True)
+    places.time.passes = lambda: False  # a wait would last for ever
+    assert put(places.view()) == (NAME,)
+    assert places.far.circuit.reason == "connection refused"
 
 
-def test_fault_of_transport_leaves_the_place_out_at_once(deadline_of, slow, time):
-    slow.failure = unavailable("connection refused", transport=True)
-    deadline = deadline_of()
-    time.passes = lambda: False  # a wait would last for ever
-    assert deadline.run(put) == (NAME,)
-    assert deadline.tiers[1].circuit.reason == "connection refused"
+def test_long_call_of_a_living_place_is_not_left_behind(places):
+    places.slow.on_put = lambda _: places.time.pass_until(100)
+    places.time.passes = lambda: places.slow.calls[-1] != "open"  # not while a ping is on its way
+    assert put(places.far) == (NAME,)
+    assert places.far.state.state == "used"
 
 
-def test_long_verb_on_a_living_place_is_not_left_behind(deadline_of, time):
-    deadline = deadline_of()
-
-    def verb(view: TieredBackend) -> str:
-        time.pass_until(100)
-        return "done"
-
-    assert deadline.run(verb) == "done"
-    assert [tier.circuit.is_open for tier in deadline.tiers] == [False, False]
-
-
-def test_slow_ping_of_a_starved_process_opens_no_circuit(fast, slow):
+def test_slow_ping_of_a_starved_process_opens_no_circuit():
     """Each tick takes ten seconds: in all this process ran for less than the patience."""
-    time = FakeTime(tick_s=10.0)
-    pending: list[Answer] = []
+    places = Places(tick_s=10.0)
 
-    def ping_slowly(tier: Tier, answer: Answer) -> None:
-        pending.append(answer)
+    def wait_for_time(_: object) -> None:
+        places.slow.hangs = True  # for the ping
+        places.time.pass_until(300)
+        places.slow.thaw()
 
-    deadline = Deadline([Tier(name="far", backend=slow)], ticks=time.ticks(), ping=ping_slowly)
-
-    def verb(view: TieredBackend) -> str:
-        time.pass_until(300)
-        pending[0]("")
-        time.passes = lambda: time.slept_s < 400
-        time.pass_until(400)
-        return "done"
-
-    time.passes = lambda: time.slept_s < 300
-
-    assert deadline.run(verb) == "done"
-    assert not slow.hangs
-    assert not deadline.tiers[0].circuit.is_open
+    places.slow.on_put = wait_for_time
+    places.time.passes = lambda: places.time.slept_s < 300
+    assert put(places.far) == (NAME,)
+    assert places.far.state.state == "used"
 
 
-def test_interrupt_of_the_caller_is_not_held_back(fast):
-    views: list[TieredBackend] = []
-    begun = threading.Event()
-    release = threading.Event()
+def test_interrupt_of_the_caller_is_not_held_back(places):
+    begun, release = threading.Event(), threading.Event()
 
-    def interrupted(event: threading.Event, timeout_s: float) -> bool:
+    def interrupted(call: Call[object], timeout_s: float) -> bool:
         begun.wait(60)
         raise KeyboardInterrupt
 
-    def verb(view: TieredBackend) -> None:
-        views.append(view)
+    def hang(_: object) -> None:
         begun.set()
         release.wait(60)
 
-    deadline = Deadline([Tier(name="near", backend=fast)], ticks=Ticks(wait=interrupted), ping=ping_now)
+    places.slow.on_put = hang
+    places.far.ticks = Ticks(wait=interrupted)
     with pytest.raises(KeyboardInterrupt):
-        deadline.run(verb)
+        put(places.far)
     release.set()
-    with pytest.raises(StoreUnavailable, match="given up"):
-        views[0].stat([NAME])

@@ -92,16 +92,6 @@ def test_put_new_flushes_bytes_before_names_and_names_last(root, monkeypatch):
     assert list(dict.fromkeys(steps)) == ["bytes of 2", "link ac/ab/1", "link ac/ab/2", "names of 3"]
 
 
-def test_put_new_flushes_every_directory_up_to_the_root(backend, root, monkeypatch):
-    flushed: list[str] = []
-    monkeypatch.setattr(
-        "warmrank.cache_store.backends.directory.flush_all",
-        lambda paths, **_: flushed.extend(os.path.relpath(path, root) for path in paths),
-    )
-    backend.put_new([new_file("cas/sha256/ab/1")])
-    assert {"cas/sha256/ab", "cas/sha256", "cas", "."} <= set(flushed)
-
-
 def test_put_new_flushes_directories_above_again_after_a_flush_that_failed(backend, root, monkeypatch):
     flushed: set[str] = set()
 

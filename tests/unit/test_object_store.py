@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import urllib.request
@@ -13,17 +12,15 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from obstore.exceptions import AlreadyExistsError, GenericError
 from obstore.store import ObjectStore, from_url
 
 from tests.support.backends import new_file, read
 from tests.support.s3_server import BUCKET, PATIENT_S, S3Server, new_prefix
 from warmrank.cache_store.backends.backend import NewFile
-from warmrank.cache_store.backends.object_client import ObjectClient, connect
+from warmrank.cache_store.backends.object_client import ObjectClient
 from warmrank.cache_store.backends.object_store import (
     WHOLE_BYTES,
     ObjectBackend,
-    check_create_only,
     decode,
     encode,
     encode_stream,
@@ -92,26 +89,6 @@ def test_place_of_something_else_is_not_made_a_store(open_store, objects):
     with pytest.raises(StoreUnavailable, match="holds 'photos' but no FORMAT"):
         open_store()
     assert names(objects) == ["photos/1.jpg"]
-
-
-def test_lost_answer_to_the_probe_is_not_taken_for_an_ignored_condition(backend, objects, monkeypatch):
-    """The client's next try finds the name taken: by its own first try, if the bytes are equal."""
-    objects.delete(PROBE)
-    client, real = backend._client, ObjectClient._retried
-    num_lost = 0
-
-    def losing(self, call, *, failed=None):
-        nonlocal num_lost
-        if failed is not None:
-            num_lost += 1
-            with contextlib.suppress(AlreadyExistsError):
-                call()
-            failed.append(GenericError("the connection was reset"))
-        return real(self, call, failed=failed)
-
-    monkeypatch.setattr(ObjectClient, "_retried", losing)
-    check_create_only(client)
-    assert num_lost == 2
 
 
 def test_blob_is_kept_compressed(backend):
@@ -248,7 +225,7 @@ def options(port: int) -> dict[str, str]:
 
 def refusal(url: str, **opened: object) -> str:
     with pytest.raises(StoreUnavailable) as caught:
-        connect(url, answer_s=1.0, options=opened)  # type: ignore[arg-type]
+        ObjectClient(url, answer_s=1.0, options=opened)  # type: ignore[arg-type]
     assert not caught.value.transport
     return str(caught.value)
 
