@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,23 +26,20 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from benchmarks.load import cpu_model  # noqa: E402 - also where nothing is installed
+from benchmarks.running import arguments, child, machine, write  # noqa: E402 - also where nothing is installed
 
 MS_PER_RANK = 10.0
 
 
 def main() -> None:
     """Build, compile each stage alone, and print the comparison."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--tp", type=int, default=8, help="tensor-parallel size")
     parser.add_argument("--pp", type=int, default=4, help="pipeline-parallel size: the number of classes")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--dim", type=int, default=512)
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--child", type=int, metavar="RANK", help=argparse.SUPPRESS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
@@ -51,14 +47,16 @@ def main() -> None:
             print(json.dumps(compile_alone(options, options.child, work)))
             return
         figures = {
-            "place": place(options),
+            "place": machine(
+                "torch",
+                **{name: getattr(options, name) for name in ("jobs", "ranks", "tp", "pp", "layers")},
+            ),
             "alone_s": [alone(options, stage * options.tp) for stage in range(options.pp)],
             **built(options, work),
         }
     figures |= verdict(options, figures)
     report(figures)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2))
+    write(options, figures)
 
 
 def config_of(options: argparse.Namespace, work: str) -> Any:
@@ -110,12 +108,7 @@ def alone(options: argparse.Namespace, rank: int) -> float:
     """Seconds in which one rank compiles its stage, in a process of its own."""
     names = ("ranks", "tp", "pp", "layers", "dim")
     sizes = [text for name in names for text in (f"--{name}", str(getattr(options, name)))]
-    done = subprocess.run(
-        [sys.executable, __file__, "--child", str(rank), *sizes], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        sys.exit(f"rank {rank}: exit status {done.returncode}\n{done.stderr}")
-    return float(json.loads(done.stdout.splitlines()[-1]))
+    return float(child(__file__, "--child", rank, *sizes, what=f"rank {rank}"))
 
 
 def compile_alone(options: argparse.Namespace, rank: int, work: str) -> float:
@@ -152,23 +145,6 @@ def verdict(options: argparse.Namespace, figures: dict[str, Any]) -> dict[str, A
         "allowed_s": allowed_s,
         "of_compiles": figures["total_s"] / compiles_s,
         "of_allowed": figures["total_s"] / allowed_s,
-    }
-
-
-def place(options: argparse.Namespace) -> dict[str, Any]:
-    """Hardware, versions, and what was built."""
-    from importlib.metadata import version
-
-    return {
-        "cpu": cpu_model(),
-        "cpus": os.cpu_count(),
-        "jobs": options.jobs,
-        "load_average": os.getloadavg()[0],
-        "torch": version("torch"),
-        "ranks": options.ranks,
-        "tp": options.tp,
-        "pp": options.pp,
-        "layers": options.layers,
     }
 
 

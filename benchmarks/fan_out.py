@@ -33,7 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from benchmarks.load import machine  # noqa: E402 - also where nothing is installed
+from benchmarks.running import arguments, machine, write  # noqa: E402 - also where nothing is installed
 from tests.support.netns import Node, why_not  # noqa: E402
 from tests.support.netns_cluster import Cluster, CountingStore, ray_nodes  # noqa: E402
 from tests.support.s3_server import ENVIRONMENT  # noqa: E402
@@ -64,9 +64,7 @@ class Bench:
 
 def main() -> None:
     """Run all ways in turn and print the comparison."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--mbytes", type=int, default=64, help="of blobs in all")
     parser.add_argument("--link", type=int, default=40, help="Mbit/s of each node")
@@ -77,7 +75,6 @@ def main() -> None:
     )
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="three nodes, 12 MB, one run")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--fill", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.fill:
@@ -92,8 +89,7 @@ def main() -> None:
     figures["limit_s"] = options.mbytes * 8 / min(options.link, options.store)
     figures["runs"] = run_all(options)
     print(table(figures), flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1))
+    write(options, figures)
 
 
 def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:

@@ -12,15 +12,12 @@ Without a CUDA device it says so and ends well: there is nothing to measure. Run
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 from torch import nn
@@ -29,6 +26,7 @@ from torch.nn import functional
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
+from benchmarks.running import arguments, machine, write  # noqa: E402 - also where nothing is installed
 from warmrank import CompilerConfig, inference  # noqa: E402 - also where nothing is installed
 
 Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -134,12 +132,11 @@ def compare(args: argparse.Namespace, cache_dir: str) -> dict[str, float]:
 
 def main() -> int:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = arguments(__doc__)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("no CUDA device: nothing measured")
@@ -149,10 +146,9 @@ def main() -> int:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {args.layers} layers of {args.width}")
     for name, value in seconds.items():
         print(f"{name:40} {value * 1e6:9.1f} us   {seconds['eager'] / value:6.2f} x eager")
-    if args.json:
-        about: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
-        about.update(python=platform.python_version(), layers=args.layers, width=args.width)
-        args.json.write_text(json.dumps({"about": about, "seconds": seconds}, indent=2))
+    device = torch.cuda.get_device_name()
+    about = machine("torch", device=device, layers=args.layers, width=args.width)
+    write(args, {"about": about, "seconds": seconds})
     return 0
 
 

@@ -11,9 +11,6 @@ Run: ``python benchmarks/guards.py [--parameters 16,64,640] [--json FILE]``; it 
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import sys
 import tempfile
 import timeit
@@ -27,6 +24,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 import torch  # noqa: E402 - also where nothing is installed
 
+from benchmarks.running import arguments, machine, write  # noqa: E402
 from warmrank.inference import cache_compile  # noqa: E402
 from warmrank.worker.runtime import ambient  # noqa: E402
 from warmrank.worker.runtime.function import CachedFunction  # noqa: E402
@@ -52,14 +50,11 @@ class Chain(torch.nn.Module):
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--parameters", default="16,64,640", help="numbers of parameters, with commas")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    place = f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
+    place = machine("torch")
     print(place)
     print(
         f"{'parameters':>10}{'guards':>8}{'us':>8}{'limit':>8}{'call':>8}{'/ eager':>9}{'full check ms':>14}"
@@ -74,8 +69,7 @@ def main() -> None:
                 f"{row['full_check_ms']:>14.1f}",
                 flush=True,
             )
-    if options.json:
-        options.json.write_text(json.dumps({"place": place, "rows": rows}, indent=2))
+    write(options, {"place": place, "rows": rows})
 
 
 @torch.no_grad()

@@ -35,20 +35,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE = [str(ROOT / "src"), str(ROOT)]
-sys.path[:0] = CODE
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks.launch_parts.report import report, summary  # noqa: E402 - also where nothing is installed
-from benchmarks.load import machine  # noqa: E402
+from benchmarks.running import arguments, child, machine, write  # noqa: E402
 
 LAUNCHES = ("cold", "unaudited", "warm", "node")
 WARM_WAYS = ("warm", "build", "groups")  # those whose wall seconds are compared, so most often repeated
@@ -57,15 +53,12 @@ _CHILD_LIMIT_S = 600
 
 def main() -> None:
     """Run all ways in turn and print the comparison."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--ranks", default="1,2,4,8", help="numbers of ranks, with commas")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--runs", type=int, default=3, help="of warm and its baselines; the others run once")
     parser.add_argument("--without", default="", help="ways to leave out, with commas: node, fx, shared")
     parser.add_argument("--quick", action="store_true", help="one and two ranks, two layers, one run")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--cache", default="cache", help=argparse.SUPPRESS)
@@ -75,14 +68,16 @@ def main() -> None:
     if options.child:
         print(json.dumps(measure(options)))
         return
-    figures: dict[str, Any] = {"place": place(options), "runs": []}
+    figures: dict[str, Any] = {
+        "place": machine("torch", "ray", layers=options.layers, runs=options.runs),
+        "runs": [],
+    }
     print(figures["place"], flush=True)
     with tempfile.TemporaryDirectory() as work:
         for number in map(int, options.ranks.split(",")):
             figures["runs"] += compare(options, number, Path(work))
             figures["summary"] = summary(figures["runs"])
-            if options.json:  # after each size, for the last ones take longest
-                options.json.write_text(json.dumps(figures, indent=2))
+            write(options, figures)  # after each size, for the last ones take longest
     report(figures["summary"])
 
 
@@ -106,57 +101,30 @@ def compare(options: argparse.Namespace, ranks: int, work: Path) -> list[dict[st
     own.mkdir()
     apart = own / "unaudited"
     apart.mkdir()
-    found = [child(options, "unaudited", ranks, apart), child(options, "cold", ranks, own)]
+    found = [timed(options, "unaudited", ranks, apart), timed(options, "cold", ranks, own)]
     for number in range(options.runs):
         # The first to run finds other files in memory than the last, so each is first in its turn.
         turn = number % len(WARM_WAYS)
-        found += [child(options, way, ranks, own) for way in (*WARM_WAYS[turn:], *WARM_WAYS[:turn])]
+        found += [timed(options, way, ranks, own) for way in (*WARM_WAYS[turn:], *WARM_WAYS[:turn])]
     left_out = options.without.split(",")
     if "node" not in left_out:
-        found.append(child(options, "node", ranks, own, cache="fresh"))
+        found.append(timed(options, "node", ranks, own, cache="fresh"))
     for way in (way for way in ("fx", "shared") if way not in left_out):
-        found += [{**child(options, way, ranks, own), "way": f"{way} {state}"} for state in ("cold", "warm")]
+        found += [{**timed(options, way, ranks, own), "way": f"{way} {state}"} for state in ("cold", "warm")]
     return found
 
 
-def child(
+def timed(
     options: argparse.Namespace, way: str, ranks: int, work: Path, *, cache: str = "cache"
 ) -> dict[str, Any]:
     """Figures of one way in a fresh process."""
-    command = [sys.executable, __file__, "--child", way, "--ranks", str(ranks), "--work", str(work)]
-    command += ["--layers", str(options.layers), "--cache", cache]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(CODE), "RAY_USAGE_STATS_ENABLED": "0"}
-    environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed has its bytecode beside it
-    began = perf_counter()
-    try:
-        done = subprocess.run(
-            command,
-            env=environ,
-            cwd=work,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_CHILD_LIMIT_S,
-        )
-    except subprocess.TimeoutExpired:
-        sys.exit(f"{way}, {ranks} ranks: not through after {_CHILD_LIMIT_S} s; is Ray able to start?")
-    wall_s = perf_counter() - began
-    if done.returncode:
-        sys.exit(f"{way}, {ranks} ranks: exit status {done.returncode}\n{done.stderr}")
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    print(f"{ranks} ranks, {way}: {wall_s:.1f} s", file=sys.stderr, flush=True)
-    return {"ranks": ranks, "way": way, "wall_s": wall_s, **figures}
-
-
-def place(options: argparse.Namespace) -> dict[str, Any]:
-    """Hardware, versions, and how the figures were taken."""
-    return {
-        **machine(),
-        "torch": version("torch"),
-        "ray": version("ray"),
-        "layers": options.layers,
-        "runs": options.runs,
-    }
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what is installed has its bytecode beside it
+    words = ("--child", way, "--ranks", ranks, "--work", work, "--layers", options.layers, "--cache", cache)
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0"}
+    what = f"{way}, {ranks} ranks"
+    figures = child(__file__, *words, what=what, environ=quiet, cwd=work, limit_s=_CHILD_LIMIT_S)
+    print(f"{ranks} ranks, {way}: {figures['wall_s']:.1f} s", file=sys.stderr, flush=True)
+    return {"ranks": ranks, "way": way, **figures}
 
 
 if __name__ == "__main__":

@@ -26,36 +26,31 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE = [str(ROOT / "src"), str(ROOT)]
-sys.path[:0] = CODE
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks.load_parts.process import WAYS, measure  # noqa: E402 - also where nothing is installed
 from benchmarks.load_parts.report import report, summary  # noqa: E402
 from benchmarks.load_parts.ways import FILL, WARM, Task  # noqa: E402
+from benchmarks.running import arguments, child, machine, write  # noqa: E402
 
 LEAVES_NOTHING = ("eager", "mega_cache")  # ways with no filling process of their own
 
 
 def main() -> None:
     """Run the comparison and print it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--layers", default="2,8,32", help="numbers of layers, with commas")
     parser.add_argument("--runs", type=int, default=5, help="warm processes of each way")
     parser.add_argument("--rounds", type=int, default=400, help="timed later calls in each process")
     parser.add_argument("--ways", default=",".join(WAYS), help="which ways, with commas")
     parser.add_argument("--dynamic", action="store_true", help="symbolic sizes, in every way")
     parser.add_argument("--npugraph-ex", default="", metavar="DIRECTORY", help="an unpacked torch_npu wheel")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--stage", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
@@ -67,7 +62,9 @@ def main() -> None:
     names = options.ways.split(",")
     if unknown := [name for name in names if name not in WAYS]:
         parser.error(f"unknown ways {', '.join(unknown)}; known: {', '.join(WAYS)}")
-    figures: dict[str, Any] = {"place": place(options), "layers": {}}
+    how = {"runs": options.runs, "rounds": options.rounds, "dynamic": options.dynamic}
+    place = machine("torch", threads=1, **how)
+    figures: dict[str, Any] = {"place": place, "layers": {}}
     print(figures["place"], flush=True)
     with tempfile.TemporaryDirectory() as bytecode:
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -77,8 +74,7 @@ def main() -> None:
             found = compare(options, names, first=number == 0)
             figures["layers"][str(layers)] = {"runs": found, "summary": summary(found)}
             report(layers, figures["layers"][str(layers)]["summary"])
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2))
+    write(options, figures)
 
 
 def task_of(options: argparse.Namespace) -> Task:
@@ -100,65 +96,26 @@ def compare(options: argparse.Namespace, names: list[str], *, first: bool) -> di
     with tempfile.TemporaryDirectory() as work:
         for name in names:
             if name not in LEAVES_NOTHING:
-                found[f"{name}.{FILL}"] = [child(options, name, FILL, work)]
+                found[f"{name}.{FILL}"] = [measured(options, name, FILL, work)]
         for name in names if first else ():  # writes the bytecode that any installation has
-            child(options, name, WARM, work)
+            measured(options, name, WARM, work)
         for _ in range(options.runs):
             for name in names:
-                found.setdefault(f"{name}.{WARM}", []).append(child(options, name, WARM, work))
+                found.setdefault(f"{name}.{WARM}", []).append(measured(options, name, WARM, work))
     return found
 
 
-def child(options: argparse.Namespace, name: str, stage: str, work: str) -> dict[str, Any]:
+def measured(options: argparse.Namespace, name: str, stage: str, work: str) -> dict[str, Any]:
     """Figures of one fresh process."""
     with tempfile.TemporaryDirectory() as scratch:
         options.stage, options.work, options.scratch = stage, Path(work), Path(scratch)
-        command = [sys.executable, __file__, "--child", name, "--stage", stage, "--work", work]
-        command += ["--scratch", scratch, "--layers", options.layers, "--rounds", str(options.rounds)]
-        command += ["--npugraph-ex", options.npugraph_ex] + (["--dynamic"] if options.dynamic else [])
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(CODE), "OMP_NUM_THREADS": "1"}
-        environment |= WAYS[name]().environment(task_of(options))
-        done = subprocess.run(
-            command, env=environment, cwd=scratch, capture_output=True, text=True, check=False
-        )
-    if done.returncode:
-        sys.exit(f"{name}, {stage}, {options.layers} layers: exit status {done.returncode}\n{done.stderr}")
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        words = ["--child", name, "--stage", stage, "--work", work, "--scratch", scratch]
+        words += ["--layers", options.layers, "--rounds", str(options.rounds)]
+        words += ["--npugraph-ex", options.npugraph_ex] + (["--dynamic"] if options.dynamic else [])
+        environ = {"OMP_NUM_THREADS": "1", **WAYS[name]().environment(task_of(options))}
+        what = f"{name}, {stage}, {options.layers} layers"
+        figures: dict[str, Any] = child(__file__, *words, what=what, environ=environ, cwd=Path(scratch))
     return figures
-
-
-def place(options: argparse.Namespace) -> dict[str, Any]:
-    """Hardware, versions, and how the figures were taken."""
-    from importlib.metadata import version
-
-    return {
-        **machine(),
-        "threads": 1,
-        "torch": version("torch"),
-        "runs": options.runs,
-        "rounds": options.rounds,
-        "dynamic": options.dynamic,
-    }
-
-
-def machine() -> dict[str, Any]:
-    """Hardware and versions that every figure depends on."""
-    return {
-        "cpu": cpu_model(),
-        "cpus": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-    }
-
-
-def cpu_model() -> str:
-    """The processor's name, where Linux tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 if __name__ == "__main__":

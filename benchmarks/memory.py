@@ -18,21 +18,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-import subprocess
 import sys
 import tempfile
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE = [str(ROOT / "src"), str(ROOT)]
-sys.path[:0] = CODE
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks.memory_parts.process import SMALL, Modes, Shape, alone, measure  # noqa: E402 - also where nothing is installed
+from benchmarks.running import arguments, child, machine, write  # noqa: E402
 
 MIB = 1 << 20
 LIMIT = 1.1
@@ -55,12 +51,9 @@ LINES = {
 
 def main() -> None:
     """Run the comparison and print it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--small", action="store_true", help="4 gears of a small model; seconds")
     parser.add_argument("--lines", default=",".join(LINES), help="which lines, with commas")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--cache", help=argparse.SUPPRESS)
@@ -72,21 +65,15 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as cache:
         figures = compare(options, shape, cache)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2))
+    write(options, figures)
 
 
 def compare(options: argparse.Namespace, shape: Shape, cache: str) -> dict[str, Any]:
     """Measure all, and print each line as soon as it is known."""
-    place = {
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "kernel": platform.release(),
-        "cpus": os.cpu_count(),
-    }
+    place = machine("torch")
     figures: dict[str, Any] = {"place": place, "shape": asdict(shape), "lines": []}
     print(f"{place}\n{asdict(shape)}")
-    alone_bytes = {three: child(options, Modes(three=three), cache, "--alone") for three in (True, False)}
+    alone_bytes = {three: measured(options, Modes(three=three), cache, "--alone") for three in (True, False)}
     figures["alone"] = {"cloned" if three else "not_cloned": sizes for three, sizes in alone_bytes.items()}
     gears = alone_bytes[True]
     print(f"largest gear alone: {gears[-1] / MIB:.2f} MiB; sum of all gears: {sum(gears) / MIB:.2f} MiB")
@@ -96,9 +83,9 @@ def compare(options: argparse.Namespace, shape: Shape, cache: str) -> dict[str, 
     for title in options.lines.split(","):
         for modes in LINES[title]:
             if modes.compiled_as() not in compiled:  # no line's growth shall be that of a compiler
-                child(options, modes, cache)
+                measured(options, modes, cache)
                 compiled.add(modes.compiled_as())
-            item = {"modes": asdict(modes), **child(options, modes, cache)}
+            item = {"modes": asdict(modes), **measured(options, modes, cache)}
             item["ratio"] = item["pool_bytes"] / alone_bytes[modes.three][-1]
             figures["lines"].append(item)
             report(title, modes, item)
@@ -112,15 +99,11 @@ def has_reuse(modes: dict[str, Any]) -> bool:
     return (modes["one"] or (modes["two"] and modes["functions"] == 1)) and not modes["rising"]
 
 
-def child(options: argparse.Namespace, modes: Modes, cache: str, *more: str) -> Any:
+def measured(options: argparse.Namespace, modes: Modes, cache: str, *more: str) -> Any:
     """Figures of one fresh process."""
-    command = [sys.executable, __file__, "--child", json.dumps(asdict(modes)), "--cache", cache, *more]
-    command += ["--small"] if options.small else []
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(CODE), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{modes}: exit status {done.returncode}\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
+    words = ("--child", json.dumps(asdict(modes)), "--cache", cache, *more)
+    small = ["--small"] if options.small else []
+    return child(__file__, *words, *small, what=str(modes), environ={"OMP_NUM_THREADS": "1"})
 
 
 def report(title: str, modes: Modes, item: dict[str, Any]) -> None:

@@ -33,20 +33,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE = [str(ROOT / "src"), str(ROOT)]
-sys.path[:0] = CODE
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from benchmarks.load import machine  # noqa: E402 - also where nothing is installed
+from benchmarks.running import arguments, child, machine, write  # noqa: E402 - also where nothing is installed
 from benchmarks.scale_parts.report import report, summary, verdict  # noqa: E402
 
 RANKS = (16, 64, 256, 1024, 4096, 16384)
@@ -56,13 +52,10 @@ STAGES = ("plan", "hand-out", "commit", "look-up", "resized")
 
 def main() -> None:
     """Measure every stage at every size, and print how it grows."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--ranks", default=",".join(map(str, RANKS)), help="sizes, with commas")
     parser.add_argument("--runs", type=int, default=3, help="how often; the fastest of each stage counts")
     parser.add_argument("--work", type=Path, help="where to write; by default the temporary directory")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--calls", action="store_true", help="measure the driver's calls as well")
     parser.add_argument("--child", choices=(*STAGES, CALLS), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -71,7 +64,7 @@ def main() -> None:
 
         print(json.dumps(measure(options.child, int(options.ranks), options.work)))
         return
-    figures: dict[str, Any] = {"place": place(options), "runs": []}
+    figures: dict[str, Any] = {"place": machine("pydantic", "cryptography", runs=options.runs), "runs": []}
     print(figures["place"], flush=True)
     with tempfile.TemporaryDirectory(dir=options.work) as work:
         for ranks in map(int, options.ranks.split(",")):
@@ -82,8 +75,7 @@ def main() -> None:
     figures["verdict"] = verdict(figures["summary"])
     for line in figures["verdict"].values():
         print(line["text"])
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2))
+    write(options, figures)
 
 
 def one_run(ranks: int, work: str, stages: Sequence[str]) -> dict[str, Any]:
@@ -93,27 +85,13 @@ def one_run(ranks: int, work: str, stages: Sequence[str]) -> dict[str, Any]:
     over each of them for every new file, so a run after a deletion would take several times as long.
     """
     store = tempfile.mkdtemp(dir=work)
-    return {"ranks": ranks, "stages": {stage: child(stage, ranks, store) for stage in stages}}
-
-
-def child(stage: str, ranks: int, work: str) -> dict[str, Any]:
-    """Figures of one stage, measured in a process of its own."""
-    command = [sys.executable, __file__, "--child", stage, "--ranks", str(ranks), "--work", work]
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(CODE)}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{stage}, {ranks} ranks: exit status {done.returncode}\n{done.stderr}")
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return figures
-
-
-def place(options: argparse.Namespace) -> dict[str, Any]:
-    """Hardware, versions, and how the figures were taken."""
+    words = ("--ranks", ranks, "--work", store)
     return {
-        **machine(),
-        "pydantic": version("pydantic"),
-        "cryptography": version("cryptography"),
-        "runs": options.runs,
+        "ranks": ranks,
+        "stages": {
+            stage: child(__file__, "--child", stage, *words, what=f"{stage}, {ranks} ranks")
+            for stage in stages
+        },
     }
 
 

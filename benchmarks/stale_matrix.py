@@ -13,46 +13,34 @@ has imported TorchAir, unless ``--fresh`` is given. The exit status is 1 if warm
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
 import os
-import platform
 import re
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from benchmarks.stale_matrix_parts.cases import CASES  # noqa: E402 - also where nothing is installed
+from benchmarks.running import arguments, machine, write  # noqa: E402 - also where nothing is installed
+from benchmarks.stale_matrix_parts.cases import CASES  # noqa: E402 - likewise
 from benchmarks.stale_matrix_parts.launches import lines  # noqa: E402 - likewise
 from benchmarks.stale_matrix_parts.report import as_json, counts, summary, table  # noqa: E402 - likewise
 
 
 def main() -> None:
     """Run the cases and print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = arguments(__doc__)
     parser.add_argument("--only", default="", help="regular expression over `group: name` of the cases")
     parser.add_argument("--markdown", action="store_true", help="nothing but the table, for the documents")
     parser.add_argument("--fresh", action="store_true", help="start every process anew; half an hour")
     parser.add_argument("--workers", type=int, default=min(4, os.cpu_count() or 1), help="processes at once")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if importlib.util.find_spec("torch_npu") is None:
         print("torch_npu is not installed here; `make test-npu` makes an environment that has it, .venv-npu")
         return
-    place = {
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "torch_npu": version("torch_npu"),
-        "device": "emulated NPU",
-        "cpus": os.cpu_count(),
-    }
+    place = machine("torch", "torch_npu", device="emulated NPU")
     cases = [case for case in CASES if re.search(options.only, f"{case.group}: {case.name}")]
     with tempfile.TemporaryDirectory() as directory:
         found = lines(Path(directory), cases, workers=options.workers, fresh=options.fresh)
@@ -60,9 +48,7 @@ def main() -> None:
         print(place)
     print("\n".join(table(found)))
     print(f"\n{summary(found)}")
-    if options.json:
-        figures = {"place": place, "counts": counts(found), "cases": as_json(found)}
-        options.json.write_text(json.dumps(figures, indent=2))
+    write(options, {"place": place, "counts": counts(found), "cases": as_json(found)})
     if counts(found)["faults of warmrank"]:
         sys.exit(1)
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -28,10 +27,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE = [str(ROOT / "src"), str(ROOT)]
-sys.path[:0] = CODE
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from benchmarks.store_parts.timing import shell  # noqa: E402 - also where nothing is installed
+from benchmarks import running  # noqa: E402 - also where nothing is installed
+from benchmarks.store_parts.timing import shell  # noqa: E402
 from benchmarks.store_parts.tree import MIB, SMALL, Shape  # noqa: E402
 from benchmarks.store_parts.unique import UNIQUE, UNIQUE_SMALL, unique  # noqa: E402
 from benchmarks.store_parts.verbs import fetch_memory, launch, verbs  # noqa: E402
@@ -79,11 +78,8 @@ def prepare(*command: str) -> None:
 
 def child(options: argparse.Namespace, work: Path, *arguments: str) -> dict[str, Any]:
     """Figures of a process of its own."""
-    command = [sys.executable, __file__, "--work", str(work), "--rounds", str(options.rounds), *arguments]
-    command += ["--small"] if options.small else []
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(CODE)}
-    output = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
-    figures: dict[str, Any] = json.loads(output.splitlines()[-1])
+    words = ("--work", work, "--rounds", options.rounds, *arguments)
+    figures: dict[str, Any] = running.child(__file__, *words, *(["--small"] if options.small else []))
     return figures
 
 
@@ -105,11 +101,10 @@ def on_xfs(options: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Run the comparison and print it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = running.arguments(__doc__)
     parser.add_argument("--small", action="store_true", help="seconds instead of minutes; ratios mean little")
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--work", type=Path, help="where to write; by default the temporary directory")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--only-unique", action="store_true", help="only the data in which no byte repeats")
     parser.add_argument("--child")
     parser.add_argument("--world", type=int)
@@ -128,13 +123,17 @@ def main() -> None:
         print(json.dumps(launch(options.work, options.world)))
     else:
         figures = measure(options, shape)
-        if options.json:
-            options.json.write_text(json.dumps(figures, indent=2))
+        running.write(options, figures)
 
 
 def measure(options: argparse.Namespace, shape: Shape) -> dict[str, Any]:
     """Measure all, and print each part as soon as it is known."""
-    figures: dict[str, Any] = {"place": place(), "shape": asdict(shape), "launches": [], "unique": []}
+    figures: dict[str, Any] = {
+        "place": running.machine(),
+        "shape": asdict(shape),
+        "launches": [],
+        "unique": [],
+    }
     with tempfile.TemporaryDirectory(dir=options.work) as work:
         for number in range(len(UNIQUE)):
             path = subdirectory(work, f"unique{number}")
@@ -165,11 +164,6 @@ def subdirectory(work: str, name: str) -> Path:
     """A new directory."""
     (Path(work) / name).mkdir()
     return Path(work) / name
-
-
-def place() -> dict[str, Any]:
-    """The machine."""
-    return {"python": platform.python_version(), "kernel": platform.release(), "cpus": os.cpu_count()}
 
 
 def report_tree(figures: dict[str, Any]) -> None:

@@ -1,27 +1,37 @@
-"""An offline build: the partitions of all ranks of a launch, made on one machine without its devices.
+"""Offline: `warmrank build` makes the partitions of all ranks of a launch, `warmrank audit` traces them anew.
 
 The stages are those of a launch that need no device; the driver alone uses the store. Manifests come after
-blobs and the launch record last, so a build that is stopped leaves the store without a new launch.
+blobs and the launch record last, so a build that is stopped leaves the store without a new launch. An audit
+compiles and publishes nothing; what the store holds is read into a directory of its own, under the config's
+trust.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from warmrank.cache_store.cache_dir.local import is_companion_name
 from warmrank.cache_store.fetch.fetch import replicate
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, utc_now
-from warmrank.cache_store.seed import Wanted, seed
+from warmrank.cache_store.seed import Wanted, pick_launches, seed
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.build.plan import (
     ALWAYS_LATER,
+    AUDIT_SCHEMA_VERSION,
     BUILD_SCHEMA_VERSION,
     BuildReport,
     BuildTarget,
     BuildTotals,
+    CacheAudit,
     ClassReport,
+    NotCompared,
+    RetraceReport,
     built_ranks,
     check_target,
     differences,
@@ -40,18 +50,35 @@ from warmrank.orchestrator.launch.stages import Stages
 from warmrank.orchestrator.signals import undisturbed
 from warmrank.orchestrator.text import grouped
 from warmrank.worker.rank.manifests import unpacked
+from warmrank.worker.rank.offline import OfflineRank
 from warmrank.worker.rank.rank_worker import RankWorker
-from warmrank.worker.results import FunctionProbe, LeftOut
+from warmrank.worker.results import FunctionProbe, LeftOut, Retraced, RetraceOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """Options of a build."""
+    """Options of a build, or of an audit."""
 
     target: BuildTarget
     real_tensors: bool = False  # with memory and values, on the CPU
     every_rank: bool = False  # the model of every rank, not of one for each position
     num_jobs: int = 1  # ranks that work at a time
+
+
+@contextlib.contextmanager
+def _offline(
+    config: Config, options: BuildOptions, listener: Listener | None, launcher: Launcher | None
+) -> Iterator[Stages]:
+    """The stages of the ranks that are built; without a launcher, they are processes of this machine."""
+    ranks = built_ranks(config, every_rank=options.every_rank)
+    launcher = launcher or OfflineLauncher(config, ranks, num_jobs=options.num_jobs)
+    stages = Stages(config.model_copy(update={"store": None}), launcher, listener or silence, ranks=ranks)
+    try:
+        yield stages
+        stages.close()
+    finally:
+        with undisturbed():
+            launcher.stop()
 
 
 def build(
@@ -63,8 +90,6 @@ def build(
 ) -> BuildReport:
     """Build the partitions of all ranks of a launch: into its store, or, without one, its cache directory.
 
-    Without a launcher, the ranks are processes of this machine.
-
     Raises:
         BadArgument: what was asked for cannot be built here.
         LaunchFailed: a stage failed on at least one rank.
@@ -74,22 +99,13 @@ def build(
     check_target(config, options.target, real_tensors=options.real_tensors)
     started = utc_now()
     store = _open_store(config)
-    ranks = built_ranks(config, every_rank=options.every_rank)
-    launcher = launcher or OfflineLauncher(config, ranks, num_jobs=options.num_jobs)
-    alone = config.model_copy(update={"store": None})
-    stages = Stages(alone, launcher, listener or silence, ranks=ranks)
-    try:
+    with _offline(config, options, listener, launcher) as stages:
         if store is not None:
-            fetch(stages, store, config, options)
+            _fetch(stages, store, config, options)
         made = _Build(stages, config, options)
         made.build()
         made.keep(store)
-        report = made.report(started)
-        stages.close()
-    finally:
-        with undisturbed():
-            launcher.stop()
-    return report
+        return made.report(started)
 
 
 def _open_store(config: Config) -> Store | None:
@@ -114,8 +130,8 @@ def _open_store(config: Config) -> Store | None:
     return found.store
 
 
-def fetch(stages: Stages, store: Store, config: Config, options: BuildOptions) -> None:
-    """Bring what the store has of the ranks that are built into the cache directory."""
+def _fetch(stages: Stages, store: Store, config: Config, options: BuildOptions) -> None:
+    """Bring what the store has of the ranks that are built into the stages' cache directory."""
     with stages.stage("fetch"):
         wanted = Wanted(
             launch_key=launch_key(config),
@@ -123,11 +139,11 @@ def fetch(stages: Stages, store: Store, config: Config, options: BuildOptions) -
             world_size=config.ranks,
             ranks=stages.ranks,
         )
-        for fault in seed(store, wanted, config.cache_dir).faults:
+        for fault in seed(store, wanted, stages.config.cache_dir).faults:
             stages.problem(f"store: {fault}")
 
 
-def probed(
+def _probed(
     stages: Stages, options: BuildOptions, *, kernels: bool = True
 ) -> tuple[Mapping[int, tuple[FunctionProbe, ...]], tuple[LeftOut, ...]]:
     """Bring the ranks up, build their models and probe; what each found, and what is left out.
@@ -137,13 +153,12 @@ def probed(
     with stages.stage("start"):
         stages.start()
         rest = options.target.environment, options.real_tensors, kernels
-        inits = {
-            rank: (init_of(stages.config, offline_seat(stages.config, rank)), *rest) for rank in stages.ranks
-        }
+        seats = {rank: offline_seat(stages.config, rank) for rank in stages.ranks}
+        inits = {rank: (init_of(stages.config, seat), *rest) for rank, seat in seats.items()}
         stages.ask("start", OfflineHost.open, inits)
     probes = steps.build_and_probe(stages)
     everyone = dict.fromkeys(stages.ranks, ())
-    left_out = stages.ask("build", OfflineHost.left_out, everyone, is_work=False).values()
+    left_out = stages.ask("build", OfflineRank.left_out, everyone, is_work=False).values()
     return probes, tuple(dict.fromkeys(itertools.chain.from_iterable(left_out)))
 
 
@@ -166,13 +181,13 @@ class _Build:
     def build(self) -> None:
         """Go through the stages of a launch that need no device, on the ranks that are built."""
         stages, config = self.stages, self.config
-        self.probes, self.left_out = probed(stages, self.options)
+        self.probes, self.left_out = _probed(stages, self.options)
         if not any(self.probes.values()):
             reasons = "; ".join(f"{item.function}: {item.reason}" for item in self.left_out)
             msg = f"nothing can be built offline ({reasons or 'the workload calls no cached function'})"
             raise BadArgument(msg)
         self.ledger = settle_all(stages, self.probes, no_compile=False)
-        bound = stages.ask_all("load", OfflineHost.rank_bound).values()
+        bound = stages.ask_all("load", OfflineRank.rank_bound).values()
         self.bound = frozenset(itertools.chain.from_iterable(bound))
         if len(stages.ranks) < config.ranks and (
             found := differences(config, self.probes, self.ledger, self.bound)
@@ -261,8 +276,12 @@ class _Build:
 
     def _classes(self) -> tuple[ClassReport, ...]:
         """Artifacts, each with the ranks that have it."""
+        config = self.config
         keys = {(rank, each.function): each.request_key for rank, own in self.probes.items() for each in own}
         members = grouped(((name, self.ledger[rank, name].digest), rank) for rank, name in keys)
+        # The rank that was built for each: itself, or the one that stands for it.
+        every = range(config.ranks)
+        built = Counter(rank if rank in self.probes else model_rank(rank, config) for rank in every)
         found = []
         for (function, digest), ranks in members.items():
             compiled = [rank for rank in ranks if self.ledger[rank, function].outcome == "compiled"]
@@ -276,34 +295,151 @@ class _Build:
                     size_bytes=result.size_bytes,
                     outcome=result.outcome,
                     leader=leader,
-                    num_ranks=len(ranks) if function in self.bound else self._num_ranks(set(ranks)),
+                    num_ranks=len(ranks) if function in self.bound else sum(built[rank] for rank in ranks),
                     trace_s=result.seconds.trace_s if compiled else 0.0,
                     compile_s=result.seconds.compile_s if compiled else 0.0,
                 )
             )
         return tuple(found)
 
-    def _num_ranks(self, ranks: set[int]) -> int:
-        """Ranks that were built and those for which they stand."""
-        every = range(self.config.ranks)
-        return sum(
-            (each if each in self.probes else model_rank(each, self.config)) in ranks for each in every
-        )
-
     def _totals(self, classes: tuple[ClassReport, ...]) -> BuildTotals:
-        compiled = [item for item in classes if item.outcome == "compiled"]
         artifacts = {item.digest: item.size_bytes for item in classes}
         spent = self.stages.report()
         beyond_s = sum(stage.seconds for stage in spent if stage.stage not in ("compile", "start"))
         return BuildTotals(
             num_classes=len(classes),
-            num_compiled=len(compiled),
+            num_compiled=sum(item.outcome == "compiled" for item in classes),
             num_artifacts=len(artifacts),
             artifact_bytes=sum(artifacts.values()),
             num_built_ranks=len(self.stages.ranks),
             num_partitions_new=self.num_new,
             published_bytes=self.bytes_new,
-            compile_s=sum(item.trace_s + item.compile_s for item in compiled),
+            compile_s=sum(item.trace_s + item.compile_s for item in classes),
             wall_s=self.stages.wall_s(),
             rank_ms=beyond_s / self.config.ranks * 1000,
         )
+
+
+def audit_cache(
+    config: Config,
+    options: BuildOptions,
+    store: Store | None,
+    *,
+    listener: Listener | None = None,
+    launcher: Launcher | None = None,
+) -> CacheAudit:
+    """Trace again what is stored for a launch, and compare.
+
+    Without a store (the config names none, or there is none yet), the config's cache directory is looked at.
+
+    Raises:
+        BadArgument: the workload cannot be traced here.
+        LaunchFailed: a rank does not come up.
+        cache_store.errors.StoreError: store or cache directory cannot be used.
+    """
+    check_target(config, options.target, real_tensors=options.real_tensors)
+    started = utc_now()
+    stored: list[list[PartitionManifest]] = []
+    with tempfile.TemporaryDirectory(prefix="warmrank-audit-") as scratch:
+        root = Path(scratch) if config.store is not None else config.cache_dir
+        here = config.model_copy(update={"cache_dir": root})
+        with _offline(here, options, listener, launcher) as stages:
+            if store is not None:
+                _fetch(stages, store, config, options)
+            probes, left_out = _probed(stages, options, kernels=False)
+            asked = {rank: (tuple(each.function for each in own),) for rank, own in probes.items() if own}
+            with stages.stage("compile", tuple(asked)):
+                found = stages.ask("compile", OfflineHost.retrace, asked)
+            if store is not None:
+                stored = _manifests(stages, store, config, options)
+    functions = _alike(found)
+    others = (
+        *(
+            NotCompared(function=item.function, digest="", ranks=stages.ranks, reason=item.reason)
+            for item in left_out
+        ),
+        *min((_unseen(manifests, found) for manifests in stored), key=len, default=()),
+    )
+    outcomes = {item.outcome for item in functions}
+    is_fresh = outcomes == {"equal"} and not others
+    return CacheAudit(
+        schema_version=AUDIT_SCHEMA_VERSION,
+        outcome="stale" if "differs" in outcomes else "fresh" if is_fresh else "incomplete",
+        name=config.name,
+        launch_key=launch_key(config),
+        source=config.store.location if config.store else str(config.cache_dir),
+        environment_source=options.target.source,
+        world_size=config.ranks,
+        num_retraced_ranks=len(stages.ranks),
+        started=started,
+        functions=functions,
+        not_compared=others,
+        problems=stages.problems,
+        wall_s=stages.wall_s(),
+    )
+
+
+def _manifests(
+    stages: Stages, store: Store, config: Config, options: BuildOptions
+) -> list[list[PartitionManifest]]:
+    """The partitions of each record that a launch would take, those of its own size where there are any."""
+    environment = options.target.environment
+    picked = pick_launches(
+        store.launch_summaries(launch_key(config)), environment=environment, world_size=config.ranks
+    )
+    own = [item for item in picked if item.world_size == config.ranks]
+    records = [taken.record for taken in store.take_launches(own or picked)]
+    if not records:
+        stages.problem("the store holds no launch of this config for this environment")
+    return [
+        [
+            store.manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256)
+            for ref in sorted(record.made_in(environment), key=lambda ref: ref.rank)
+        ]
+        for record in records
+    ]
+
+
+def _alike(found: Mapping[int, Iterable[Retraced]]) -> tuple[RetraceReport, ...]:
+    """Equal outcomes of one artifact together; one that several calls use is equal if one call's trace is."""
+    proven = {
+        (rank, item.digest) for rank, items in found.items() for item in items if item.outcome == "equal"
+    }
+    alike: dict[tuple[str, str, RetraceOutcome, str], list[tuple[int, Retraced]]] = {}
+    for rank, items in found.items():
+        for item in items:
+            if item.outcome == "differs" and (rank, item.digest) in proven:
+                item = replace(item, outcome="equal", reason="")  # noqa: PLW2901 - the same, corrected
+            key = (item.function, item.digest, item.outcome, item.reason)
+            alike.setdefault(key, []).append((rank, item))
+    return tuple(
+        RetraceReport(
+            function=function,
+            ranks=tuple(sorted(rank for rank, _ in members)),
+            outcome=outcome,
+            reason=reason,
+            digest=digest,
+            seconds=sum(item.seconds for _, item in members),
+            cpu_s=sum(item.cpu_s for _, item in members),
+        )
+        for (function, digest, outcome, reason), members in alike.items()
+    )
+
+
+def _unseen(
+    manifests: Iterable[PartitionManifest], found: Mapping[int, Iterable[Retraced]]
+) -> tuple[NotCompared, ...]:
+    """The artifacts of a record's partitions that were not traced again."""
+    seen = {item.digest for items in found.values() for item in items}
+    ranks = grouped(
+        ((entry.function, entry.sha256), manifest.rank)
+        for manifest in manifests
+        for entry in manifest.artifacts
+        if entry.scope == "rank" and entry.sha256 not in seen
+        if not is_companion_name(Path(entry.path).name)
+    )
+    reason = "no rank that was traced here would load it for a call of the workload (--every-rank traces all)"
+    return tuple(
+        NotCompared(function=function, digest=digest, ranks=tuple(members), reason=reason)
+        for (function, digest), members in ranks.items()
+    )

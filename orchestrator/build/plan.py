@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from warmrank.cache_store.records.manifest import ArtifactEntry, PartitionManifest
+from warmrank.cache_store.records.manifest import PartitionManifest
 from warmrank.cache_store.text import changed_components
 from warmrank.orchestrator.config.models import Config, ScriptWorkload
 from warmrank.orchestrator.config.reading import require_workload
@@ -25,7 +25,7 @@ from warmrank.orchestrator.launch.events import AuditReport
 from warmrank.orchestrator.launch.plan import Slot
 from warmrank.orchestrator.launch.report import StageReport
 from warmrank.worker.keys.request import environment
-from warmrank.worker.results import FunctionProbe, FunctionResult, Outcome
+from warmrank.worker.results import FunctionProbe, FunctionResult, Outcome, RetraceOutcome
 
 
 def num_positions(config: Config) -> int:
@@ -80,14 +80,12 @@ def replica(manifest: PartitionManifest, rank: int, *, without: Collection[str] 
             "rank": rank,
             "requests": tuple(item for item in manifest.requests if item.function not in without),
             "artifacts": tuple(
-                _moved(item, here, new) for item in manifest.artifacts if item.function not in without
+                item.model_copy(update={"path": here.sub(new, item.path)})
+                for item in manifest.artifacts
+                if item.function not in without
             ),
         }
     )
-
-
-def _moved(entry: ArtifactEntry, here: re.Pattern[str], partition: str) -> ArtifactEntry:
-    return entry.model_copy(update={"path": here.sub(partition, entry.path)})
 
 
 _TRACED_WITH = ("python", "torch", "cuda")
@@ -229,6 +227,51 @@ class BuildReport:
     totals: BuildTotals
     problems: tuple[str, ...]
     audits: tuple[AuditReport, ...] = ()
+
+
+AUDIT_SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetraceReport:
+    """One artifact, and the ranks that traced its function again with one outcome."""
+
+    function: str
+    ranks: tuple[int, ...]
+    outcome: RetraceOutcome
+    reason: str  # the first difference, or why nothing could be compared
+    digest: str
+    seconds: float  # summed over ranks
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotCompared:
+    """An artifact of the stored launch, in the partitions of some ranks, that no rank here traced again."""
+
+    function: str
+    digest: str
+    ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheAudit:
+    """Outcome of an audit of a store or a cache directory; names as in a launch's report."""
+
+    schema_version: int
+    outcome: str  # fresh, stale (something differs) or incomplete (not all compared)
+    name: str
+    launch_key: str
+    source: str  # the store or cache directory
+    environment_source: str
+    world_size: int
+    num_retraced_ranks: int
+    started: str
+    functions: tuple[RetraceReport, ...]  # traced again, or should have been
+    not_compared: tuple[NotCompared, ...]  # what else is stored, or left out
+    problems: tuple[str, ...]
+    wall_s: float
 
 
 def to_json(report: BuildReport) -> str:

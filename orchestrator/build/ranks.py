@@ -40,11 +40,14 @@ from warmrank.orchestrator.gang.ray_session import import_paths
 from warmrank.orchestrator.nodes import Gang, Seat
 from warmrank.worker import collection
 from warmrank.worker.errors import DeviceUnavailable
-from warmrank.worker.results import LeftOut, Retraced
+from warmrank.worker.results import Retraced
 
 if TYPE_CHECKING:
     from warmrank.worker.rank.offline import OfflineRank
 
+_STOP_TIMEOUT_S = 10.0
+_IDLE_END_S = 2.0
+_SHORTEST_S = 0.01
 BOOTSTRAP = (
     "import json, sys\n"
     "hello = json.loads(sys.argv[1])\n"
@@ -92,33 +95,24 @@ class OfflineHost(RankHost):
         self._is_open = True
         return Opened(environment=self._worker.start(), problem="")
 
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """See `worker.rank.offline.OfflineRank.left_out`."""
-        return self._worker.left_out()
-
-    def rank_bound(self) -> tuple[str, ...]:
-        """See `worker.rank.offline.OfflineRank.rank_bound`."""
-        return self._worker.rank_bound()
-
     def retrace(self, functions: tuple[str, ...]) -> tuple[Retraced, ...]:
         """Trace functions again and compare with what is stored; one that fails is a result."""
-        return tuple(self._retrace(name) for name in functions)
-
-    def _retrace(self, name: str) -> Retraced:
-        try:
-            return self._worker.retrace(name)
-        except Exception as error:  # noqa: BLE001 - the rank's edge, as in `RankHost._compile`
-            failure = failure_of(error, rank=self._spec.rank, stage="compile")
-            reason = f"{failure.kind}: {failure.message}"
-            return Retraced(function=name, outcome="failed", reason=reason)
+        found = []
+        for name in functions:
+            try:
+                found.append(self._worker.retrace(name))
+            except Exception as error:  # noqa: BLE001 - the rank's edge, as in `RankHost._compile`
+                failure = failure_of(error, rank=self._spec.rank, stage="compile")
+                reason = f"{failure.kind}: {failure.message}"
+                found.append(Retraced(function=name, outcome="failed", reason=reason))
+        return tuple(found)
 
 
 def main(hello: Mapping[str, Any]) -> None:
     """Import what every rank needs, fork the ranks, and wait for their end."""
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a model that prints must not spoil a report
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # by which the driver ends ranks that are at work
+    # By which the driver ends ranks that are at work.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     _import_ahead(hello["module"])
     gc.collect()
@@ -149,18 +143,14 @@ def _be(rank: int, connection: Connection) -> NoReturn:
     apart, which takes longer than all the rank had to do.
     """
     with contextlib.suppress(KeyboardInterrupt, EOFError, OSError):  # the driver stopped, and says so itself
-        _serve(connection, rank)
+        host = OfflineHost()
+        while True:
+            stage, method, arguments = connection.recv()
+            connection.send(answer(host, rank, stage, method, arguments))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an end that takes its time is none to be interrupted
     atexit._run_exitfuncs()  # noqa: SLF001 - nothing public does it
     sys.stderr.flush()
     os._exit(0)
-
-
-def _serve(connection: Connection, rank: int) -> None:
-    host = OfflineHost()
-    while True:
-        stage, method, arguments = connection.recv()
-        connection.send(answer(host, rank, stage, method, arguments))
 
 
 def _import_ahead(module: str) -> None:
@@ -182,11 +172,6 @@ def _import_ahead(module: str) -> None:
             vendor_for("reduce-overhead")
     with contextlib.suppress(Exception):  # the ranks meet it again, and say so
         importlib.import_module(module)
-
-
-_STOP_TIMEOUT_S = 10.0
-_IDLE_END_S = 2.0
-_SHORTEST_S = 0.01
 
 
 class OfflineLauncher:

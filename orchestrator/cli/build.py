@@ -84,7 +84,7 @@ def audit(  # noqa: PLR0913, PLR0917 - options of a command
     as_json: AsJson = False,
 ) -> None:
     """Trace again what a store holds, and compare: is it what would be compiled now?"""
-    from warmrank.orchestrator.build.retrace import audit_cache
+    from warmrank.orchestrator.build.driver import audit_cache
     from warmrank.orchestrator.inspect.store_contents import open_if_there
     from warmrank.orchestrator.ui.progress import progress
     from warmrank.orchestrator.ui.report_table import render_audit

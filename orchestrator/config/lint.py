@@ -3,13 +3,15 @@
 An error can never work; a warning works somewhere, or does less than whoever wrote it believes. Facts of this
 machine, which the judgement depends on, are gathered by `machine_here`; it makes and changes nothing.
 
-The function that an entrypoint names is looked for without running any code: modules are read. What is not
-certain to be missing counts as there: ranks look again, on their nodes.
+The function that an entrypoint names is looked for, and what it takes, without running any code: modules are
+read. What is not certain to be missing counts as there: ranks look again, on their nodes.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 import os
 import pkgutil
 import re
@@ -27,7 +29,7 @@ from warmrank.orchestrator.config.models import Config, EntrypointWorkload, RayC
 from warmrank.orchestrator.config.store import LOOK_S, StoreConfig, choice_of, is_url
 from warmrank.orchestrator.text import count_text
 from warmrank.worker.errors import WorkloadError
-from warmrank.worker.rank.workload import no_function, not_imported
+from warmrank.worker.rank.workload import check_arguments, no_function, not_imported
 
 Level = Literal["error", "warning"]
 
@@ -280,7 +282,7 @@ _BINDS_UNSEEN = re.compile(r"import \*|\b(__getattr__|__path__|globals|exec|vars
 def fault_of(config: Config) -> tuple[WorkloadError, Path | None] | None:
     """The error that ranks would raise for the config's entrypoint, and the file that was read.
 
-    None where there is no entrypoint, or where it may be there; what it takes is seen by the ranks.
+    None where there is no entrypoint, or where a call of it may go well.
     """
     if not isinstance(config.workload, EntrypointWorkload):
         return None
@@ -291,9 +293,44 @@ def fault_of(config: Config) -> tuple[WorkloadError, Path | None] | None:
         return not_imported(entrypoint, f"No module named {module!r}", nearest), None
     source = Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
     text = _text_of(source)
-    if not text or re.search(rf"\b{function}\b", text) or _BINDS_UNSEEN.search(text):
-        return None
-    return no_function(entrypoint, re.findall(r"^def (\w+)", text, re.MULTILINE)), source
+    if not re.search(rf"\b{function}\b", text):
+        if not text or _BINDS_UNSEEN.search(text):
+            return None
+        return no_function(entrypoint, re.findall(r"^def (\w+)", text, re.MULTILINE)), source
+    try:
+        tree = ast.parse(text)
+        found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
+        is_sure = sum(_binds(node, function) for node in ast.walk(tree)) == 1
+        if found and is_sure and not found[0].decorator_list:
+            check_arguments(entrypoint, _signature(found[0].args), None, config.workload.arguments)
+    except SyntaxError as error:
+        return not_imported(entrypoint, f"SyntaxError: {error}"), source
+    except WorkloadError as error:
+        return error, source
+    return None
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    """True if a node binds a name, wherever it stands."""
+    if isinstance(node, ast.Name):
+        return node.id == name and not isinstance(node.ctx, ast.Load)
+    if isinstance(node, ast.Global):
+        return name in node.names
+    return name == (getattr(node, "asname", None) or getattr(node, "name", None))
+
+
+def _signature(args: ast.arguments) -> inspect.Signature:
+    """The signature of a function; nothing of it runs, so an ellipsis stands for unknown defaults."""
+    for each in ast.walk(args):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    unknown = ast.Constant(...)
+    args.defaults = [each if isinstance(each, ast.Constant) else unknown for each in args.defaults]
+    args.kw_defaults = [
+        each and (each if isinstance(each, ast.Constant) else unknown) for each in args.kw_defaults
+    ]
+    stub = ast.fix_missing_locations(ast.Expression(ast.Lambda(args, ast.Constant(None))))
+    return inspect.signature(eval(compile(stub, "<signature>", "eval")))  # noqa: S307 - constants alone
 
 
 def find_module(name: str) -> tuple[ModuleSpec | None, str | None]:

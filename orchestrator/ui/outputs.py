@@ -187,31 +187,6 @@ def _event(
     return {**common, "args": about, **more}
 
 
-FAMILIES: dict[str, str] = {
-    "warmrank_launch_warm": "1 where every rank of the last launch is warm, 0 where it failed.",
-    "warmrank_launch_exit_code": "Exit status of the last launch.",
-    "warmrank_launch_seconds": "Wall seconds of the last launch, from start to commit.",
-    "warmrank_launch_attempts": "Attempts of the last launch.",
-    "warmrank_ranks": "Ranks of the launch.",
-    "warmrank_nodes": "Nodes that the ranks had places on.",
-    "warmrank_stage_seconds": "Wall seconds of a stage, summed over its rounds.",
-    "warmrank_stage_ranks": "Ranks that take part in the running stage, by whether they are through.",
-    "warmrank_function_seconds": "Seconds of a step, summed over ranks and functions.",
-    "warmrank_functions": "Cached functions of all ranks, by how they got their artifact.",
-    "warmrank_audits": "Comparisons of a rank's trace with a leader's, by what they showed.",
-    "warmrank_artifacts": "Distinct artifacts.",
-    "warmrank_artifact_bytes": "Bytes of distinct artifacts and the files beside them.",
-    "warmrank_held_bytes": "The same, summed over ranks, as if nothing were shared.",
-    "warmrank_fetched_bytes": "Bytes copied from the store, over all nodes.",
-    "warmrank_published_bytes": "Bytes new to the store, over all nodes.",
-    "warmrank_queued_partitions": "Partitions that wait on nodes' disks to be published.",
-    "warmrank_nondeterministic_functions": "Functions that compiled to other bytes than the store holds.",
-    "warmrank_failed_ranks": "Ranks that the launch failed on, by kind of failure.",
-    "warmrank_failed_attempts": "Attempts that failed.",
-    "warmrank_problems": "Problems that did not stop the launch.",
-}
-"""Every metric and its help text."""
-
 OUTCOMES: tuple[Outcome, ...] = ("compiled", "loaded", "adopted")
 SET_EVERY_S = 1.0
 _ENDS = (
@@ -223,7 +198,7 @@ _ENDS = (
 )
 
 Samples = Iterator[tuple[str, float, dict[str, str]]]
-"""Metrics, each as one of `FAMILIES`, its value, and labels without the launch's own."""
+"""Metrics by name with value, and labels without the launch's own; `docs/launch.md` says what each is."""
 
 
 def exposition(report: Report) -> str:
@@ -234,7 +209,7 @@ def exposition(report: Report) -> str:
     gauges: dict[str, Gauge] = {}
     for name, value, labels in report_samples(report):
         if name not in gauges:
-            gauges[name] = Gauge(name, FAMILIES[name], ("launch", *labels), registry=registry)
+            gauges[name] = Gauge(name, _about(name), ("launch", *labels), registry=registry)
         gauges[name].labels(report.name, *labels.values()).set(value)
     return generate_latest(registry).decode()
 
@@ -326,8 +301,12 @@ class RayMetrics:
 
         for name, value, labels in found:
             if name not in self._gauges:
-                self._gauges[name] = Gauge(name, FAMILIES[name], ("launch", *labels))
+                self._gauges[name] = Gauge(name, _about(name), ("launch", *labels))
             self._gauges[name].set(value, tags={"launch": self._name, **labels})
+
+
+def _about(name: str) -> str:
+    return f"{name.removeprefix('warmrank_').replace('_', ' ').capitalize()} of the last launch."
 
 
 def _plain(**values: float) -> Samples:

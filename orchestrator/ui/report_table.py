@@ -30,8 +30,7 @@ from warmrank.worker.results import StageSeconds
 from warmrank.worker.runtime.runtime_state import in_words
 
 if TYPE_CHECKING:
-    from warmrank.orchestrator.build.plan import BuildReport
-    from warmrank.orchestrator.build.retrace import CacheAudit
+    from warmrank.orchestrator.build.plan import BuildReport, CacheAudit
 
 MAX_RANKS_SHOWN = 16  # A launch of more ranks shows one row for all ranks that did the same
 MAX_ROWS_SHOWN = 60  # and of these rows at most so many
@@ -193,22 +192,12 @@ def _runtime_state(report: Report) -> list[Text]:
 
 
 def _store(report: Report) -> list[Text]:
-    """Places of the store, where there are several; what each of several nodes moved, kept and left out."""
+    """Places of the store, where there are several; node artifacts kept and left out."""
     lines = []
     if len(report.tiers) > 1:
         away = {tier.location: ", away" if tier.state == "away" else "" for tier in report.tiers}
         tiers = (f"{tier.location} ({tier.mode}{away[tier.location]})" for tier in report.tiers)
         lines.append(f"store: {', '.join(tiers)}")
-    hosts = {rank.node_rank: rank.host for rank in report.ranks}
-    fetched = {node.node_rank: node.bytes_copied for node in report.fetches}
-    published = {node.node_rank: node.bytes_new for node in report.publishes}
-    moved = [
-        f"node {node} ({hosts[node]}): {size_text(fetched.get(node, 0))} fetched, "
-        f"{size_text(published.get(node, 0))} published"
-        for node in sorted(hosts)
-        if len(hosts) > 1 and (fetched.get(node) or published.get(node))
-    ]
-    lines += first_lines(moved, max_lines=MAX_RANKS_SHOWN)
     kept = grouped((line, node.host) for node in report.node_artifacts for line in node.artifacts.words())
     lines += (f"{line} ({_names(found)})" for line, found in kept.items())
     return [Text(line, style="dim") for line in lines]

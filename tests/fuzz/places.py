@@ -230,7 +230,7 @@ _KEYWORD = (
     Place(name="keywords", slots={"params": "**kw#", "kwargs": "v#={V}, _p0={V}"}, read="kw#['v#']"),
     Place(name="further arguments", slots={"params": "*rest#", "args": "1, {V}"}, read="rest#[1]"),
     Place(name="optional argument", slots={"params": "v#=3", "args": "{V}"}, read="v#"),
-)
+)  # fmt: skip
 """They end a signature, so a program has at most one of them, as its last part."""
 
 
@@ -307,11 +307,9 @@ def _way(rng: Random, place: Place, held: Value) -> tuple[str, str]:
     ways = [(plain_read, "read")] * 4
     ways += [
         (f"helper.same({plain_read})", "through a function"),
-        (f"(lambda q: q)({plain_read})", "through a lambda"),
-        (f"[{plain_read}, 1][0]", "through a list"),
-        (f"{{'k': {plain_read}}}['k']", "through a dict"),
-        (f"(q := {plain_read})", "named"),
-    ]
+        (f"(lambda q: q)({plain_read})", "through a lambda"), (f"[{plain_read}, 1][0]", "through a list"),
+        (f"{{'k': {plain_read}}}['k']", "through a dict"), (f"(q := {plain_read})", "named"),
+    ]  # fmt: skip
     of, name = place.of
     if of:
         other = rng.choice(held.others)[1]
@@ -321,7 +319,7 @@ def _way(rng: Random, place: Place, held: Value) -> tuple[str, str]:
             (f"({of}.{name} if hasattr({of}, '{name}') else {other})", "hasattr"),
             (f"helper.attempt({of}, '{name}', {other})", "try"),
             (f"operator.attrgetter('{name}')({of})", "attrgetter"),
-        ]
+        ]  # fmt: skip
     return rng.choice(ways)
 
 

@@ -40,74 +40,37 @@ def integer(rng: Random, _depth: int) -> Value:
     a, b = two(rng)
     middle = (a + b) / 2
     reads = (
-        "$",
-        "($ * 3 + 1)",
-        f"(7 if $ > {middle} else 11)",
-        "len(range($))",
-        "sum(range($))",
-        "((5 if isinstance($, bool) else 3) + $)",
-        "((2 if type($) is int else 4) * $)",
-        "(y.shape[0] % ($ + 2) + $)",
-        "(17 // $)",
-        "max($, y.shape[0])",
-        "math.sqrt($)",
-        "round($ / 2 + 0.1, 1)",
-        "[2, 3, 5, 7, 11, 13, 17, 19, 23, 29][$]",
-        "divmod(37, $)[1]",
-        "torch.arange($ + 1).sum()",
-        "torch.full((), float($), dtype=torch.float64)",
-        "len('ab' * $)",
-        "(1 << $)",
-        "int('{}1'.format($))",
-        "y.new_ones($).sum()",
-        f"(3 if $ == {a} else 5)",
-        f"(3 if $ in (1, {a}) else 5)",
-        "len(str($ * 7))",
-        "sum(1 for i in range(12) if i % $)",
-        "functools.reduce(lambda p, q: p * 2 + q, range($), 1)",
-        "F.pad(y, (0, $)).shape[1]",
+        "$", "($ * 3 + 1)", f"(7 if $ > {middle} else 11)", "len(range($))", "sum(range($))",
+        "((5 if isinstance($, bool) else 3) + $)", "((2 if type($) is int else 4) * $)",
+        "(y.shape[0] % ($ + 2) + $)", "(17 // $)", "max($, y.shape[0])", "math.sqrt($)",
+        "round($ / 2 + 0.1, 1)", "[2, 3, 5, 7, 11, 13, 17, 19, 23, 29][$]", "divmod(37, $)[1]",
+        "torch.arange($ + 1).sum()", "torch.full((), float($), dtype=torch.float64)", "len('ab' * $)",
+        "(1 << $)", "int('{}1'.format($))", "y.new_ones($).sum()", f"(3 if $ == {a} else 5)",
+        f"(3 if $ in (1, {a}) else 5)", "len(str($ * 7))", "sum(1 for i in range(12) if i % $)",
+        "functools.reduce(lambda p, q: p * 2 + q, range($), 1)", "F.pad(y, (0, $)).shape[1]",
         "y.repeat($, 1).sum()",
-    )
+    )  # fmt: skip
     others = (
-        ("number", str(b)),
-        ("number", str(b)),
-        ("float", f"{a}.0"),
-        ("float", f"{b}.5"),
-        ("bool", "True"),
-        ("subclass", f"K.Int({b})"),
-        ("numpy", f"np.int64({b})"),
-        ("sign", str(-b)),
-    )
+        ("number", str(b)), ("number", str(b)), ("float", f"{a}.0"), ("float", f"{b}.5"), ("bool", "True"),
+        ("subclass", f"K.Int({b})"), ("numpy", f"np.int64({b})"), ("sign", str(-b)),
+    )  # fmt: skip
     return Value(kind="int", text=str(a), reads=reads, others=others)
 
 
 def number(rng: Random, _depth: int) -> Value:
     a, b = two(rng)
     reads = (
-        "$",
-        "($ * 2 + 1)",
-        f"(7 if $ > {(a + b) / 2 + 0.25} else 11)",
-        "int($ * 4)",
-        "math.floor($)",
-        "round($)",
-        "math.sqrt($)",
-        "((2 if isinstance($, float) else 4) + $)",
-        "torch.full((), $, dtype=torch.float64)",
-        "(y * $).sum()",
-        "len(str($))",
+        "$", "($ * 2 + 1)", f"(7 if $ > {(a + b) / 2 + 0.25} else 11)", "int($ * 4)", "math.floor($)",
+        "round($)", "math.sqrt($)", "((2 if isinstance($, float) else 4) + $)",
+        "torch.full((), $, dtype=torch.float64)", "(y * $).sum()", "len(str($))",
         "int($.is_integer()) if hasattr($, 'is_integer') else 3",
         "torch.tensor([$], dtype=torch.float64).sum()",
-    )
+    )  # fmt: skip
     others = (
-        ("number", f"{b}.25"),
-        ("integer", str(a)),
-        ("sign", f"-{a}.25"),
-        ("nan", "float('nan')"),
-        ("infinity", "float('inf')"),
-        ("subclass", f"K.Float({b}.25)"),
-        ("numpy", f"np.float32({b}.25)"),
+        ("number", f"{b}.25"), ("integer", str(a)), ("sign", f"-{a}.25"), ("nan", "float('nan')"),
+        ("infinity", "float('inf')"), ("subclass", f"K.Float({b}.25)"), ("numpy", f"np.float32({b}.25)"),
         ("tiny step", f"math.nextafter({a}.25, 10) + 1e-9"),
-    )
+    )  # fmt: skip
     return Value(kind="float", text=f"{a}.25", reads=reads, others=others)
 
 
@@ -115,17 +78,10 @@ def boolean(rng: Random, _depth: int) -> Value:
     a = rng.choice(["True", "False"])
     other = "False" if a == "True" else "True"
     reads = (
-        "(3 if $ else 5)",
-        "($ + 2)",
-        "(not $) * 7",
-        "(2 if $ is True else 3)",
-        "($ and 3 or 4)",
-        "(3 if $ == 1 else 4)",
-        "len(str($))",
-        "(torch.relu(y) if $ else y * 3).sum()",
-        "(7 if isinstance($, bool) else 8)",
-        "torch.where(torch.tensor($), y, y * 2).sum()",
-    )
+        "(3 if $ else 5)", "($ + 2)", "(not $) * 7", "(2 if $ is True else 3)", "($ and 3 or 4)",
+        "(3 if $ == 1 else 4)", "len(str($))", "(torch.relu(y) if $ else y * 3).sum()",
+        "(7 if isinstance($, bool) else 8)", "torch.where(torch.tensor($), y, y * 2).sum()",
+    )  # fmt: skip
     number = str(int(a == "True"))
     return Value(
         kind="bool",
@@ -138,33 +94,21 @@ def boolean(rng: Random, _depth: int) -> Value:
 def text(rng: Random, _depth: int) -> Value:
     a, b = rng.sample(["alpha", "be", "gamma_ray", "delta", "epsilon", "z"], 2)
     reads = (
-        "len($)",
-        f"(3 if $ == '{a}' else 5)",
-        "(3 if $.startswith('" + a[0] + "') else 5)",
-        "sum(map(ord, $))",
-        "(3 if 'e' in $ else 4)",
-        "{'" + a + "': 3}.get($, 8)",
-        "len($.upper().split('A'))",
-        "len('{}-{}'.format($, $))",
-        "(3 if $ in ('" + a + "', 'q') else 4)",
-        "ord($[0])",
-        "(2 if isinstance($, str) else 3) + len($)",
-        "(3 if re.match('[a-c]', $) else 4)",
-        "getattr(torch, {'" + a + "': 'relu'}.get($, 'tanh'))(y).sum()",
-        "len(sorted(set($)))",
-    )
+        "len($)", f"(3 if $ == '{a}' else 5)", "(3 if $.startswith('" + a[0] + "') else 5)",
+        "sum(map(ord, $))", "(3 if 'e' in $ else 4)", "{'" + a + "': 3}.get($, 8)",
+        "len($.upper().split('A'))", "len('{}-{}'.format($, $))", "(3 if $ in ('" + a + "', 'q') else 4)",
+        "ord($[0])", "(2 if isinstance($, str) else 3) + len($)", "(3 if re.match('[a-c]', $) else 4)",
+        "getattr(torch, {'" + a + "': 'relu'}.get($, 'tanh'))(y).sum()", "len(sorted(set($)))",
+    )  # fmt: skip
     others = (("text", repr(b)), ("text", repr(b)), ("subclass", f"K.Str({b!r})"), ("empty", repr(b[0])))
     return Value(kind="str", text=repr(a), reads=reads, others=others)
 
 
 def nothing(rng: Random, _depth: int) -> Value:
     reads = (
-        "(3 if $ is None else 5)",
-        "(3 if $ else 5)",
-        "(0 if $ is None else 2 + $)",
-        "(3 if $ == None else 4)",
-        "len([v for v in ($,) if v is not None])",
-    )
+        "(3 if $ is None else 5)", "(3 if $ else 5)", "(0 if $ is None else 2 + $)",
+        "(3 if $ == None else 4)", "len([v for v in ($,) if v is not None])",
+    )  # fmt: skip
     return Value(kind="None", text="None", reads=reads, others=(("number", "4"), ("flag", "True")))
 
 
@@ -173,14 +117,11 @@ def member_of_enum(rng: Random, _depth: int) -> Value:
         [("Color", "RED", "BLUE"), ("Level", "LOW", "HIGH"), ("Flags", "ONE", "FOUR"), ("Text", "A", "B")]
     )
     reads = (
-        f"(3 if $ is K.{kind}.{a} else 5)",
-        f"(3 if $ == K.{kind}.{a} else 5)",
-        "len($.name)",
+        f"(3 if $ is K.{kind}.{a} else 5)", f"(3 if $ == K.{kind}.{a} else 5)", "len($.name)",
         "len(str($.value) * 2)" if kind == "Text" else "($.value + 1)",
-        f"{{K.{kind}.{a}: 3, K.{kind}.{b}: 7}}[$]",
-        f"(2 if $ in (K.{kind}.{b},) else 9)",
+        f"{{K.{kind}.{a}: 3, K.{kind}.{b}: 7}}[$]", f"(2 if $ in (K.{kind}.{b},) else 9)",
         f"(2 if isinstance($, K.{kind}) else 9)",
-    )
+    )  # fmt: skip
     return Value(
         kind=f"enum {kind}",
         text=f"K.{kind}.{a}",
@@ -316,21 +257,11 @@ def numpy(rng: Random, _depth: int) -> Value:
 def tensor(rng: Random, _depth: int) -> Value:
     a, b = two(rng)
     reads = (
-        "$.sum()",
-        "($ * y[0, 0]).sum()",
-        "$.shape[0]",
-        "$.dim()",
-        "(3 if $.dtype == torch.float64 else 4)",
-        "(3 if $.requires_grad else 4)",
-        "(3 if $.is_contiguous() else 4)",
-        "$.stride(0)",
-        "$.element_size()",
-        "($.reshape(-1) * 2).sum()",
-        "(3 if isinstance($, nn.Parameter) else 4)",
-        "$.storage_offset()",
-        "(3 if hasattr($, 'note') else 4)",
-        "len($)",
-    )
+        "$.sum()", "($ * y[0, 0]).sum()", "$.shape[0]", "$.dim()", "(3 if $.dtype == torch.float64 else 4)",
+        "(3 if $.requires_grad else 4)", "(3 if $.is_contiguous() else 4)", "$.stride(0)",
+        "$.element_size()", "($.reshape(-1) * 2).sum()", "(3 if isinstance($, nn.Parameter) else 4)",
+        "$.storage_offset()", "(3 if hasattr($, 'note') else 4)", "len($)",
+    )  # fmt: skip
     others = (
         ("value", f"torch.full((2, 3), {b}.0, dtype=torch.float64)"),
         ("type", f"torch.full((2, 3), {a}.0)"),
@@ -342,13 +273,11 @@ def tensor(rng: Random, _depth: int) -> Value:
         ("expanded", f"torch.full((1, 3), {b}.0, dtype=torch.float64).expand(2, 3)"),
     )
     inplace = (
-        ("filled", f"$.fill_({b})"),
-        ("transposed", "$.t_()"),
+        ("filled", f"$.fill_({b})"), ("transposed", "$.t_()"),
         ("data of another type", "$.data = $.data.float()"),
-        ("data of another shape", "$.data = $.data[:1]"),
-        ("data transposed", "$.data = $.data.t()"),
+        ("data of another shape", "$.data = $.data[:1]"), ("data transposed", "$.data = $.data.t()"),
         ("attribute added", "$.note = 3"),
-    )
+    )  # fmt: skip
     return Value(
         kind="tensor",
         text=f"torch.full((2, 3), {a}.0, dtype=torch.float64)",

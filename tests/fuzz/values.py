@@ -31,33 +31,23 @@ def _sequence(rng: Random, depth: int, kind: str, shape: str, *, changeable: boo
         ("order", shape.replace("*", ", ".join([texts[1], texts[0], texts[2]]))),
         ("tuple for it", f"({', '.join(texts)}, 4)"),
         ("list subclass for it", f"K.List([{', '.join(texts)}])"),
-    ]
+    ]  # fmt: skip
     reads = (
-        read.replace("$", "$[1]"),
-        read.replace("$", "[v for v in $][1]"),
-        read.replace("$", "tuple($)[1]"),
-        "(len($) + 2)",
-        "(3 if $ else 4) + len($)",
-        f"(3 if len($) > 2 else 4) + (2 if isinstance($, {kind}) else 9)",
-        "sum(i for i, v in enumerate($))",
+        read.replace("$", "$[1]"), read.replace("$", "[v for v in $][1]"), read.replace("$", "tuple($)[1]"),
+        "(len($) + 2)", "(3 if $ else 4) + len($)",
+        f"(3 if len($) > 2 else 4) + (2 if isinstance($, {kind}) else 9)", "sum(i for i, v in enumerate($))",
         "sum((i + 1) * (v if isinstance(v, int) else 3) for i, v in enumerate($))",
-        "functools.reduce(lambda p, q: p * 2 + 1, $, 1)",
-        "sum(2 for a, b in itertools.product($, $))",
-        read.replace("$", "next(itertools.islice($, 1, None))"),
-        "len(list(zip($, range(9))))",
-        "len([*$, *$])",
-        "len(list(reversed($))) + 1",
-    )
+        "functools.reduce(lambda p, q: p * 2 + 1, $, 1)", "sum(2 for a, b in itertools.product($, $))",
+        read.replace("$", "next(itertools.islice($, 1, None))"), "len(list(zip($, range(9))))",
+        "len([*$, *$])", "len(list(reversed($))) + 1",
+    )  # fmt: skip
     inplace: tuple[tuple[str, str], ...] = ()
     if changeable:
         inplace = (
-            ("append", "$.append(6)"),
-            ("remove the last", "$.pop()"),
-            ("member set", f"$[1] = {one.others[0][1]}"),
-            ("extend", "$.extend([2, 3])"),
-            ("clear", "$.clear()"),
-            ("reverse", "$.reverse()"),
-        )
+            ("append", "$.append(6)"), ("remove the last", "$.pop()"),
+            ("member set", f"$[1] = {one.others[0][1]}"), ("extend", "$.extend([2, 3])"),
+            ("clear", "$.clear()"), ("reverse", "$.reverse()"),
+        )  # fmt: skip
     return Value(kind=kind, text=whole, reads=reads, others=tuple(others), inplace=inplace)
 
 
@@ -97,40 +87,28 @@ def _mapping(rng: Random, depth: int, kind: str, shape: str) -> Value:
         (f"member: {name}", made([pairs[0], (keys[1], other), pairs[2]])) for name, other in one.others[:3]
     ]
     others += [
-        ("key gone", made([pairs[0], pairs[1]])),
-        ("key more", made([*pairs, ("'more'", "6")])),
-        ("order", made([pairs[1], pairs[0], pairs[2]])),
-        ("order", made([pairs[0], pairs[2], pairs[1]])),
+        ("key gone", made([pairs[0], pairs[1]])), ("key more", made([*pairs, ("'more'", "6")])),
+        ("order", made([pairs[1], pairs[0], pairs[2]])), ("order", made([pairs[0], pairs[2], pairs[1]])),
         ("key for another", made([pairs[0], pairs[1], ("'else'", pairs[2][1])])),
-    ]
+    ]  # fmt: skip
     absent = f"$.get({keys[2]}, 9)"
     counting = "(v if isinstance(v, int) else 3)"
     reads = (
-        read.replace("$", f"$[{keys[1]}]"),
-        read.replace("$", f"$.get({keys[1]}, 3)"),
-        f"(3 if {keys[2]} in $ else 4)",
-        f"(3 if isinstance({absent}, int) else 4) + len($)",
+        read.replace("$", f"$[{keys[1]}]"), read.replace("$", f"$.get({keys[1]}, 3)"),
+        f"(3 if {keys[2]} in $ else 4)", f"(3 if isinstance({absent}, int) else 4) + len($)",
         f"sum((i + 1) * {counting} for i, v in enumerate($.values()))",
         f"sum((i + 1) * {counting} for i, (k, v) in enumerate($.items()))",
-        f"(3 if next(iter($)) == {keys[0]} else 5)",
-        f"(3 if list($)[-1] == {keys[2]} else 5)",
-        "(len($) * 2 + 1)",
-        "sum(1 for k in $.keys()) + 1",
-        f"(3 if list($.keys()).index({keys[1]}) == 1 else 5)",
-        "len({**$, 'q': 1})",
-        "len(dict($)) + 3",
-        "(7 if {'z': 1}.keys() & $.keys() else len($))",
-        "(2 if type($) is dict else 3) + len($)",
-        f"len($ | {{'more': 1}}) + ({keys[2]} in $)",
-        "(3 if 'more' not in $ else 4)",
-    )
+        f"(3 if next(iter($)) == {keys[0]} else 5)", f"(3 if list($)[-1] == {keys[2]} else 5)",
+        "(len($) * 2 + 1)", "sum(1 for k in $.keys()) + 1",
+        f"(3 if list($.keys()).index({keys[1]}) == 1 else 5)", "len({**$, 'q': 1})", "len(dict($)) + 3",
+        "(7 if {'z': 1}.keys() & $.keys() else len($))", "(2 if type($) is dict else 3) + len($)",
+        f"len($ | {{'more': 1}}) + ({keys[2]} in $)", "(3 if 'more' not in $ else 4)",
+    )  # fmt: skip
     inplace = (
-        ("key added", "$['more'] = 6"),
-        ("key removed", f"del $[{keys[2]}]"),
+        ("key added", "$['more'] = 6"), ("key removed", f"del $[{keys[2]}]"),
         ("value set", f"$[{keys[1]}] = {one.others[0][1]}"),
-        ("key moved to the end", f"$[{keys[0]}] = $.pop({keys[0]})"),
-        ("update", "$.update(more=2)"),
-    )
+        ("key moved to the end", f"$[{keys[0]}] = $.pop({keys[0]})"), ("update", "$.update(more=2)"),
+    )  # fmt: skip
     return Value(kind=kind, text=made(pairs), reads=reads, others=tuple(others), inplace=inplace)
 
 
@@ -161,28 +139,21 @@ def _set(rng: Random, kind: str, shape: str, *, changeable: bool) -> Value:
     )
     a, b, c, d = rng.sample(pool, 4)
     reads = (
-        f"(3 if {a} in $ else 4)",
-        f"(3 if {d} in $ else 4)",
-        "len($) * 2",
+        f"(3 if {a} in $ else 4)", f"(3 if {d} in $ else 4)", "len($) * 2",
         f"(2 if $ == {{{a}, {b}, {c}}} else 3)",
         "functools.reduce(lambda p, q: p * 3 + (len(q) if isinstance(q, str) else 7), $, 1)",
-        "sum((i + 1) * len(str(v)) for i, v in enumerate($))",
-        "len(str(list($)[0]))",
-        "len($ | {'q', 99})",
-        f"len($ & {{{a}, {d}}}) + 1",
-        "len(sorted(map(str, $))[0]) + 1",
-        "(3 if $ else 4)",
-        "(3 if isinstance($, frozenset) else 4)",
-        "len(str(next(iter($))))",
+        "sum((i + 1) * len(str(v)) for i, v in enumerate($))", "len(str(list($)[0]))", "len($ | {'q', 99})",
+        f"len($ & {{{a}, {d}}}) + 1", "len(sorted(map(str, $))[0]) + 1", "(3 if $ else 4)",
+        "(3 if isinstance($, frozenset) else 4)", "len(str(next(iter($))))",
         "len(str(max($, key=lambda v: len(str(v)))))",
-    )
+    )  # fmt: skip
     others = (
         ("member gone", shape.replace("*", f"{{{a}, {b}}}")),
         ("member more", shape.replace("*", f"{{{a}, {b}, {c}, {d}}}")),
         ("member for another", shape.replace("*", f"{{{a}, {b}, {d}}}")),
         ("order of making", shape.replace("*", f"{{{c}, {b}, {a}}}")),
         ("frozenset", f"frozenset({{{a}, {b}, {d}}})"),
-    )
+    )  # fmt: skip
     inplace = (("add", f"$.add({d})"), ("discard", f"$.discard({a})"), ("clear", "$.clear()"))
     return Value(
         kind=kind,
@@ -218,14 +189,11 @@ def record(rng: Random, depth: int) -> Value:
     others = [(f"field: {name}", shape.replace("*", other)) for name, other in one.others[:4]]
     others += [("another class", "types.SimpleNamespace(size=4, name='n')"), ("another class", "K.Pair(4)")]
     reads = [
-        read.replace("$", "$.size"),
-        read.replace("$", "getattr($, 'size', 3)"),
-        read.replace("$", "operator.attrgetter('size')($)"),
-        "(3 if hasattr($, 'more') else 4)",
-        "getattr($, 'more', 9)",
-        "len(type($).__name__)",
+        read.replace("$", "$.size"), read.replace("$", "getattr($, 'size', 3)"),
+        read.replace("$", "operator.attrgetter('size')($)"), "(3 if hasattr($, 'more') else 4)",
+        "getattr($, 'more', 9)", "len(type($).__name__)",
         "(3 if isinstance($, (K.Config, K.Frozen, K.Pair)) else 5)",
-    ]
+    ]  # fmt: skip
     inplace: tuple[tuple[str, str], ...] = ()
     if "amed" not in kind:
         inplace = (

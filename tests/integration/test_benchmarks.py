@@ -123,8 +123,3 @@ def test_build_compiles_each_stage_once(tmp_path):
     found = figures("build", tmp_path, *(text for pair in sizes.items() for text in pair))
     assert (found["num_classes"], found["num_compiled"], found["num_partitions"]) == (2, 2, 8)
     assert found["of_compiles"] == found["total_s"] / found["compiles_s"]
-
-
-def loaded(first_output_s: float, call_s: float, **more: float) -> dict[str, float]:
-    calls = {"second_call_s": call_s, "call_s": call_s, "eager_call_s": 1.0, "num_parameters": 10}
-    return {"first_output_s": first_output_s, **calls, **more}

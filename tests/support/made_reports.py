@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
-from warmrank.cache_store.backends.places import TierState
+from warmrank.cache_store.backends.deadline import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
 from warmrank.orchestrator.errors import Cause
 from warmrank.orchestrator.gang.launcher import ProcessStatus
@@ -158,32 +158,21 @@ def state_of(heard: Iterable[e.Event], num_ranks: int = 0) -> LaunchState:
 
 def made_report(num_ranks: int, *, per_node: int = 8, failed: bool = False) -> Report:
     """The report of such a launch."""
-    heard = failing(num_ranks, per_node) if failed else whole(num_ranks, per_node)
-    state = state_of(heard)
+    state = state_of(failing(num_ranks, per_node) if failed else whole(num_ranks, per_node))
     ranks = tuple(_rank(seat, num_ranks, failed=failed) for seat in seats(num_ranks, per_node))
-    nodes = [rank for rank in ranks if rank.local_rank == 0]
-    fetches = tuple(
-        NodeFetch(
-            node_rank=rank.node_rank,
-            host=rank.host,
-            found=False,
-            reason="no launch that fits",
-            num_partitions=0,
-            bytes_copied=0,
-            seconds=0.2,
-        )
-        for rank in nodes
-    )
+    nodes = [(rank.node_rank, rank.host) for rank in ranks if rank.local_rank == 0]
+    none = {"found": False, "reason": "no launch that fits", "num_partitions": 0, "bytes_copied": 0}
+    fetches = tuple(NodeFetch(node_rank=node, host=host, seconds=0.2, **none) for node, host in nodes)  # type: ignore[arg-type]
     publishes = tuple(
         NodePublish(
-            node_rank=rank.node_rank,
-            host=rank.host,
+            node_rank=node,
+            host=host,
             num_partitions=per_node,
-            num_blobs_new=2 if rank.node_rank == 0 else 0,
-            bytes_new=6 * MIB if rank.node_rank == 0 else 0,
+            num_blobs_new=0 if node else 2,
+            bytes_new=0 if node else 6 * MIB,
             num_queued=0,
         )
-        for rank in nodes
+        for node, host in nodes
     )
     committed = Committed() if failed else Committed(record="ef" * 32, publishes=publishes)
     environment = {"python": "3.11.9", "torch": "2.13.1", "device": "npu", "cann": "8.0.0"}
@@ -221,7 +210,20 @@ def _rank(seat: Seat, num_ranks: int, *, failed: bool) -> RankReport:
     leads = {found.function for found in classes(num_ranks) if found.leader == seat.rank}
     check = Verification(ok=True, max_error=1e-6, tolerance=1e-4, compared="logits with eager")
     part = seat.rank * 4 // num_ranks
-    functions = tuple(_function(name, compiled=name in leads, part=part) for name in FUNCTIONS)
+    made = [result(name, compiled=name in leads) for name in FUNCTIONS if not failed]
+    functions = tuple(
+        FunctionReport(
+            function=each.function,
+            outcome=each.outcome,
+            reason=each.reason,
+            request_key=f"{part:064x}",
+            digest=f"{each.digest}{part}",
+            size_bytes=each.size_bytes,
+            path="/cache/compiled_module",
+            seconds=each.seconds,
+        )
+        for each in made
+    )
     return RankReport(
         rank=seat.rank,
         host=seat.host,
@@ -229,22 +231,8 @@ def _rank(seat: Seat, num_ranks: int, *, failed: bool) -> RankReport:
         local_rank=seat.local_rank,
         pid=seat.pid,
         log=f"/tmp/ray/session/logs/warmrank/rank-{seat.rank}.log",  # noqa: S108 - nothing is written
-        functions=() if failed else functions,
+        functions=functions,
         verification=None if failed else check,
-    )
-
-
-def _function(name: str, *, compiled: bool, part: int) -> FunctionReport:
-    made = result(name, compiled=compiled)
-    return FunctionReport(
-        function=name,
-        outcome=made.outcome,
-        reason=made.reason,
-        request_key=f"{part:064x}",
-        digest=f"{made.digest}{part}",
-        size_bytes=made.size_bytes,
-        path="/cache/compiled_module",
-        seconds=made.seconds,
     )
 
 
@@ -273,9 +261,6 @@ _KEYS = {
     "i": {"ph", "ts", "s", "name", "cat", "pid", "tid", "args"},
     "M": {"ph", "ts", "name", "pid", "tid", "args"},
 }
-_NUMBERS = {"ts": 0, "dur": 0, "pid": 1, "tid": 1}
-"""Numbers of an event, each with the least that it may be."""
-
 _METADATA = {"process_name": "name", "thread_name": "name", "process_sort_index": "sort_index"}
 
 
@@ -290,33 +275,27 @@ def faults_of(text: str) -> list[str]:
 
 
 def _of_event(event: dict[str, Any]) -> Iterator[str]:
-    if event.keys() != _KEYS.get(event.get("ph", "")):
-        yield "a phase that is not known, or keys that are missing or too many"
-        return
-    if list(event)[:2] != ["ph", "ts"]:
-        yield "ph and ts do not come first"
-    if not event["name"] or not isinstance(event["args"], dict):
+    if event.keys() != _KEYS.get(event.get("ph", "")) or list(event)[:2] != ["ph", "ts"]:
+        yield "a phase that is not known, keys that are missing or too many, or ph and ts not first"
+    elif not event["name"] or not isinstance(event["args"], dict):
         yield "no name, or args that are no object"
-    for key, least in _NUMBERS.items():
-        if key in event and not (type(event[key]) is int and event[key] >= least):
-            yield f"{key} is no number from {least} on"
-    if event["ph"] == "M" and not event["args"].get(_METADATA.get(event["name"], "")):
+    elif event["ph"] == "M" and not event["args"].get(_METADATA.get(event["name"], "")):
         yield "metadata that nobody knows, or without its value"
+    for key, least in (("ts", 0), ("dur", 0), ("pid", 1), ("tid", 1)):
+        if not (type(event.get(key, 1)) is int and event.get(key, 1) >= least):
+            yield f"{key} is no number from {least} on"
 
 
 def _of_names(events: list[dict[str, Any]]) -> Iterator[str]:
     """Each process and thread is named once, and a thread belongs to one process."""
     owner: dict[int, int] = {}
-    named: dict[str, list[int]] = {"process_name": [], "thread_name": []}
     for event in events:
         if owner.setdefault(event["tid"], event["pid"]) != event["pid"]:
             yield f"thread {event['tid']} is of processes {owner[event['tid']]} and {event['pid']}"
-        if event["name"] in named and event["ph"] == "M":
-            named[event["name"]].append(event["pid" if event["name"] == "process_name" else "tid"])
-    for kind, ids in named.items():
-        used = set(owner) if kind == "thread_name" else set(owner.values())
-        if sorted(ids) != sorted(used):
-            yield f"{kind} stands for {sorted(ids)}, used are {sorted(used)}"
+    for kind, key, used in (("process_name", "pid", set(owner.values())), ("thread_name", "tid", set(owner))):
+        ids = sorted(event[key] for event in events if event["name"] == kind and event["ph"] == "M")
+        if ids != sorted(used):
+            yield f"{kind} stands for {ids}, used are {sorted(used)}"
 
 
 def _of_nesting(events: list[dict[str, Any]]) -> Iterator[str]:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.support.devices import fake_world
 from tests.support.fake_rank import FakeRank, FakeWorld
+from tests.support.in_process import InProcessLauncher
 from tests.support.stored import make_partition
 from warmrank.cache_store.records.manifest import PartitionManifest
 from warmrank.inference import cache_compile
 from warmrank.orchestrator.build.ranks import OfflineHost
-from warmrank.orchestrator.gang.rank_host import Opened, RankInit, answer
-from warmrank.orchestrator.nodes import Gang, Seat
-from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.rank.start import RankSpec
+from warmrank.orchestrator.gang.launcher import Process, seat_ranks
+from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit
+from warmrank.orchestrator.nodes import Gang
+from warmrank.worker import groups
+from warmrank.worker.configs.compiler_config import CompilerConfig, LaunchDefaults, launch_scope
 from warmrank.worker.rank.workload import Call, RankContext, Workload
 from warmrank.worker.results import LeftOut
 
@@ -28,72 +30,36 @@ from warmrank.worker.results import LeftOut
 class FakeOfflineRank(FakeRank):
     """A fake rank whose partition really lies in the cache directory."""
 
-    def __init__(
-        self, world: FakeWorld, spec: RankSpec, bound: Sequence[str], left_out: Sequence[str]
-    ) -> None:
-        super().__init__(world, spec, None)
-        self._bound = tuple(bound)
-        self._left_out = tuple(left_out)
-
     def rank_bound(self) -> tuple[str, ...]:
-        return self._bound
+        return ()
 
     def left_out(self) -> tuple[LeftOut, ...]:
-        return tuple(LeftOut(function=name, reason="needs a device") for name in self._left_out)
+        return ()
 
     def manifest(self) -> PartitionManifest:
-        functions = {
-            name: f"{name} of {self.world.kind_of(self.spec.rank)}".encode() for name in self.results
-        }
+        kind, spec = self.world.kind_of(self.spec.rank), self.spec
+        functions = {name: f"{name} of {kind}".encode() for name in self.results}
         return make_partition(
-            Path(self.spec.cache_dir),
-            rank=self.spec.rank,
-            world_size=self.spec.world_size,
-            functions=functions,
+            Path(spec.cache_dir), rank=spec.rank, world_size=spec.world_size, functions=functions
         )
 
 
-@dataclass
-class FakeOfflineLauncher:
-    """Runs `FakeOfflineRank` in this process; `opened` and `stopped` say what became of them."""
+class FakeOfflineLauncher(InProcessLauncher):
+    """Runs `FakeOfflineRank` in this process; ``opened`` says which were."""
 
-    ranks: Sequence[int]
-    world: FakeWorld = field(default_factory=FakeWorld)
-    bound: Sequence[str] = ()
-    left_out: Sequence[str] = ()
-    opened: dict[int, RankInit] = field(default_factory=dict)
-    is_stopped: bool = False
-
-    def __post_init__(self) -> None:
-        self._hosts = {rank: _Host(self) for rank in self.ranks}
+    def __init__(self, ranks: Sequence[int], world: FakeWorld | None = None) -> None:
+        super().__init__()
+        self._ranks = tuple(ranks)
+        self.world = world or FakeWorld()
+        self.opened: list[int] = []
 
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
-        assert num_ranks == len(self.ranks)
-        seats = tuple(
-            Seat(
-                rank=rank,
-                local_rank=rank,
-                local_world_size=num_ranks,
-                node_rank=0,
-                node_id="here",
-                host="here",
-                pid=1,
-            )
-            for rank in self.ranks
-        )
-        return Gang(seats=seats, master_addr="", master_port=0)
-
-    def call(
-        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
-    ) -> Iterator[tuple[int, Any]]:
-        for rank, values in arguments.items():
-            yield rank, answer(self._hosts[rank], rank, stage, method, values)
-
-    def release(self) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        self.is_stopped = True
+        assert num_ranks == len(self._ranks)
+        own = {rank: _Host(self) for rank in self._ranks}
+        self._hosts = [own.get(rank, RankHost()) for rank in range(max(self._ranks) + 1)]
+        process = Process(node_id="here", host="here", address="", pid=1)
+        _, seats = seat_ranks([process] * len(self._hosts))
+        return Gang(seats=tuple(seats[rank] for rank in self._ranks), master_addr="", master_port=0)
 
 
 class _Host(OfflineHost):
@@ -102,11 +68,9 @@ class _Host(OfflineHost):
         self._launcher = launcher
 
     def open(self, init: RankInit, *_more: object) -> Opened:
-        launcher = self._launcher
-        launcher.opened[init.spec.rank] = init
+        self._launcher.opened.append(init.spec.rank)
         self._take(init)
-        spec = init.spec
-        self._worker = FakeOfflineRank(launcher.world, spec, launcher.bound, launcher.left_out)  # type: ignore[assignment]
+        self._worker = FakeOfflineRank(self._launcher.world, init.spec, None)  # type: ignore[assignment]
         return Opened(environment=self._worker.start(), problem="")
 
 
@@ -146,6 +110,27 @@ def small(context: RankContext, *, method: str = "forward", kernels: bool = Fals
         config.mode = "max-autotune"
         calls.append(Call(function=cache_compile(model.by_rank, config=config), args=(x,)))
     return Workload(model=model, calls=tuple(calls))
+
+
+@contextlib.contextmanager
+def rank_of(
+    rank: int, world_size: int, cache: Path, *, device_kind: str = "cpu", no_compile: bool = True
+) -> Iterator[RankContext]:
+    """This process as a rank with real tensors, whose collectives change nothing."""
+    with fake_world(rank=rank, world_size=world_size) as world:
+        for _ in ("dp", "pp"):  # a launch makes them before, and TorchAir's text has the groups' names
+            dist.new_group([rank])
+        pair = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])
+        groups.declare_groups({"tp": pair, "world": world})
+        with launch_scope.of(LaunchDefaults(cache_dir=str(cache), no_compile=no_compile)):
+            yield RankContext(
+                rank=rank,
+                world_size=world_size,
+                local_rank=0,
+                device_kind=device_kind,
+                device=torch.device("cpu"),
+                groups={"tp": pair, "world": world},
+            )
 
 
 def asks_for_values(context: RankContext) -> Workload:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from tests.npu_emulator.device import DEFAULT_STREAM, Device
-from tests.npu_emulator.graph import Graph
+from tests.npu_emulator.device import DEFAULT_STREAM
 from tests.support import ascend_machine as machine
 from tests.support.devices import NAMES, Drawing, FakeDevice, assert_equal, drawn
 from tests.support.tracing import in_mode, traced
@@ -117,37 +116,12 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def with_devices(monkeypatch: pytest.MonkeyPatch, num_devices: int) -> Any:
-    module = SimpleNamespace(is_available=lambda: num_devices > 0)
-    monkeypatch.setattr(torch, "get_device_module", lambda kind: module)
-    return module
-
-
 def test_variable_that_cann_would_cut_short_is_refused_before_torch_looks(root, monkeypatch):
     machine.lay_out_npus(root, "910B2", 2)
-    with_devices(monkeypatch, 1)
+    monkeypatch.setattr(torch, "get_device_module", lambda kind: None)
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "0,2")
     with pytest.raises(DeviceUnavailable, match="it names 2, but this machine has 2 NPUs"):
         device_module("npu")
-
-
-ANY = (0, 7)
-
-
-@pytest.fixture
-def device() -> Device:
-    found = Device()
-    found.current_streams[0] = found.new_stream()
-    return found
-
-
-def captured(device: Device, work: Any, pool: tuple[int, int] = ANY) -> tuple[Graph, Any]:
-    graph: Graph = device.graph_type()
-    with torch.no_grad():
-        graph.capture_begin(pool=pool)
-        outputs = work()
-        graph.capture_end()
-    return graph, outputs
 
 
 def cached(method: Any, cache_dir: Path, **options: Any) -> CachedFunction:

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 from tests.support.fake_rank import FakeWorld
 from tests.support.in_process import InProcessLauncher
-from tests.support.launching import loaded_config, make_report, store_launch, write_config
+from tests.support.launching import loaded_config, make_report, store_launch
 from tests.support.processes import await_true
 from tests.support.stored import FUNCTIONS, make_partition, save_key_pair
 from warmrank.cache_store.errors import StoreUnavailable
@@ -32,7 +31,6 @@ from warmrank.orchestrator.cli.console import ExitCode, exit_code_of, others_on_
 from warmrank.orchestrator.cli.launch import prepare_demo, run_demo, run_process
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.models import launch_key
-from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import (
     BadArgument,
     CannotStart,
@@ -44,7 +42,7 @@ from warmrank.orchestrator.errors import (
 )
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.launch import driver
-from warmrank.orchestrator.launch.report import Failure, Report, from_json, to_json
+from warmrank.orchestrator.launch.report import Report, from_json, to_json
 from warmrank.orchestrator.signals import Terminated
 from warmrank.orchestrator.ui import outputs
 from warmrank.worker.errors import NotYet, WorkloadError
@@ -54,68 +52,6 @@ from warmrank.worker.keys.request import environment
 def run(*arguments: str | Path) -> Result:
     # Wide, so that no path is folded, however long the test's directory is.
     return CliRunner(env={"COLUMNS": "400"}).invoke(app, [str(argument) for argument in arguments])
-
-
-class FakeLaunch:
-    """Stands in for the driver's class and its objects."""
-
-    def __init__(self, answer: Report | BaseException) -> None:
-        self.answer = answer
-        self.config: Config | None = None
-        self.options: dict[str, Any] = {}
-
-    def __call__(self, config: Config, **options: Any) -> FakeLaunch:
-        self.config, self.options = config, options
-        return self
-
-    def failed(self, error: BaseException, *, exit_code: int) -> Report:
-        failure = Failure(kind=type(error).__name__, message=str(error))
-        return replace(make_report(), outcome="failed", exit_code=exit_code, failure=failure)
-
-    def run(self) -> Report:
-        if isinstance(self.answer, BaseException):
-            raise self.answer
-        return self.answer
-
-
-def launching(monkeypatch: pytest.MonkeyPatch, answer: Report | BaseException) -> FakeLaunch:
-    fake = FakeLaunch(answer)
-    monkeypatch.setattr("warmrank.orchestrator.launch.driver.Launch", fake)
-    # What such a launch has no ranks to run is not looked for.
-    monkeypatch.setattr("warmrank.orchestrator.config.lint.fault_of", lambda _config: None)
-    return fake
-
-
-def failed() -> LaunchFailed:
-    failure = WorkerFailure(rank=1, stage="build", kind="FileNotFoundError", message="no weights here")
-    return LaunchFailed("build", [failure], num_ranks=2)
-
-
-def test_failed_launch_leaves_a_report_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    launching(monkeypatch, failed())
-    report = tmp_path / "report.json"
-    report.write_text("from yesterday")
-    run("launch", write_config(tmp_path), "--json", report)
-    found = from_json(report.read_text())
-    assert (found.outcome, found.exit_code) == ("failed", 1)
-    assert found.failure is not None
-    assert "no weights here" in found.failure.message
-
-
-@pytest.mark.parametrize(
-    ("error", "exit_code"),
-    [
-        (failed(), 1),
-        (CompileForbidden([("Llama.prefill", "torch", 0), ("Llama.prefill", "torch", 1)]), 3),
-        (StoreUnavailable(what="store", where="/mnt/gone", reason="not mounted"), 4),
-        (KeyboardInterrupt(), 130),
-    ],
-)
-def test_launch_ends_with_the_code_of_its_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, exit_code: int
-):
-    launching(monkeypatch, error)
-    assert run("launch", write_config(tmp_path)).exit_code == exit_code
 
 
 def test_publish_brings_what_waits_to_the_store(tmp_path: Path):
@@ -146,6 +82,17 @@ def launch(tmp_path: Path, *options: str, **more: Any) -> Result:
     return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["launch", str(config), *options])
 
 
+def test_failed_launch_leaves_a_report_of_its_own(tmp_path: Path, world: FakeWorld):
+    world.raises["build", 0] = WorkloadError("no weights here")
+    report = tmp_path / "report.json"
+    report.write_text("from yesterday")
+    assert launch(tmp_path, "--json", str(report)).exit_code == ExitCode.BAD_INPUT
+    found = from_json(report.read_text())
+    assert (found.outcome, found.exit_code) == ("failed", 2)
+    assert found.failure is not None
+    assert "no weights here" in found.failure.message
+
+
 def test_disk_that_is_too_full_for_the_report_does_not_hide_why_the_launch_failed(
     tmp_path, world, monkeypatch
 ):
@@ -158,6 +105,12 @@ def test_disk_that_is_too_full_for_the_report_does_not_hide_why_the_launch_faile
     assert result.exit_code == ExitCode.BAD_INPUT
     assert "WorkloadError: no such model" in result.stderr
     assert "report not written: [Errno 28] No space left on device" in result.stderr
+
+
+def test_launch_with_json_dash_leaves_stdout_to_json(tmp_path: Path, world: FakeWorld):
+    result = launch(tmp_path, "--json", "-")
+    assert from_json(result.stdout).outcome == "warm"
+    assert "compiled" in result.stderr
 
 
 def test_launch_that_could_publish_nothing_is_refused_unless_it_is_told_to_read_only(tmp_path, world):
@@ -240,12 +193,15 @@ def ctrl_c_raises():
         (caused_by(socket.gaierror(socket.EAI_NONAME, "no such host")), 1),
         (DemoFailed("cold failed", exit_code=3), 3),
         (PermissionError("denied"), 1),
+        (StoreUnavailable(what="store", where="/mnt/gone", reason="not mounted"), 4),
+        (CompileForbidden([("f", "torch", 0), ("f", "torch", 1)]), 3),
+        (KeyboardInterrupt(), 130),
         (launch_failed("WorkloadError"), 2),
         (launch_failed("UnusableCache", "UnusableCache"), 4),
         (launch_failed("WorkloadError", "died"), 5),
     ],
 )
-def test_exit_code_of_error(error: Exception, code: int):
+def test_exit_code_of_error(error: BaseException, code: int):
     assert exit_code_of(error) == code
 
 
@@ -365,13 +321,6 @@ def test_commands_name_known_codes_only():
     for command, text in rows(BY_COMMAND):
         codes = {int(code) for code in re.findall(r"(?:^|[;,(] ?)(\d+)\b", text)}
         assert codes <= known, command
-
-
-def test_launch_with_json_dash_leaves_stdout_to_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    launching(monkeypatch, make_report())
-    result = run("launch", write_config(tmp_path), "--json", "-")
-    assert replace(from_json(result.stdout), config=()) == make_report()
-    assert "Llama.prefill" in result.stderr
 
 
 def test_lines_of_libraries_go_to_stderr_without_colours(capsys: pytest.CaptureFixture[str]) -> None:

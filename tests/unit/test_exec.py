@@ -28,7 +28,7 @@ from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.exec.driver import Options, Outcome, execute
-from warmrank.orchestrator.exec.node import HostGroup, State, parse_when
+from warmrank.orchestrator.exec.node import HostGroup, parse_when
 
 RANKS = (sys.executable, "-m", "tests.support.exec_rank")
 WAIT_S = 90.0
@@ -254,10 +254,6 @@ def test_signals_go_to_the_command_and_nothing_is_left(
     driver.send_signal(number)
     assert driver.wait(WAIT_S) == status
     assert still_there(marked(mark), timeout_s=0) == []
-
-
-def ended(status: int) -> State:
-    return State(output=[("out", b"bye\n")], status=status)
 
 
 def test_required_store_that_is_away_keeps_the_command_from_starting(tmp_path: Path, run: Runs) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -16,12 +17,12 @@ from torch import nn
 from torch.nn import functional
 
 from tests.support.tracing import cached, compiles_ahead, in_mode, outcome
-from warmrank.inference import set_dim_gears
+from warmrank.inference import get_backend, set_dim_gears
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import GearError
 from warmrank.worker.gears.model import MAX_COMBINATIONS, checked_gears, covering, merged
 from warmrank.worker.gears.rules import geared_arguments
-from warmrank.worker.torch_private.marks import mark_geared, refuse_unbacked
+from warmrank.worker.torch_private.marks import mark_geared
 
 
 @dataclass
@@ -61,11 +62,7 @@ def test_geared_arguments_are_found_wherever_they_stand() -> None:
             "Element at index 1 of value for dim index 0 in dim_gears must be an integer",
         ),
         ((2, 2), {0: [4, 0]}, r"Gear value at index 1 for dim index 0 must not be 0, but got 0\."),
-        (
-            (2, 2),
-            {0: [4, -1]},
-            r"Gear value at index 1 for dim index 0 must be a size of 1 or more, but got -1\.",
-        ),
+        ((2, 2), {0: [4, -1]}, r"index 1 for dim index 0 must be a size of 1 or more, but got -1\."),
         ((2, 2), [2, 4], "expected a dict from dimension to gears"),
     ],
 )
@@ -88,14 +85,10 @@ def test_product_takes_all_with_all_each_once(gears: list[list[int]]) -> None:
     assert set(found) == set(itertools.product(*gears))
 
 
-@pytest.mark.parametrize("last", [10, 11])
-def test_a_hundred_combinations_are_allowed_and_no_more(last: int) -> None:
-    gears = [range(1, 11), range(1, last + 1)]
-    if last == 10:
-        assert len(merged(gears, "product")) == MAX_COMBINATIONS
-    else:
-        with pytest.raises(GearError, match="more than 100 combinations"):
-            merged(gears, "product")
+def test_a_hundred_combinations_are_allowed_and_no_more() -> None:
+    assert len(merged([range(1, 11), range(1, 11)], "product")) == MAX_COMBINATIONS
+    with pytest.raises(GearError, match="more than 100 combinations"):
+        merged([range(1, 11), range(1, 12)], "product")
 
 
 @given(
@@ -125,14 +118,6 @@ def test_mark_is_what_dynamos_own_function_writes() -> None:
     torch._dynamo.mark_dynamic(dynamos, 0)
     assert marks_of(mine)
     assert marks_of(mine).items() <= marks_of(dynamos).items()
-
-
-def test_unbacked_mark_is_refused_by_dimension() -> None:
-    x = torch.ones(4, 4)
-    refuse_unbacked(x, "L['x']")
-    torch._dynamo.decorators.mark_unbacked(x, 1)
-    with pytest.raises(GearError, match=r"dimension 1 of .* is marked by .*mark_unbacked"):
-        refuse_unbacked(x, "L['x']")
 
 
 class Model(nn.Module):
@@ -244,9 +229,8 @@ def test_gear_that_the_code_treats_otherwise_is_compiled_alone(order: Sequence[i
         for size in order:
             x = rows(size)
             assert same(function(geared(x, 1, 2, 4)), model.squeezed(x))
-        assert [variant.stored.artifact.facts.gears is not None for variant in function.variants] == [
-            True
-        ] * 2
+        has_gears = [variant.stored.artifact.facts.gears is not None for variant in function.variants]
+        assert has_gears == [True] * 2
         assert function.last_result is not None
         assert function.last_result.outcome == expected
         with pytest.raises(GearError, match="no gear for these sizes"):
@@ -254,24 +238,17 @@ def test_gear_that_the_code_treats_otherwise_is_compiled_alone(order: Sequence[i
 
 
 @torch.no_grad()
-def test_a_function_without_gears_is_not_run_for_tensors_that_carry_some(tmp_path: Path) -> None:
-    function = cached(Model().mlp, tmp_path)
-    function(rows(2))
-    function(geared(rows(2), 2, 4))
-    assert len(function.variants) == 2
-    function(geared(rows(2), 2, 8))
-    assert len(function.variants) == 3
-
-
-@torch.no_grad()
-def test_an_artifact_with_gears_is_not_loaded_for_tensors_without(tmp_path: Path) -> None:
+def test_tensors_load_what_was_made_with_their_gears(tmp_path: Path) -> None:
     model = Model()
-    cached(model.mlp, tmp_path)(geared(rows(2), 2, 4))
-    without = cached(model.mlp, tmp_path)
-    x = rows(3)
+    function = cached(model.mlp, tmp_path)
+    for num, x in enumerate((rows(2), geared(rows(2), 2, 4), geared(rows(2), 2, 8)), start=1):
+        function(x)
+        assert len(function.variants) == num
+    cached(model.mlp, tmp_path / "geared")(geared(rows(2), 2, 4))
+    without, x = cached(model.mlp, tmp_path / "geared"), rows(3)
     assert same(without(x), model.mlp(x))
     assert outcome(without) == "compiled"
-    again = cached(model.mlp, tmp_path)
+    again = cached(model.mlp, tmp_path / "geared")
     again(geared(rows(4), 2, 4))
     assert outcome(again) == "loaded"
     again(rows(2))
@@ -330,15 +307,6 @@ def test_every_size_up_to_the_largest_gear_gives_eagers_answer(tmp_path, name, m
     assert (found.warm_up_runs, found.captures) == (2, 2)
 
 
-@pytest.mark.parametrize("name", ["mean", "joined"])
-@torch.no_grad()
-def test_a_function_that_mixes_rows_is_refused(tmp_path: Path, name: str) -> None:
-    function = padded(getattr(Model(), name), tmp_path)
-    arguments = [rows(3) for _ in range(2 if name == "joined" else 1)]
-    with pytest.raises(GearError, match="changes output 0: the function mixes rows"):
-        function(*(geared(x, 2, 4) for x in arguments))
-
-
 class Coupled(nn.Module):
     def highest(self, x: torch.Tensor) -> torch.Tensor:
         return x - x.amax(0)
@@ -349,8 +317,28 @@ class Coupled(nn.Module):
     def every(self, x: torch.Tensor) -> torch.Tensor:
         return (x > 0).all(0) | (x > 100)
 
-    def looked_up(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.arange(4.0)[x.long()]
+    def noisy(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "options", "said"),
+    [
+        (Model.mean, 1, {}, "changes output 0: the function mixes rows"),
+        (Model.joined, 2, {}, "changes output 0: the function mixes rows"),
+        (Model.viewed, 1, {}, "x has gears, and is state of the module or shares memory"),
+        (Model.written, 2, {}, r"writes to self.*rows"),
+        (Coupled.noisy, 1, {"rng": "allow"}, "draws random numbers"),
+    ],
+)
+@torch.no_grad()
+def test_a_function_whose_inputs_cannot_be_padded_is_refused(tmp_path, method, arguments, options, said):
+    model = Coupled() if method is Coupled.noisy else Model()
+    inputs = [rows(3) for _ in range(arguments)]
+    if method is Model.written:
+        inputs[1] = torch.arange(3)
+    with pytest.raises(GearError, match=said):
+        padded(MethodType(method, model), tmp_path, **options)(*(geared(x, 2, 4) for x in inputs))
 
 
 @pytest.mark.one_in(3)
@@ -361,18 +349,6 @@ def test_coupled_rows_are_refused_whatever_the_first_call_brings(tmp_path, name,
     x = torch.tensor(values)[:, None].repeat(1, 4)
     with pytest.raises(GearError, match="the function mixes rows"):
         padded(getattr(Coupled(), name), tmp_path)(geared(x, 2, 4))
-
-
-@torch.no_grad()
-def test_a_function_that_writes_to_an_input_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(GearError, match=r"writes to self.*rows"):
-        padded(Model().written, tmp_path)(geared(rows(3), 2, 4), geared(torch.arange(3), 2, 4))
-
-
-@torch.no_grad()
-def test_an_output_that_is_a_view_of_a_geared_input_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(GearError, match="x has gears, and is state of the module or shares memory"):
-        padded(Model().viewed, tmp_path)(geared(rows(3), 2, 4))
 
 
 @torch.no_grad()
@@ -409,16 +385,6 @@ def test_cut_outputs_are_overwritten_unless_they_are_cloned(tmp_path: Path) -> N
 
 
 @torch.no_grad()
-def test_random_numbers_are_not_padded(tmp_path: Path) -> None:
-    class Noisy(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + torch.rand_like(x)
-
-    with pytest.raises(GearError, match="draws random numbers"):
-        padded(Noisy().forward, tmp_path, rng="allow")(geared(rows(3), 2, 4))
-
-
-@torch.no_grad()
 def test_numbers_and_strides_of_a_padded_call_are_the_callers(tmp_path: Path) -> None:
     class Sizes(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, int, int]:
@@ -449,34 +415,21 @@ class Marked(nn.Module):
         return x.expand(4, 4) * 1
 
 
-def sizes(function: object) -> list[object]:
-    variant = function.variants[0]  # type: ignore[attr-defined]
-    guards = variant.stored.artifact.guards
-    return next(check[2]["sizes"] for check in guards.checks if check[1] == "tensor")
-
-
+@pytest.mark.parametrize(
+    ("mark", "dynamic", "sizes", "num_variants"),
+    [("mark_static", True, [2, 4], 2), ("mark_dynamic", False, [None, 4], 1)],
+)
 @torch.no_grad()
-def test_mark_static_makes_the_traced_sizes_constants(tmp_path: Path) -> None:
-    function = cached(Marked().forward, tmp_path)
-    x = torch.rand(2, 4)
-    torch._dynamo.mark_static(x)
+def test_mark_of_a_dimension_decides_whether_its_size_is_a_constant(
+    tmp_path, mark, dynamic, sizes, num_variants
+):
+    function, x, y = cached(Marked().forward, tmp_path, dynamic=dynamic), torch.rand(2, 4), torch.rand(3, 4)
+    getattr(torch._dynamo, mark)(x, 0)
     function(x)
-    assert sizes(function) == [2, 4]
-    y = torch.rand(3, 4)
+    guards = function.variants[0].stored.artifact.guards
+    assert next(check[2]["sizes"] for check in guards.checks if check[1] == "tensor")[:1] == sizes[:1]
     assert torch.equal(function(y), torch.relu(y) + 1)
-    assert len(function.variants) == 2
-
-
-@torch.no_grad()
-def test_mark_dynamic_in_a_static_trace_serves_other_sizes(tmp_path: Path) -> None:
-    function = cached(Marked().forward, tmp_path, dynamic=False)
-    x = torch.rand(2, 4)
-    torch._dynamo.mark_dynamic(x, 0)
-    function(x)
-    assert sizes(function) == [None, 4]
-    y = torch.rand(5, 4)
-    assert torch.equal(function(y), torch.relu(y) + 1)
-    assert len(function.variants) == 1
+    assert len(function.variants) == num_variants
 
 
 @torch.no_grad()
@@ -490,10 +443,9 @@ def test_mark_dynamic_of_a_size_that_the_code_fixes_is_refused(tmp_path: Path) -
 @torch.no_grad()
 def test_maybe_mark_dynamic_of_a_size_that_the_code_fixes_is_a_constant(tmp_path: Path) -> None:
     function = cached(Marked().four, tmp_path)
-    x = torch.rand(4, 4)
+    x, y = torch.rand(4, 4), torch.rand(1, 4)
     torch._dynamo.maybe_mark_dynamic(x, 0)
     assert torch.equal(function(x), x)
-    y = torch.rand(1, 4)
     assert torch.equal(function(y), y.expand(4, 4))
 
 
@@ -502,7 +454,54 @@ def test_maybe_mark_dynamic_of_a_size_that_the_code_fixes_is_a_constant(tmp_path
 def test_mark_unbacked_is_refused_by_name(tmp_path: Path, strict: bool) -> None:
     x = torch.rand(4, 4)
     torch._dynamo.decorators.mark_unbacked(x, 0, strict=strict)
-    with pytest.raises(
-        GearError, match=r"dimension 0 of x is marked by torch._dynamo.decorators.mark_unbacked"
-    ):
+    said = r"dimension 0 of x is marked by torch._dynamo.decorators.mark_unbacked"
+    with pytest.raises(GearError, match=said):
         cached(Marked().forward, tmp_path)(x)
+
+
+@pytest.fixture
+def _fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class _Counting:
+    """The backend, and how often ``torch.compile`` asked it."""
+
+    def __init__(self, policy: str) -> None:
+        config = CompilerConfig()
+        config.inference_config.dynamic_gears_merge_policy = policy
+        self._backend = get_backend(compiler_config=config)
+        self.compiles = 0
+
+    def __call__(self, graph: Any, inputs: list[Any]) -> Any:
+        self.compiles += 1
+        return self._backend(graph, inputs)
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("policy", ["zip", "product"])
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.usefixtures("_fresh_dynamo")
+def test_gears_through_torch_compile(policy: str, dynamic: bool | None) -> None:
+    counting = _Counting(policy)
+    add: Any = torch.compile(Model().add, fullgraph=True, backend=counting, dynamic=dynamic)
+    for count in (2, 4):
+        x, y = rows(count), rows(count)
+        if count == 2:
+            geared(x, 2, 4), geared(y, 2, 4)
+        assert torch.equal(add(x, y), x + y)
+    with pytest.raises(GearError, match="x dimension 0 is 3"):
+        add(rows(3), rows(3))
+    assert counting.compiles == 1
+
+
+@pytest.mark.usefixtures("_fresh_dynamo")
+def test_a_gear_of_one_through_torch_compile_is_right() -> None:
+    counting = _Counting("zip")
+    add: Any = torch.compile(Model().add, fullgraph=True, backend=counting)
+    for count in (1, 4, 1):
+        x, y = geared(rows(count), 1, 4), geared(rows(count), 1, 4)
+        assert torch.equal(add(x, y), x + y)
+    assert counting.compiles == 2

@@ -39,62 +39,32 @@ def classes(method: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, 
     return dict(zip(names, found.input_classes, strict=True))
 
 
-class Views(nn.Module):
-    """Methods that write through views, or return them."""
+WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "view": lambda cache, x: cache.view(-1)[:4].reshape(4).copy_(x[0]),
+    "keyword": lambda cache, x: torch.add(x, 1.0, out=cache),
+    "assignment": lambda cache, x: cache.__setitem__(0, x[0]),
+    "type_as": lambda cache, x: cache.type_as(x).add_(1.0),
+    "broadcast": lambda cache, x: torch.broadcast_tensors(cache, x[0])[0].add_(1.0),
+    "einsum": lambda cache, x: torch.einsum("ij->ji", cache).add_(1.0),
+    "idle dropout": lambda cache, x: nn.functional.dropout(cache, 0.5, training=False).add_(1.0),
+}
 
-    def __init__(self) -> None:
+
+class Writes(nn.Module):
+    """Writes to an argument, and returns views of what it has."""
+
+    def __init__(self, way: str = "") -> None:
         super().__init__()
+        self.way = way
         self.register_buffer("table", torch.zeros(8, 4))
         self.table: torch.Tensor
 
-    def through_view(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        cache.view(-1)[:4].reshape(4).copy_(x[0])
-        return x + 1
-
-    def through_list(self, caches: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        torch._foreach_add_(caches, 1.0)
-        return x + 1
-
-    def through_keyword(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        torch.add(x, 1.0, out=cache)
+    def writes(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        WRITES[self.way](cache, x)
         return x * 2
-
-    def through_assignment(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        cache[0] = x[0]
-        return x + 1
-
-    def on_copy(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        copy = cache.clone()
-        copy.add_(1.0)
-        return copy + x[0]
 
     def several(self, cache: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x + 1, self.table[2:4], cache[:1], (x * 2).view(-1), self.table.add_(1.0)
-
-    def split(self, x: torch.Tensor) -> Any:
-        return x.split(1)
-
-    def through_type_as(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        cache.type_as(x).add_(1.0)
-        return x + 1
-
-    def through_broadcast(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        torch.broadcast_tensors(cache, x[0])[0].add_(1.0)
-        return x + 1
-
-    def through_einsum(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        torch.einsum("ij->ji", cache).add_(1.0)
-        return x + 1
-
-    def through_idle_dropout(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        nn.functional.dropout(cache, 0.5, training=False).add_(1.0)
-        return x + 1
-
-    def turned(self, cache: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return torch.einsum("ij->ji", cache), x + 1
-
-    def pair(this, x: torch.Tensor) -> torch.Tensor:  # noqa: N805 - the name of the first parameter is the user's
-        return this.table + x[0]
 
 
 class Layers(nn.Module):
@@ -117,27 +87,14 @@ class Layers(nn.Module):
         return x + torch.randint(0, 3, (4,))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "through_view",
-        "through_keyword",
-        "through_assignment",
-        "through_type_as",
-        "through_broadcast",
-        "through_einsum",
-        "through_idle_dropout",
-    ],
-)
-def test_argument_that_is_written_is_mutated_whatever_the_way(name: str) -> None:
-    found = classes(
-        getattr(Views(), name), CACHE.clone() if name != "through_keyword" else ROWS.clone(), ROWS
-    )
+@pytest.mark.parametrize("way", WRITES)
+def test_argument_that_is_written_is_mutated_whatever_the_way(way: str) -> None:
+    found = classes(Writes(way).writes, (ROWS if way == "keyword" else CACHE).clone(), ROWS)
     assert (found["cache"], found["x"]) == ("mutated", "user")
 
 
 def test_outputs_that_share_memory_with_an_input_are_known() -> None:
-    found = facts(Views().several, CACHE, ROWS)
+    found = facts(Writes().several, CACHE, ROWS)
     assert (found.num_outputs, found.aliased_outputs) == (5, (1, 2, 4))
 
 

@@ -46,14 +46,14 @@ def num_printed(holder: Any) -> Counter[str]:
 
 @pytest.mark.one_in(12)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=traces_more if name == "DerivedNumbers" else ()) for name in CASES]
+    "name", [pytest.param(name, marks=traces_more if name == "derived_numbers" else ()) for name in CASES]
 )
 def test_leaves_are_accounted_for_and_counts_agree(name: str, printed: list[Any]) -> None:
     case = CASES[name]
     call = case.calls()[0]
     with _contexts(case.context):
         # What has no symbols is traced for its sizes, see `worker.compile.compiler`.
-        dynamic = case.options.get("dynamic", name != "NoSymbol")
+        dynamic = case.options.get("dynamic", name != "no_symbol")
         trace_ = traced(case.build().forward, *call.args, dynamic=dynamic, **call.kwargs)
     refuse_unaccounted(trace_.tree, pinned=())
     counted = Counter(leaf.kind for leaf in trace_.tree.leaves for _ in leaf.conditions)

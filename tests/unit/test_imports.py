@@ -59,13 +59,13 @@ def test_warm_first_call_imports_what_a_hit_needs(tmp_path: Path) -> None:
     assert len(found) <= MAX_MODULES_OF_A_HIT, sorted(found)
 
 
-def test_load_of_what_python_forwards_imports_no_tracer(tmp_path: Path) -> None:
+def test_load_of_gears_imports_no_tracer(tmp_path: Path) -> None:
     code = (
-        "import torch\n"
-        "from tests.support.small_models import Forwards\n"
-        "from warmrank.inference import cache_compile\n"
-        f"cached = cache_compile(Forwards().forward, cache_dir={str(tmp_path)!r})\n"
-        "with torch.no_grad(): cached(torch.ones(2, 4))\n"
+        "import torch, warmrank\nx = torch.ones(2, 4)\n"
+        "warmrank.inference.set_dim_gears(x, {0: [2, 4]})\n"
+        "from tests.support.small_models import Plain\n"
+        f"cached = warmrank.inference.cache_compile(Plain().affine, cache_dir={str(tmp_path)!r})\n"
+        "with torch.no_grad(): cached(x)\n"
         "print(cached.last_result.outcome)\n"
     )
     imported_by(code)

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, timedelta]:
 
     monkeypatch.setattr(dist, "init_process_group", world)
     monkeypatch.setattr(dist, "new_group", group)
-    monkeypatch.setattr(start, "_world", lambda: "the world")
+    monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD="the world"))
     for name in ("HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT"):
         monkeypatch.setenv(name, "")
     return found

@@ -20,7 +20,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.support.made_reports import MIB, faults_of, made_report, whole
-from warmrank.cache_store.backends.places import TierState
+from warmrank.cache_store.backends.deadline import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.errors import BadArgument
@@ -34,9 +34,8 @@ from warmrank.orchestrator.launch.report import (
     to_json,
     totals,
 )
-from warmrank.orchestrator.ui.advice import next_steps
 from warmrank.orchestrator.ui.outputs import STDOUT, Outputs, RayMetrics, exposition, trace_json
-from warmrank.orchestrator.ui.page import render_html
+from warmrank.orchestrator.ui.page import next_steps, render_html
 from warmrank.orchestrator.ui.report_table import render
 from warmrank.worker.results import Outcome
 

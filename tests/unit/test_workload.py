@@ -54,25 +54,25 @@ def returned(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], str]:
     return entrypoint
 
 
-def test_arguments_that_the_entrypoint_does_not_take_are_told_as_the_config_s(monkeypatch):
-    def entry(_context: RankContext, *, layers: int = 2) -> Workload:
-        raise AssertionError("it was called")
-
-    monkeypatch.setattr("tests.support.small_models.entry", entry, raising=False)
-    expected = "workload.arguments: got an unexpected keyword argument 'nokey'. Given: nokey; it takes"
-    with pytest.raises(WorkloadError, match=expected) as raised:
-        build_workload("tests.support.small_models:entry", context(), {"nokey": 3})
-    assert "layers: int = 2" in str(raised.value).replace("'", "")
-
-
-def test_misspelt_argument_is_told_with_the_parameter_that_is_meant(monkeypatch):
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            {"nokey": 3},
+            "workload.arguments: got an unexpected keyword argument 'nokey'. Given: nokey; it takes",
+        ),
+        ({"nokey": 3}, "layers: int = 2"),
+        ({"layer": 3, "width": 1}, "Did you mean layers?"),
+    ],
+)
+def test_arguments_that_the_entrypoint_does_not_take_are_told_as_the_config_s(monkeypatch, arguments, said):
     def entry(_context: RankContext, *, layers: int = 2, width: int = 4) -> Workload:
         raise AssertionError("it was called")
 
     monkeypatch.setattr("tests.support.small_models.entry", entry, raising=False)
-    with pytest.raises(WorkloadError, match="Did you mean 'layers'") as raised:
-        build_workload("tests.support.small_models:entry", context(), {"layer": 3, "width": 1})
-    assert "'width'" not in str(raised.value)
+    with pytest.raises(WorkloadError) as raised:
+        build_workload("tests.support.small_models:entry", context(), arguments)
+    assert said.replace("'", "") in str(raised.value).replace("'", "")
 
 
 @pytest.mark.parametrize(
@@ -145,22 +145,6 @@ def test_check_fails_when_a_weight_is_wrong() -> None:
     assert not result.ok
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"dim": 30, "heads": 4}, "dim = 30 is no multiple of heads = 4"),
-        ({"heads": 8, "kv_heads": 3}, "heads = 8 is no multiple of kv_heads = 3"),
-        ({"layers": 0}, "layers = 0; expected an int of 1 or more"),
-        ({"batch": "2"}, "batch = '2'; expected an int"),
-        ({"dim": 24, "heads": 8}, "dim / heads = 3 is odd"),
-        ({"seed": -1}, "seed = -1; expected an int of 0 or more"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(sizes: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        LlamaSizes(**sizes)
-
-
 def test_script_generates_eagerly(capsys: Any, monkeypatch: Any) -> None:
     sizes = ["--layers=1", "--dim=32", "--heads=4", "--kv-heads=2", "--hidden=48", "--batch=1"]
     monkeypatch.setattr("sys.argv", ["llama.py", "--prompt-len=5", "--num-tokens=3", *sizes])
@@ -231,17 +215,6 @@ RESULTS = st.builds(
 )
 
 
-@pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "journal.jsonl"
-    monkeypatch.setenv("WARMRANK_JOURNAL", str(path))
-    return path
-
-
-def result(function: str = "M.f") -> FunctionResult:
-    return FunctionResult(function=function, ok=True, outcome="compiled", reason="")
-
-
 @given(results=st.lists(RESULTS, max_size=3))
 def test_journal_round_trips(results: list[FunctionResult], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
@@ -250,13 +223,6 @@ def test_journal_round_trips(results: list[FunctionResult], tmp_path_factory: py
         for item in results:
             journal.append(item, ARTIFACT, Path("/cache"))
     assert [entry for entry, _ in journal.read(path)] == results
-
-
-@pytest.fixture
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("WARMRANK_JOURNAL", raising=False)
-    monkeypatch.setenv("WARMRANK_JOURNAL_DIR", str(tmp_path))
-    return tmp_path
 
 
 MODEL_DIR = "M_dynamic_aclgraphcache_0f"
@@ -293,9 +259,6 @@ def look_up(
     return path
 
 
-# Of a script.
-
-
 def made(spec: RankSpec) -> PartitionManifest:
     return manifests.made(manifests.of_script(spec))
 
@@ -309,9 +272,6 @@ def test_script_manifest_lists_the_files_beside_an_artifact(spec_manifests: Rank
         f"{directory}/compiled_module": digest_file(path),
         f"{directory}/{file.name}": Digest(sha256=file.sha256, size_bytes=7),
     }
-
-
-# Publishing.
 
 
 def test_publish_names_functions_whose_compile_is_not_deterministic(spec_manifests, store, tmp_path):

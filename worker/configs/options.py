@@ -185,25 +185,14 @@ class Section:
 
     def __init__(self, *args: Any, **given: Any) -> None:
         if args or given:
-            example = f"config.{dotted(self, next(iter(given)))}" if given else "config.mode"
-            msg = (
-                f"{type(self).__name__}() takes no arguments; options are attributes: make it, then set "
-                f"{example} = ..."
-            )
+            example = dotted(self, next(iter(given), "mode"))
+            msg = f"{type(self).__name__}() takes no arguments; make it, then set config.{example} = ..."
             raise TypeError(msg)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in names(type(self)):
             raise _unknown(self, name)
         super().__setattr__(name, value)
-
-    def __delattr__(self, name: str) -> None:
-        if name not in names(type(self)):
-            raise _unknown(self, name)
-        declared = vars(type(self))[name]
-        remedy = f"its default is {declared.default!r}" if isinstance(declared, Option) else "set its options"
-        place = dotted(self, name)
-        raise BadConfig(f"config.{place} cannot be deleted, only set; {remedy}", option=place)
 
     def __getattr__(self, name: str) -> Any:
         # Python asks for protocol methods that may be missing (copy, pickle); that is no misspelt option.
@@ -224,10 +213,7 @@ class Section:
         return copy.deepcopy(self)
 
     def __repr__(self) -> str:
-        set_ = (
-            f"{name}={value!r}" for name, option, value in options(self) if not same(value, option.default)
-        )
-        return f"{type(self).__name__}({', '.join(set_)})"
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, _, value in changed(self))})"
 
 
 def same(one: object, other: object) -> bool:

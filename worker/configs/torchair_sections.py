@@ -327,6 +327,7 @@ def _flat(given: Mapping[str, Any]) -> CompilerConfig:
     return _effective(ours)
 
 
+_STATIC = "experimental_config.aclgraph._aclnn_static_shape_kernel"
 FLAT = {
     "aclgraph_config.use_custom_pool": "use_graph_pool",
     "debug.aclgraph.clone_input": "clone_input",
@@ -341,13 +342,9 @@ FLAT = {
     "dump_config.data_dump_stage": "data_dump_stage",
     "dump_config.dump_path": "data_dump_dir",
     "dump_config.enable_dump": "dump_tensor_data",
-    "experimental_config.aclgraph._aclnn_static_shape_kernel": "static_kernel_compile",
-    "experimental_config.aclgraph._aclnn_static_shape_kernel_sym_index": (
-        "_vllm_aclnn_static_kernel_sym_index"
-    ),
-    "experimental_config.aclgraph._aclnn_static_shape_kernel_sym_value_range": (
-        "_vllm_aclnn_static_kernel_sym_range"
-    ),
+    _STATIC: "static_kernel_compile",
+    f"{_STATIC}_sym_index": "_vllm_aclnn_static_kernel_sym_index",
+    f"{_STATIC}_sym_value_range": "_vllm_aclnn_static_kernel_sym_range",
     "experimental_config.aclgraph._super_kernel_debug_options": "super_kernel_debug_options",
     "experimental_config.aclgraph._super_kernel_optimize": "super_kernel_optimize",
     "experimental_config.aclgraph._super_kernel_optimize_options": "super_kernel_optimize_options",

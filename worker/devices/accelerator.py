@@ -21,8 +21,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -48,15 +47,13 @@ _COLLECTIVES = {"cuda": "nccl", "npu": "hccl"}
 _CAPTURING = threading.RLock()
 
 
-PrivatePoolId = tuple[int, int]
 _ALIGNMENT = 512  # bytes, as the allocators of torch and torch_npu align; kernels may rely on it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PrivatePool:
+class PrivatePool(NamedTuple):
     """One private pool of the allocator."""
 
-    pool_id: PrivatePoolId  # the allocator's name for it
+    pool_id: tuple[int, int]  # the allocator's name for it
     device_index: int
     anchor: Any  # the graph that keeps it
 
@@ -142,25 +139,95 @@ _GRAPHS = {"cuda": "CUDAGraph", "npu": "NPUGraph"}
 _ERROR_MODE = "thread_local"
 
 
-class Recorder:
-    """Records on the devices of one kind; one capture at a time in a process, which is the caller's duty."""
+class AcceleratorBackend:
+    """An accelerator as a device kind; one capture at a time in a process."""
 
-    def __init__(self, kind: str, module: Any, *, memory: str) -> None:
-        """Takes the device's module, and the type of its tensors' device."""
-        self._graph_type = getattr(module, _GRAPHS[kind])
+    def __init__(self, kind: str, module: Any, *, memory: str = "") -> None:
+        """Takes the device's module (``torch.cuda``), and the type of its tensors' device."""
+        self.kind = kind
+        self.collectives = _COLLECTIVES[kind]
         self._module = module
-        self._memory = memory
+        self._memory = memory or kind
+        self._graph_type = getattr(module, _GRAPHS[kind])
         self._streams: dict[int, Any] = {}
+        self._pools: weakref.WeakValueDictionary[PoolHandle, AcceleratorPool] = weakref.WeakValueDictionary()
 
-    def warm_up(self, graph: Callable[..., Any], inputs: tuple[Any, ...], index: int) -> None:
-        """Run once, so that libraries, kernels and communicators are there before the capture."""
-        self._module.synchronize()
-        with self._module.stream(self._stream(index)):
-            graph(*inputs)
-        self._module.synchronize()
+    def device(self, local_rank: int) -> torch.device:
+        """See `DeviceBackend.device`; where Ray shows a rank one device only, it is that one."""
+        if memory_kind(self.kind) != self.kind:
+            return torch.device(memory_kind(self.kind))
+        num_devices = self._module.device_count()
+        if num_devices == 1:
+            return torch.device(self.kind, 0)
+        if local_rank >= num_devices:
+            msg = (
+                f"local rank {local_rank} has no device of its own: {num_devices} devices of kind "
+                f"{self.kind} are visible. Start fewer ranks on this node, or make more devices visible."
+            )
+            raise DeviceUnavailable(msg, kind=self.kind, local_rank=local_rank, num_devices=num_devices)
+        return torch.device(self.kind, local_rank)
 
-    def measured(
-        self, graph: Callable[..., tuple[Any, ...]], inputs: tuple[Any, ...], private: PrivatePool
+    def new_handle(self) -> PoolHandle:
+        """See `DeviceBackend.new_handle`, as torch numbers them."""
+        return tuple(self._module.graph_pool_handle())
+
+    def pool(self, handle: PoolHandle | None = None) -> AcceleratorPool:
+        """See `DeviceBackend.pool`."""
+        new = AcceleratorPool(self._module, self._private_pool)
+        if handle is None:
+            return new
+        if len(handle) != 2 or not all(type(part) is int for part in handle):
+            msg = (
+                f"{handle!r} is no pool handle of device kind {self.kind}: expected two numbers, as "
+                f"torch.{self.kind}.graph_pool_handle() gives"
+            )
+            raise ValueError(msg)
+        with _CAPTURING:
+            return self._pools.setdefault(handle, new)
+
+    def capture(
+        self, graph: Graph, inputs: Sequence[Any], *, copied: Positions, aliased: Positions, pool: Pool
+    ) -> CapturedGraph:
+        """See `DeviceBackend.capture`."""
+        if not isinstance(pool, AcceleratorPool):
+            msg = f"a pool of another device kind ({type(pool).__name__}); take one from this backend"
+            raise TypeError(msg)
+        # The first input's device; the current one if no input lies on such a device.
+        indices = (item.device.index for item in _tensors(inputs) if item.device.type == self._memory)
+        found = next(indices, None)
+        index = int(self._module.current_device()) if found is None else found
+        device = torch.device(self._memory, index)
+        refuse_foreign(inputs, "input", device)
+        fixed = _tensors(value for number, value in enumerate(inputs) if number not in copied)
+        with _CAPTURING, self._module.device(index), self._generator_restored(index):
+            static, buffer_bytes = pool.buffers(inputs, copied)
+            # Once without a recording, so that libraries, kernels and communicators are there before it.
+            self._module.synchronize()
+            with self._module.stream(self._stream(index)):
+                graph(*static)
+            self._module.synchronize()
+            private = pool.private(index, fixed)
+            try:
+                recorded, outputs, work_bytes = self._measured(graph, static, private)
+            except RuntimeError as error:
+                pool.abandon(private)
+                # A capture that failed leaves the generator in the belief that it goes on: eager calls that
+                # draw numbers would fail until the next one ends.
+                with contextlib.suppress(RuntimeError):  # the error that counts is already on its way
+                    self._private_pool(index)
+                raise not_capturable(error, self.kind) from error
+            refuse_foreign(outputs, "output", device)
+            return CapturedGraph(
+                inputs=static,
+                outputs=_unowned(outputs, aliased, private),
+                origins=origins(static, outputs, copied),
+                size_bytes=work_bytes + buffer_bytes,
+                replay=recorded.replay,
+                held=(pool,),  # its private pool and its segments
+            )
+
+    def _measured(
+        self, graph: Graph, inputs: tuple[Any, ...], private: PrivatePool
     ) -> tuple[Any, tuple[Any, ...], int]:
         """Record into a private pool; also says how many bytes were in use there at once.
 
@@ -176,23 +243,15 @@ class Recorder:
             drop_workspaces(self._memory)
         return recorded, outputs, max(0, self._allocated_bytes("peak") - before)
 
-    def recover(self, index: int) -> None:
-        """Record what works: a capture that failed leaves the generator in the belief that it goes on.
-
-        Eager calls that draw numbers would fail until the next one ends.
-        """
-        with contextlib.suppress(RuntimeError):  # the error that counts is already on its way
-            self.private_pool(index)
-
-    def private_pool(self, index: int) -> PrivatePool:
+    def _private_pool(self, index: int) -> PrivatePool:
         """A new private pool; its anchor records one small kernel, because torch warns of empty graphs."""
         pool_id = tuple(self._module.graph_pool_handle())
         device = torch.device(self._memory, index)
         anchor, _ = self._recorded(lambda: (torch.zeros(1, device=device),), index, pool_id)
-        return PrivatePool(pool_id=pool_id, device_index=index, anchor=anchor)
+        return PrivatePool(pool_id, index, anchor)
 
     @contextlib.contextmanager
-    def generator_restored(self, index: int) -> Iterator[None]:
+    def _generator_restored(self, index: int) -> Iterator[None]:
         """Gives the default generator its state back: a warm-up draws numbers that nobody gets to see."""
         state = self._module.get_rng_state(index)
         try:
@@ -201,7 +260,7 @@ class Recorder:
             self._module.set_rng_state(state, index)
 
     def _recorded(
-        self, work: Callable[[], tuple[Any, ...]], index: int, pool_id: PrivatePoolId
+        self, work: Callable[[], tuple[Any, ...]], index: int, pool_id: tuple[int, int]
     ) -> tuple[Any, tuple[Any, ...]]:
         """Record as ``torch.cuda.graph`` does, but put stream and allocator back also if it fails."""
         recorded = self._graph_type()
@@ -233,109 +292,19 @@ class Recorder:
         return int(self._module.memory_stats().get(f"allocated_bytes.all.{which}", 0))
 
 
-class AcceleratorBackend:
-    """An accelerator as a device kind."""
-
-    def __init__(self, kind: str, module: Any, *, memory: str = "") -> None:
-        """Makes a backend."""
-        self.kind = kind
-        self.collectives = _COLLECTIVES[kind]
-        self._module = module
-        self._memory = memory or kind
-        self._recorder = Recorder(kind, module, memory=self._memory)
-        self._pools: weakref.WeakValueDictionary[PoolHandle, AcceleratorPool] = weakref.WeakValueDictionary()
-
-    def device(self, local_rank: int) -> torch.device:
-        """See `DeviceBackend.device`; where Ray shows a rank one device only, it is that one."""
-        if memory_kind(self.kind) != self.kind:
-            return torch.device(memory_kind(self.kind))
-        num_devices = self._module.device_count()
-        if num_devices == 1:
-            return torch.device(self.kind, 0)
-        if local_rank >= num_devices:
-            msg = (
-                f"local rank {local_rank} has no device of its own: {num_devices} devices of kind "
-                f"{self.kind} are visible. Start fewer ranks on this node, or make more devices visible."
-            )
-            raise DeviceUnavailable(msg, kind=self.kind, local_rank=local_rank, num_devices=num_devices)
-        return torch.device(self.kind, local_rank)
-
-    def new_handle(self) -> PoolHandle:
-        """See `DeviceBackend.new_handle`, as torch numbers them."""
-        return tuple(self._module.graph_pool_handle())
-
-    def pool(self, handle: PoolHandle | None = None) -> AcceleratorPool:
-        """See `DeviceBackend.pool`."""
-        new = AcceleratorPool(self._module, self._recorder.private_pool)
-        if handle is None:
-            return new
-        _check_handle(handle, self.kind)
-        with _CAPTURING:
-            return self._pools.setdefault(handle, new)
-
-    def capture(
-        self, graph: Graph, inputs: Sequence[Any], *, copied: Positions, aliased: Positions, pool: Pool
-    ) -> CapturedGraph:
-        """See `DeviceBackend.capture`."""
-        if not isinstance(pool, AcceleratorPool):
-            msg = f"a pool of another device kind ({type(pool).__name__}); take one from this backend"
-            raise TypeError(msg)
-        index = self._index_of(inputs)
-        device = torch.device(self._memory, index)
-        refuse_foreign(inputs, "input", device)
-        fixed = _tensors(value for number, value in enumerate(inputs) if number not in copied)
-        with _CAPTURING, self._module.device(index), self._recorder.generator_restored(index):
-            static, buffer_bytes = pool.buffers(inputs, copied)
-            self._recorder.warm_up(graph, static, index)
-            private = pool.private(index, fixed)
-            try:
-                recorded, outputs, work_bytes = self._recorder.measured(graph, static, private)
-            except RuntimeError as error:
-                pool.abandon(private)
-                self._recorder.recover(index)
-                raise not_capturable(error, self.kind) from error
-            refuse_foreign(outputs, "output", device)
-            return CapturedGraph(
-                inputs=static,
-                outputs=_unowned(outputs, aliased, private),
-                origins=origins(static, outputs, copied),
-                size_bytes=work_bytes + buffer_bytes,
-                replay=recorded.replay,
-                held=(pool,),  # its private pool and its segments
-            )
-
-    def _index_of(self, inputs: Sequence[Any]) -> int:
-        """Index of the first input's device; the current one if no input lies on such a device."""
-        indices = (item.device.index for item in _tensors(inputs) if item.device.type == self._memory)
-        index = next(indices, None)
-        return int(self._module.current_device()) if index is None else index
-
-
 def _tensors(values: Any) -> list[torch.Tensor]:
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _unowned(outputs: tuple[Any, ...], aliased: frozenset[int], keep: PrivatePool) -> tuple[Any, ...]:
     """Outputs whose memory the next capture may take; those that alias an input stay as they are."""
-    ours = [
-        number
+    ours = {
+        number: value
         for number, value in enumerate(outputs)
         if isinstance(value, torch.Tensor) and number not in aliased
-    ]
-    found = list(outputs)
-    for number, tensor in zip(ours, borrowed([outputs[number] for number in ours], keep), strict=True):
-        found[number] = tensor
-    return tuple(found)
-
-
-def _check_handle(handle: PoolHandle, kind: str) -> None:
-    pair = 2
-    if len(handle) != pair or not all(type(part) is int for part in handle):
-        msg = (
-            f"{handle!r} is no pool handle of device kind {kind}: expected two numbers, as "
-            f"torch.{kind}.graph_pool_handle() gives"
-        )
-        raise ValueError(msg)
+    }
+    given = dict(zip(ours, borrowed(list(ours.values()), keep), strict=True))
+    return tuple(given.get(number, value) for number, value in enumerate(outputs))
 
 
 @functools.cache

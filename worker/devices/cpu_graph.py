@@ -29,13 +29,12 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-import enum
 import functools
 import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -93,17 +92,18 @@ def _program(
         memory.storages[storage] = segment.block(offset, lifetime.size_bytes)
     calls = [_call(step, memory) for step in steps]
     calls += [memory.copied(storage, twin) for storage, twin in twins.items()]
-    outputs = tuple(_output(value, memory, twins) for value in recording.outputs)
+    outputs = tuple(
+        memory.resolved(
+            value._replace(storage=twins[value.storage])
+            if isinstance(value, Place) and value.storage in twins
+            else value
+        )
+        for value in recording.outputs
+    )
     return tuple(calls), outputs, size_bytes, segment
 
 
-class _Way(enum.Enum):
-    """Ways in which a replay repeats an operation."""
-
-    AS_RECORDED = enum.auto()
-    COPY = enum.auto()
-    OUT = enum.auto()
-    COMPUTED = enum.auto()
+_Way = Literal["as recorded", "copy", "out", "computed"]
 
 
 class _Step(Value):
@@ -111,7 +111,7 @@ class _Step(Value):
 
     number: int  # of the operation in the recording
     operation: Operation
-    way: _Way  # how it is repeated
+    way: _Way  # how a replay repeats it
     kept: tuple[int, ...]  # positions of the results that need memory
 
 
@@ -126,31 +126,29 @@ def _steps(recording: Recording) -> list[_Step]:
         made = {index: place for index, place in enumerate(operation.results) if place is not None}
         used = tuple(index for index, place in made.items() if last[place.storage] > number)
         way = _way(operation, list(made.values()))
-        if made and not used and way in (_Way.COPY, _Way.OUT):
+        if made and not used and way in ("copy", "out"):
             continue
-        kept = used if way is _Way.COMPUTED else tuple(made)
+        kept = used if way == "computed" else tuple(made)
         steps.append(_Step(number=number, operation=operation, way=way, kept=kept))
     return steps
 
 
 def _way(operation: Operation, made: Sequence[Place]) -> _Way:
     if operation.collective:
-        return _Way.COMPUTED
+        return "computed"
     if not made:
-        return _Way.AS_RECORDED
+        return "as recorded"
     plain = not any(place.conjugate or place.negative or _overlaps(place) for place in made)
     if plain and only_copies(operation.overload):
-        return _Way.COPY
+        return "copy"
     if plain and len(made) == len(operation.results) and out_variant(operation.overload) is not None:
-        return _Way.OUT
-    return _Way.COMPUTED
+        return "out"
+    return "computed"
 
 
 def _overlaps(place: Place) -> bool:
     """True if elements lie on each other, which a kernel refuses to write to."""
-    return 0 in place.stride and any(
-        stride == 0 and size > 1 for stride, size in zip(place.stride, place.size, strict=True)
-    )
+    return any(stride == 0 and size > 1 for stride, size in zip(place.stride, place.size, strict=True))
 
 
 def _lifetimes(recording: Recording, steps: Sequence[_Step], twins: dict[int, int]) -> dict[int, Lifetime]:
@@ -221,44 +219,30 @@ def _call(step: _Step, memory: _Memory) -> Call:
     args = memory.resolved(operation.args)
     kwargs = {key: memory.resolved(value) for key, value in operation.kwargs.items()}
     targets = [memory.resolved(operation.results[index]) for index in step.kept]
-    if step.way is _Way.AS_RECORDED:
+    if step.way == "as recorded":
         return call_of(operation.overload, args, kwargs)
-    if step.way is _Way.COPY:
+    if step.way == "copy":
         return functools.partial(targets[0].copy_, args[0])
-    variant = out_variant(operation.overload) if step.way is _Way.OUT else None
+    variant = out_variant(operation.overload) if step.way == "out" else None
     if variant is not None:
         return into(variant, args, kwargs, targets)
     call = (waited if operation.collective else call_of)(operation.overload, args, kwargs)
-    return _stored(call, tuple(zip(step.kept, targets, strict=True)))
 
-
-def _stored(call: Call, targets: tuple[tuple[int, torch.Tensor], ...]) -> Call:
-    """The call, followed by a copy of its results into their places."""
+    places = tuple(zip(step.kept, targets, strict=True))
 
     def compute() -> None:
         produced = leaves(call())
-        for index, target in targets:
+        for index, target in places:
             _store(produced[index], target)
 
-    return compute if targets else call
+    return compute if places else call
 
 
 def _store(produced: torch.Tensor, target: torch.Tensor) -> None:
     if produced.shape != target.shape or produced.dtype != target.dtype:  # copy_ would broadcast
-        raise StateChanged(
-            f"a result inside a captured graph, of {_form(target)},", _form(produced), while_running=True
-        )
+        wanted, found = (f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (target, produced))
+        raise StateChanged(f"a result inside a captured graph, of {wanted},", found, while_running=True)
     memory_of(target).copy_(memory_of(produced))
-
-
-def _form(tensor: torch.Tensor) -> str:
-    return f"{tensor.dtype} {tuple(tensor.shape)}"
-
-
-def _output(value: Any, memory: _Memory, twins: dict[int, int]) -> Any:
-    if isinstance(value, Place) and value.storage in twins:
-        value = value._replace(storage=twins[value.storage])
-    return memory.resolved(value)
 
 
 def _storages(value: Any) -> set[int]:

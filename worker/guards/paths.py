@@ -95,28 +95,28 @@ class PathTable:
         if isinstance(tree, ast.Attribute):
             return self.add_tree(tree.value), "attr", tree.attr
         if isinstance(tree, ast.Subscript):
-            return self._subscript(tree)
+            return self._item(tree.value, tree.slice)
         if isinstance(tree, ast.Call):
             return self._call(tree)
-        raise self._refusal(tree)
+        raise _refusal(tree)
 
-    def _subscript(self, tree: ast.Subscript) -> Node:
-        base = tree.value
-        position = _position_in(base, tree.slice)
-        if position is not None:
-            return self.add_tree(base), "nth_value", position
-        index = _literal(tree.slice)
+    def _item(self, base: ast.expr, key: ast.expr) -> Node:
+        """Step of ``base[key]``; ``x[list(dict.keys(x))[i]]`` is the i-th value of ``x``.
+
+        ``list(dict.keys(x))[i]`` and ``list(x)[i]`` name its i-th member.
+        """
+        keys = f"list(dict.keys({ast.unparse(base)}))"
+        if isinstance(key, ast.Subscript) and ast.unparse(key.value) == keys:
+            return self.add_tree(base), "nth_value", _literal(key.slice)
+        index = _literal(key)
         if isinstance(base, ast.Name) and isinstance(index, str):
             return self._root(base.id, index)
         if isinstance(base, ast.Call) and ast.unparse(base.func) == "list" and isinstance(index, int):
-            return self._listed(base.args[0]), "nth", index
+            (listed,) = base.args
+            if isinstance(listed, ast.Call) and ast.unparse(listed.func) == "dict.keys":
+                (listed,) = listed.args
+            return self.add_tree(listed), "nth", index
         return self.add_tree(base), "item", constants.encode_index(index)
-
-    def _listed(self, tree: ast.expr) -> int:
-        """``list(dict.keys(x))[i]`` and ``list(x)[i]`` name the i-th member of ``x``."""
-        if isinstance(tree, ast.Call) and ast.unparse(tree.func) == "dict.keys":
-            return self.add_tree(tree.args[0])
-        return self.add_tree(tree)
 
     def _root(self, scope: str, name: str) -> Node:
         if scope == "L":
@@ -142,28 +142,17 @@ class PathTable:
         if function in ("getattr", "object.__getattribute__"):
             return self.add_tree(tree.args[0]), "attr", _literal(tree.args[1])
         if function == "dict.__getitem__":
-            position = _position_in(tree.args[0], tree.args[1])
-            if position is not None:
-                return self.add_tree(tree.args[0]), "nth_value", position
-            return self.add_tree(tree.args[0]), "item", constants.encode_index(_literal(tree.args[1]))
+            return self._item(tree.args[0], tree.args[1])
         if function in ("list.__getitem__", "tuple.__getitem__"):
             return self.add_tree(tree.args[0]), "nth", _literal(tree.args[1])
         if not tree.args and not tree.keywords and isinstance(tree.func, ast.Attribute | ast.Subscript):
             return self.add_tree(tree.func), "call", ""  # of a weak reference, or of a context variable's get
-        raise self._refusal(tree)
-
-    @staticmethod
-    def _refusal(tree: ast.expr) -> NotPortable:
-        text = ast.unparse(tree)
-        msg = f"Dynamo guards {text}, which cannot be found again in another process"
-        return NotPortable(msg, what=text)
+        raise _refusal(tree)
 
 
-def _position_in(base: ast.expr, key: ast.expr) -> Any:
-    """The position i where ``key`` is ``list(dict.keys(base))[i]``, else None."""
-    if isinstance(key, ast.Subscript) and ast.unparse(key.value) == f"list(dict.keys({ast.unparse(base)}))":
-        return _literal(key.slice)
-    return None
+def _refusal(tree: ast.expr) -> NotPortable:
+    text = ast.unparse(tree)
+    return NotPortable(f"Dynamo guards {text}, which cannot be found again in another process", what=text)
 
 
 def _literal(tree: ast.expr) -> Any:

@@ -6,7 +6,7 @@ import ast
 import builtins
 import types
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeGuard
 
 import torch
@@ -33,25 +33,12 @@ from warmrank.worker.torch_private.tracing import Trace
 # Read from the process by ambient.snapshot instead, on every load and call.
 AMBIENT_KINDS = frozenset(
     {
-        "GRAD_MODE",
-        "DETERMINISTIC_ALGORITHMS",
-        "GLOBAL_STATE",
-        "TORCH_FUNCTION_STATE",
-        "DEFAULT_DEVICE",
-        "AUTOGRAD_SAVED_TENSORS_HOOKS",
-        "FSDP_TRAINING_STATE",
-        "DUAL_LEVEL",
-        "FUNCTORCH_STACK_MATCH",
+        "GRAD_MODE", "DETERMINISTIC_ALGORITHMS", "GLOBAL_STATE", "TORCH_FUNCTION_STATE", "DEFAULT_DEVICE",
+        "AUTOGRAD_SAVED_TENSORS_HOOKS", "FSDP_TRAINING_STATE", "DUAL_LEVEL", "FUNCTORCH_STACK_MATCH",
     }
-)
+)  # fmt: skip
 # Imports that a warm load must not make; the torch version in the fingerprint pins what they hold.
-_PINNED_IMPORTS = (
-    "torch._dynamo",
-    "torch._inductor",
-    "torch.fx.experimental",
-    "torch.utils._sympy",
-    "sympy",
-)
+_PINNED_IMPORTS = ("torch._dynamo", "torch._inductor", "torch.fx.experimental", "torch.utils._sympy", "sympy")
 # What a condition on sizes may use beside the objects themselves.
 _SHAPE_NAMES = frozenset({"math", "torch", *dir(builtins)})
 
@@ -65,14 +52,10 @@ def translate(
     function: types.FunctionType,
     arguments: Mapping[str, Any],
 ) -> PortableGuards:
-    """The portable guards of a trace whose graph uses process groups of the given roles.
+    """The portable guards of a trace of a function with these arguments, by parameter name.
 
-    Args:
-        trace: the trace.
-        ambient: state of the process that it was made in.
-        roles: of the process groups.
-        function: the traced function.
-        arguments: of the traced call, by parameter name.
+    ``ambient`` is the state of the process that it was made in, ``roles`` those of the process groups that
+    its graph uses.
 
     Raises:
         NotPortable: a guard, or a leaf of Dynamo's guard tree, has no portable form; the message names it and
@@ -85,23 +68,21 @@ def translate(
     pinned = (*_pinned_globals(trace), MEMBER_OF_SET)
     groups = frozenset(map(table.add, _groups_in_collectives(trace)))
     values = NodeValues(table.nodes, function, arguments)
-    for check in builtins_named(table, trace.codes):
-        checks.setdefault(repr(check), check)
+
+    def add(found: Iterable[Check]) -> None:
+        for check in found:
+            checks.setdefault(repr(check), check)
+
+    add(builtins_named(table, trace.codes))
     for guard in trace.guards:
         if guard.kind == "SHAPE_ENV":
             shapes.extend(_shape(table, condition) for condition in guard.conditions)
-        elif guard.kind not in AMBIENT_KINDS and not (
-            _pinned(guard.source, pinned) or _pinned(guard.same_as, pinned)
-        ):
-            for check in _checks(table, guard, groups):
-                checks.setdefault(repr(check), check)
-    for fact in trace.evaluated.facts:
-        if not _pinned(fact.source, pinned):
-            check = _evaluated(table, fact, values)
-            checks.setdefault(repr(check), check)
+        elif guard.kind not in AMBIENT_KINDS and not _pinned(f"{guard.source} {guard.same_as}", pinned):
+            add(_checks(table, guard, groups))
+    facts = (fact for fact in trace.evaluated.facts if not _pinned(fact.source, pinned))
+    add(_evaluated(table, fact, values) for fact in facts)
     refuse_unaccounted(trace.tree, pinned)
-    for check in unguarded(table, trace, values, lambda source: _pinned(source, pinned)):
-        checks.setdefault(repr(check), check)
+    add(unguarded(table, trace, values, lambda source: _pinned(source, pinned)))
     return PortableGuards(
         volatile=volatile_nodes(table, trace.writes),
         nodes=tuple(table.nodes),
@@ -150,9 +131,9 @@ def _sources(trace: Trace, function: types.FunctionType) -> tuple[TracedSource, 
     found = operators_of(trace.lowered.graph) | ({} if call is None else operators_of(call.graph_module))
     operators = [
         TracedSource(
-            kind="operator", module=registered_by(name), name=name, digest=operator_digest(name, overload)
+            kind="operator", module=registered_by(name), name=name, digest=operator_digest(name, one)
         )
-        for name, overload in found.items()
+        for name, one in found.items()
     ]
     opaque = () if call is None else functions_called(call.graph_module)
     codes = (*trace.codes, *(called.__code__ for called in opaque))
@@ -340,31 +321,20 @@ def _plain(kind: str) -> Callable[[TracedGuard], _Translated]:
     return lambda _guard: [(kind, None)]
 
 
+_OF_OBJECTS = ("ID_MATCH", "FUNCTION_MATCH", "CLASS_MATCH", "MODULE_MATCH", "BUILTIN_MATCH", "CLOSURE_MATCH")
 _TRANSLATORS: dict[str, Callable[[TracedGuard], _Translated]] = {
-    "TYPE_MATCH": _type,
-    "FAKE_SCRIPT_TYPE_MATCH": _type,
+    **dict.fromkeys(("TYPE_MATCH", "FAKE_SCRIPT_TYPE_MATCH"), _type),
     "OPAQUE_OBJ_GUARD_FN_MATCH": _group,
-    "ID_MATCH": _identity,
-    "FUNCTION_MATCH": _identity,
-    "CLASS_MATCH": _identity,
-    "MODULE_MATCH": _identity,
-    "BUILTIN_MATCH": _identity,
-    "CLOSURE_MATCH": _identity,
-    "EQUALS_MATCH": _equals,
-    "CONSTANT_SUBCLASS_MATCH": _equals,
+    **dict.fromkeys(_OF_OBJECTS, _identity),
+    **dict.fromkeys(("EQUALS_MATCH", "CONSTANT_SUBCLASS_MATCH", "BOOL_MATCH"), _equals),
     "CONSTANT_MATCH": _constant,
-    "BOOL_MATCH": _equals,
     "NONE_MATCH": _plain("none"),
-    "NOT_NONE_MATCH": _plain("not_none"),
-    "WEAKREF_ALIVE": _plain("not_none"),
+    **dict.fromkeys(("NOT_NONE_MATCH", "WEAKREF_ALIVE"), _plain("not_none")),
     "SEQUENCE_LENGTH": _length,
     "EMPTY_NN_MODULE_HOOKS_DICT": _plain("empty"),
-    "DICT_KEYS_MATCH": _keys,
-    "MAPPING_KEYS_CHECK": _keys,
-    "DICT_CONTAINS": _with_detail("has_key", "key"),
-    "SET_CONTAINS": _with_detail("has_key", "key"),
-    "DICT_NOT_CONTAINS": _with_detail("no_key", "key"),
-    "SET_NOT_CONTAINS": _with_detail("no_key", "key"),
+    **dict.fromkeys(("DICT_KEYS_MATCH", "MAPPING_KEYS_CHECK"), _keys),
+    **dict.fromkeys(("DICT_CONTAINS", "SET_CONTAINS"), _with_detail("has_key", "key")),
+    **dict.fromkeys(("DICT_NOT_CONTAINS", "SET_NOT_CONTAINS"), _with_detail("no_key", "key")),
     "NOT_PRESENT_IN_GENERIC_DICT": _with_detail("not_in_dict", "attr"),
     "HASATTR": lambda guard: [("has_attr" if guard.details["present"] else "no_attr", guard.details["attr"])],
     "TENSOR_MATCH": _tensor,

@@ -41,14 +41,7 @@ def of_units(
     captures: list[Fields] = []
     for name, function, stored, captured in units:
         asked = function.request()
-        requests.append(
-            {
-                "function": name,
-                "key": asked.key,
-                "components": asked.components,
-                "runtime_state": stored.artifact.guards.runtime_state,
-            }
-        )
+        requests.append(_request(name, asked.key, asked.components, stored.artifact.guards.runtime_state))
         listed = _listed(
             stored.path,
             Path(spec.cache_dir),
@@ -62,7 +55,7 @@ def of_units(
         if listed:
             artifacts |= {path: entry for path, entry in listed.items() if path not in artifacts}
             captures += [{"function": name, "signature": signature} for signature in captured]
-    return _manifest(spec.rank, spec.world_size, requests, artifacts, captures)
+    return _manifest((spec.rank, spec.world_size), requests, artifacts, captures)
 
 
 def of_script(spec: RankSpec) -> Fields:
@@ -79,12 +72,8 @@ def of_journals(files: Iterable[Path], *, rank: int, world_size: int, root: Path
     for result, details in (entry for file in files for entry in journal.read(file)):
         key = key_of(details["components"])[:32]
         state = result.runtime_state
-        requests[result.function, frozenset(state.items())] = {
-            "function": result.function,
-            "key": key,
-            "components": details["components"],
-            "runtime_state": state,
-        }
+        slot = result.function, frozenset(state.items())
+        requests[slot] = _request(result.function, key, details["components"], state)
         artifacts |= _listed(
             Path(result.path),
             root,
@@ -95,7 +84,7 @@ def of_journals(files: Iterable[Path], *, rank: int, world_size: int, root: Path
             size_bytes=result.size_bytes,
             files=details["files"],
         )
-    return _manifest(rank, world_size, list(requests.values()), artifacts, [])
+    return _manifest((rank, world_size), list(requests.values()), artifacts, [])
 
 
 def packed(fields: Fields) -> bytes:
@@ -126,12 +115,9 @@ def with_node_files(manifest: PartitionManifest, files: Collection[NodeFile]) ->
 
 
 def _manifest(
-    rank: int,
-    world_size: int,
-    requests: list[Fields],
-    artifacts: Mapping[str, Fields],
-    captures: list[Fields],
+    whose: tuple[int, int], requests: list[Fields], artifacts: Mapping[str, Fields], captures: list[Fields]
 ) -> Fields:
+    rank, world_size = whose
     return {
         "partition": f"world{world_size}global_rank{rank}",
         "rank": rank,
@@ -143,28 +129,26 @@ def _manifest(
     }
 
 
+def _request(function: str, key: str, components: Fields, runtime_state: Mapping[str, str]) -> Fields:
+    return {"function": function, "key": key, "components": components, "runtime_state": runtime_state}
+
+
 def _listed(
     path: Path, root: Path, *, files: Iterable[tuple[str, str, int]], **fields: Any
 ) -> dict[str, Fields]:
     """Entries of an artifact and its files, by path; none if it is withheld, abandoned or lies elsewhere."""
     if not path.is_file():
         return {}
-    found, wanted = path.resolve(), root.resolve()
-    if not found.is_relative_to(wanted):
-        _log.warning(
-            "%s is not published: its cache %s lies outside of the launch's %s",
-            fields["function"],
-            path,
-            root,
-        )
+    at, wanted = path.resolve(), root.resolve()
+    if not at.is_relative_to(wanted):
+        text = "%s is not published: its cache %s lies outside of the launch's %s"
+        _log.warning(text, fields["function"], path, root)
         return {}
     if is_withheld(path.parent, fields["sha256"]):
         return {}
-    relative = found.relative_to(wanted)
-    every = [(relative.name, fields["sha256"], fields["size_bytes"]), *files]
-    return {
-        (place := relative.with_name(name).as_posix()): {
-            **fields, "path": place, "sha256": sha256, "size_bytes": size_bytes,
-        }
-        for name, sha256, size_bytes in every
-    }  # fmt: skip
+    relative = at.relative_to(wanted)
+    found = {}
+    for name, sha256, size_bytes in [(relative.name, fields["sha256"], fields["size_bytes"]), *files]:
+        place = relative.with_name(name).as_posix()
+        found[place] = {**fields, "path": place, "sha256": sha256, "size_bytes": size_bytes}
+    return found

@@ -20,6 +20,7 @@ from warmrank.worker.rank import start
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import LeftOut, Retraced
 from warmrank.worker.runtime.asked import asks_for_rank
+from warmrank.worker.runtime.files import is_withheld
 from warmrank.worker.settings import Target, building_for
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class OfflineRank(RankWorker):
                     raise
                 raise _needs_values(self._spec.entrypoint, error) from error
         for name, unit in tuple(self._units.items()):
-            if why := _why_not(unit.function.engine().name, kernels=self._kernels):
+            if why := self._why_not(unit.function.engine().name):
                 del self._units[name]
                 self._left_out.append(LeftOut(function=name, reason=why))
         return tuple(self._units)
@@ -84,11 +85,11 @@ class OfflineRank(RankWorker):
 
     def rank_bound(self) -> tuple[str, ...]:
         """Units whose artifacts hold on this rank alone: the code asks for its rank, or an audit says so."""
+        stored = {name: unit.bound().stored for name, unit in self._units.items() if unit.variant is not None}
         return tuple(
             name
-            for name, unit in self._units.items()
-            if unit.variant is not None
-            and (asks_for_rank(unit.variant.stored.artifact.guards.asked) or unit.is_withheld)
+            for name, own in stored.items()
+            if asks_for_rank(own.artifact.guards.asked) or is_withheld(own.path.parent, own.sha256)
         )
 
     def _manifest(self) -> Fields:
@@ -107,57 +108,48 @@ class OfflineRank(RankWorker):
         super().stop()
         self._exits.close()
 
-    def _watched(self, unit: RankUnit) -> contextlib.AbstractContextManager[None]:
-        return _values_are_missed(unit)
+    @contextlib.contextmanager
+    def _watched(self, unit: RankUnit) -> Iterator[None]:
+        """Name the line of a trace that asks for values."""
+        from warmrank.worker.torch_private.fake_ranks import asked_for_values
 
+        try:
+            yield
+        except (NotPortable, RuntimeError) as error:
+            is_ours = isinstance(error, NotPortable)
+            if not ("FakeTensor" in str(error) if is_ours else asked_for_values(error)):
+                raise
+            raise _needs_values(unit.name, error) from error
 
-@contextlib.contextmanager
-def _values_are_missed(unit: RankUnit) -> Iterator[None]:
-    """Name the line of a trace that asks for values."""
-    from warmrank.worker.torch_private.fake_ranks import asked_for_values
-
-    try:
-        yield
-    except (NotPortable, RuntimeError) as error:
-        is_ours = isinstance(error, NotPortable)
-        if not ("FakeTensor" in str(error) if is_ours else asked_for_values(error)):
-            raise
-        raise _needs_values(unit.name, error) from error
-
-
-def _why_not(engine: str, *, kernels: bool) -> str:
-    """The reason why an engine compiles nothing here; empty if it does."""
-    if engine == "aoti" and kernels:
-        return "engine aoti compiles kernels for the very machine that they run on; a launch does"
-    if engine == "torchair" and "torch_npu" not in sys.modules:
-        return "engine torchair is the vendor's, and torch_npu is not here; build with engine: graph"
-    return ""
+    def _why_not(self, engine: str) -> str:
+        """The reason why an engine compiles nothing here; empty if it does."""
+        if engine == "aoti" and self._kernels:
+            return "engine aoti compiles kernels for the very machine that they run on; a launch does"
+        if engine == "torchair" and "torch_npu" not in sys.modules:
+            return "engine torchair is the vendor's, and torch_npu is not here; build with engine: graph"
+        return ""
 
 
 def _needs_values(what: str, error: Exception) -> NeedsValues:
-    where = _place_of(error)
+    """The error that names the last line outside of torch, as `` (file:line in function)``.
+
+    The key of a function counts what its passes and decompositions reach, so it asks for tensors that they
+    hold.
+    """
+    where = ""
+    step = error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        module = str(step.tb_frame.f_globals.get("__name__", ""))
+        if module == "warmrank.worker.keys.reachable":
+            where = " that a pass or a decomposition of its configuration holds"
+            break
+        if package_of(module) not in ("torch", "warmrank.worker", "contextlib"):
+            where = f" ({Path(code.co_filename).name}:{step.tb_lineno} in {code.co_name})"
+        step = step.tb_next
     msg = (
         f"{what} needs the values of a tensor{where}, and an offline build has none: {error}. Compute it of "
         "Python numbers or keep it out of the graph; or, if the model fits into this machine's memory, build "
         "with --real-tensors (device cpu)."
     )
     return NeedsValues(msg, what=what, where=where.strip())
-
-
-def _place_of(error: BaseException) -> str:
-    """The last line outside of torch that led to an error, as `` (file:line in function)``.
-
-    The key of a function counts what its passes and decompositions reach, so it asks for tensors that they
-    hold.
-    """
-    found = ""
-    step = error.__traceback__
-    while step is not None:
-        code = step.tb_frame.f_code
-        module = str(step.tb_frame.f_globals.get("__name__", ""))
-        if module == "warmrank.worker.keys.reachable":
-            return " that a pass or a decomposition of its configuration holds"
-        if package_of(module) not in ("torch", "warmrank.worker", "contextlib"):
-            found = f" ({Path(code.co_filename).name}:{step.tb_lineno} in {code.co_name})"
-        step = step.tb_next
-    return found

@@ -119,7 +119,10 @@ class RankWorker:
 
     def difference(self, function: str, trace: TracePrint) -> str:
         """The first difference between another rank's trace of a unit and this rank's own; empty if none."""
-        return self._units[function].difference(trace)
+        from warmrank.worker.rank.units import first_difference
+
+        unit = self._units[function]
+        return first_difference(trace, unit.outlined or unit.trace())
 
     def consider(self, offers: Mapping[str, str]) -> tuple[FunctionResult, ...]:
         """True if artifacts of other ranks could be adopted here, which is not done."""
@@ -150,8 +153,10 @@ class RankWorker:
 
     def release(self, digests: Mapping[str, str]) -> None:
         """Let other partitions have artifacts (function to digest), since no audit found a fault."""
+        from warmrank.worker.runtime.files import release
+
         for name, digest in digests.items():
-            self._units[name].release(digest)
+            release(self._units[name].function.place().function_dir, digest)
 
     def propose_captures(
         self, planned: tuple[PlannedCapture, ...], names: Collection[str] | None = None

@@ -64,15 +64,10 @@ class RankSpec(Value):
 
 def pretend_groups(spec: RankSpec) -> dict[str, ProcessGroup]:
     """The groups of a rank whose world is not there, each at the position that it has in a launch."""
-    import torch.distributed as dist
-
     from warmrank.worker.torch_private.fake_ranks import start_world
 
     start_world(spec.rank, spec.world_size)
-    groups = {"world": _world()}
-    for role, ranks in _own(spec):
-        groups[role] = dist.new_group(list(ranks))
-    return groups
+    return _groups(spec)
 
 
 def start_groups(spec: RankSpec, backend: str) -> dict[str, ProcessGroup]:
@@ -104,26 +99,28 @@ def start_groups(spec: RankSpec, backend: str) -> dict[str, ProcessGroup]:
         if "EADDRINUSE" not in str(error):
             raise
         raise PortInUse(spec.master_addr, spec.master_port) from error
-    groups = {"world": _world()}
-    for role, ranks in _own(spec):
-        # Only its members meet to make a group: all ranks for each would cost the square of their number.
-        # Without its own time-out a group would get torch's default of half an hour, not the world's.
-        groups[role] = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
-    return groups
+    # Only its members meet to make a group: all ranks for each would cost the square of their number.
+    # Without its own time-out a group would get torch's default of half an hour, not the world's.
+    return _groups(spec, timeout=timeout, use_local_synchronization=True)
 
 
-def _own(spec: RankSpec) -> list[tuple[str, tuple[int, ...]]]:
-    """The role and the ranks of each group that this rank is in, but for the world.
+def _groups(spec: RankSpec, **options: Any) -> dict[str, ProcessGroup]:
+    """The world, and each group that this rank is in.
 
     In the same order on every rank, or the members of two groups would wait for each other; and one of each
     role, because torch names a group that its members alone make by how many groups they have.
     """
-    return [
-        (role, tuple(ranks))
+    import torch.distributed as dist
+
+    world = dist.group.WORLD
+    assert world is not None  # noqa: S101 - it was just initialised
+    own = [
+        (role, list(ranks))
         for role in sorted(set(spec.groups) - {"world"})
         for ranks in spec.groups[role]
         if spec.rank in ranks
     ]
+    return {"world": world, **{role: dist.new_group(ranks, **options) for role, ranks in own}}
 
 
 def hccl_time_outs(timeout_s: float, environ: Mapping[str, str]) -> dict[str, str]:
@@ -146,14 +143,6 @@ def watchdog_s(timeout_s: float, environ: Mapping[str, str]) -> float:
     text = environ.get(EXECUTE, "")
     execute_s = int(text) if text.isdecimal() else 0  # 0: HCCL waits for ever, and the watchdog alone ends it
     return max(timeout_s, execute_s) + _GRACE_S
-
-
-def _world() -> ProcessGroup:
-    import torch.distributed as dist
-
-    world = dist.group.WORLD
-    assert world is not None  # noqa: S101 - it was just initialised
-    return world
 
 
 def bring_up(spec: RankSpec) -> dict[str, ProcessGroup]:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.cache_dir.marks import Marks, marks_of, permit_copies
@@ -34,7 +34,7 @@ from warmrank.worker.results import (
     unit_name,
 )
 from warmrank.worker.runtime.artifact import PortableGuards
-from warmrank.worker.runtime.files import OFFERED, guards_json, is_withheld, offered, release
+from warmrank.worker.runtime.files import OFFERED, guards_json, is_withheld, offered
 from warmrank.worker.runtime.find import Found, StoredArtifact, other_request
 from warmrank.worker.runtime.runtime_state import declared_for
 from warmrank.worker.values import Value
@@ -70,8 +70,7 @@ class TracePrint(Value):
         return _sha(_text(dict(self.parts)).encode())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Handed:
+class Handed(NamedTuple):
     """One artifact's bytes, those of the files beside it by name, and the marks of its cache directory."""
 
     data: bytes
@@ -172,16 +171,6 @@ class RankUnit:
         stored = self.found.stored if self.variant is None and self.found is not None else None
         return print_of((stored or self.bound().stored).artifact)
 
-    @property
-    def is_withheld(self) -> bool:
-        """True if no other partition takes this unit's artifact by itself."""
-        stored = self.bound().stored
-        return is_withheld(stored.path.parent, stored.sha256)
-
-    def release(self, digest: str) -> None:
-        """Let other partitions have an artifact of this one."""
-        release(self.function.place().function_dir, digest)
-
     def audit(self) -> TraceResult:
         """Trace as a compile would, and keep nothing but what a comparison needs."""
         started, cpu_s = perf_counter(), process_time()
@@ -216,10 +205,6 @@ class RankUnit:
             seconds=traced.seconds,
             cpu_s=traced.cpu_s,
         )
-
-    def difference(self, trace: TracePrint) -> str:
-        """The first difference between a trace of another rank and this rank's own, in words."""
-        return first_difference(trace, self.outlined or self.trace())
 
     def _share(self, stored: StoredArtifact, store: Store) -> None:
         """Put an artifact where ranks on other nodes can take it from; without it they compile themselves."""
@@ -283,10 +268,10 @@ class RankUnit:
         if stored is None:
             return None
         beside = {name: path.read_bytes() for name, path in stored.files().items()}
-        return Handed(data=stored.path.read_bytes(), beside=beside, marks=marks_of(self.function.root()))
+        return Handed(stored.path.read_bytes(), beside, marks_of(self.function.root()))
 
     def take_in(self, handed: Handed) -> None:
-        """Lay an artifact of another node into this one's cache directory."""
+        """Keep an artifact of another node in this one's cache directory, for all of its ranks."""
         place, root = self.function.place(), self.function.root()
         ensure_cache_dir(root)
         permit_copies(root, handed.marks.policy, handed.marks.signers)
@@ -427,11 +412,14 @@ def first_difference(one: TracePrint, other: TracePrint) -> str:
     """The first line in which two prints differ, in words; empty where they are equal."""
     for part in dict.fromkeys((*one.parts, *other.parts)):
         lines = zip_longest(one.parts.get(part, ()), other.parts.get(part, ()), fillvalue="(nothing)")
-        for number, (mine, theirs) in enumerate(lines, 1):
+        for number, both in enumerate(lines, 1):
+            mine, theirs = both
             if mine != theirs:
                 place = one.places.get(mine) or other.places.get(theirs)
                 where = f" ({place})" if part == "graph" and place else ""
-                return f"{part} {number}: {_cut(mine)} / {_cut(theirs)}{where}"
+                shown = (" ".join(line.split()) for line in both)
+                cut = (f"{line[: _MAX_CHARS - 3]}..." if len(line) > _MAX_CHARS else line for line in shown)
+                return f"{part} {number}: {' / '.join(cut)}{where}"
     return ""
 
 
@@ -441,9 +429,3 @@ def _sha(data: bytes) -> str:
 
 def _text(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
-
-
-def _cut(line: str) -> str:
-    """A line for people, cut where it is long."""
-    line = " ".join(line.split())
-    return line if len(line) <= _MAX_CHARS else f"{line[: _MAX_CHARS - 3]}..."

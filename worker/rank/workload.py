@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmrank.worker import journal
 from warmrank.worker.errors import BadRuntimeState, CompileForbidden, GroupError, ScriptFailed, WorkloadError
-from warmrank.worker.results import FunctionResult, Verification
+from warmrank.worker.results import FunctionResult, Verification, unit_name
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -124,22 +124,17 @@ def check_arguments(
     try:
         signature.bind(context, **arguments)
     except TypeError as error:
-        given = ", ".join(arguments) or "none"
-        taken = ", ".join(map(str, list(signature.parameters.values())[1:])) or "nothing else"
+        parameters = list(signature.parameters)[1:]
+        free = [name for name in parameters if name not in arguments]
+        unknown = [name for name in arguments if name not in signature.parameters]
+        near = [found for name in unknown for found in difflib.get_close_matches(name, free, n=1)]
+        taken = ", ".join(str(signature.parameters[name]) for name in parameters) or "nothing else"
         msg = (
             f"entrypoint {entrypoint} cannot be called with the config's workload.arguments: {error}. "
-            f"Given: {given}; it takes the rank's context and {taken}."
-            + "".join(f" Did you mean {name!r}?" for name in _nearest_parameters(signature, arguments))
+            f"Given: {', '.join(arguments) or 'none'}; it takes the rank's context and {taken}."
+            + "".join(f" Did you mean {name!r}?" for name in near)
         )
         raise WorkloadError(msg, entrypoint=entrypoint) from None
-
-
-def _nearest_parameters(signature: inspect.Signature, arguments: Iterable[str]) -> list[str]:
-    """The parameter whose name comes nearest, for each argument that is none."""
-    given = set(arguments)
-    free = [name for name in list(signature.parameters)[1:] if name not in given]
-    unknown = [name for name in arguments if name not in signature.parameters]
-    return [near for name in unknown for near in difflib.get_close_matches(name, free, n=1)]
 
 
 def _declare(entrypoint: str, workload: Workload) -> None:
@@ -159,30 +154,26 @@ def _check_fields(entrypoint: str, workload: Workload) -> None:
     """Refuse fields of another kind, such as a lone call or tensor where a comma was forgotten."""
     import torch
 
-    _expect(entrypoint, "model", workload.model, torch.nn.Module, "a torch.nn.Module")
-    _expect(entrypoint, "calls", workload.calls, (tuple, list), "a tuple: (warmrank.Call(...),)")
-    _expect(entrypoint, "check", workload.check, (Callable, type(None)), "a function without arguments")
+    from warmrank.worker.runtime.function import CachedFunction
+
+    def expect(where: str, given: object, kinds: Any, expected: str) -> None:
+        if not isinstance(given, kinds):
+            msg = f"entrypoint {entrypoint}: {where} is {type(given).__qualname__}; expected {expected}."
+            raise WorkloadError(msg, entrypoint=entrypoint, field=where)
+
+    expect("model", workload.model, torch.nn.Module, "a torch.nn.Module")
+    expect("calls", workload.calls, (tuple, list), "a tuple: (warmrank.Call(...),)")
+    expect("check", workload.check, (Callable, type(None)), "a function without arguments")
     if not workload.calls:
         msg = f"entrypoint {entrypoint} returned no calls to warm up with; give at least one warmrank.Call."
         raise WorkloadError(msg, entrypoint=entrypoint)
     for position, call in enumerate(workload.calls):
-        _check_call(entrypoint, f"calls[{position}]", call)
-
-
-def _check_call(entrypoint: str, where: str, call: Call) -> None:
-    from warmrank.worker.runtime.function import CachedFunction
-
-    expected = "warmrank.Call(function=<what cache_compile returned>, args=(...), kwargs={...})"
-    _expect(entrypoint, where, call, Call, expected)
-    _expect(entrypoint, where, call.function, CachedFunction, expected)
-    _expect(entrypoint, f"{where}.args", call.args, (tuple, list), "a tuple: (x,)")
-    _expect(entrypoint, f"{where}.kwargs", call.kwargs, Mapping, "a dict of keyword arguments")
-
-
-def _expect(entrypoint: str, where: str, given: object, kinds: Any, expected: str) -> None:
-    if not isinstance(given, kinds):
-        msg = f"entrypoint {entrypoint}: {where} is {type(given).__qualname__}; expected {expected}."
-        raise WorkloadError(msg, entrypoint=entrypoint, field=where)
+        where = f"calls[{position}]"
+        expected = "warmrank.Call(function=<what cache_compile returned>, args=(...), kwargs={...})"
+        expect(where, call, Call, expected)
+        expect(where, call.function, CachedFunction, expected)
+        expect(f"{where}.args", call.args, (tuple, list), "a tuple: (x,)")
+        expect(f"{where}.kwargs", call.kwargs, Mapping, "a dict of keyword arguments")
 
 
 def no_workload(entrypoint: str, returned: str) -> WorkloadError:
@@ -197,12 +188,11 @@ def no_workload(entrypoint: str, returned: str) -> WorkloadError:
 def not_imported(entrypoint: str, reason: str, nearest: str = "") -> WorkloadError:
     """Error of an entrypoint whose module does not import, with the nearest module that is there."""
     module, _, function = entrypoint.partition(":")
-    hint = f"; did you mean {nearest}:{function}?" if nearest else ""
+    hint = f"; did you mean {nearest}:{function}?" if nearest else "."
     if module.endswith(".py"):
-        hint = "; leave out .py"
+        hint = "; leave out .py."
     msg = (
-        f"entrypoint {entrypoint}: module {module!r} does not import: {reason}{hint}"
-        f"{'' if hint.endswith('?') else '.'} "
+        f"entrypoint {entrypoint}: module {module!r} does not import: {reason}{hint} "
         "It is looked for on sys.path, which includes the directory the launch was started in."
     )
     return WorkloadError(msg, entrypoint=entrypoint)
@@ -213,14 +203,13 @@ def no_function(entrypoint: str, known: Iterable[str]) -> WorkloadError:
     module, _, function = entrypoint.partition(":")
     nearest = difflib.get_close_matches(function, list(known), n=1)
     hint = f"; did you mean {module}:{nearest[0]}?" if nearest else ""
-    return WorkloadError(
-        f"entrypoint {entrypoint}: {module!r} has no function {function!r}{hint}", entrypoint=entrypoint
-    )
+    msg = f"entrypoint {entrypoint}: {module!r} has no function {function!r}{hint}"
+    return WorkloadError(msg, entrypoint=entrypoint)
 
 
 def _import_entrypoint(entrypoint: str) -> Callable[..., object]:
-    module_name, colon, function_name = entrypoint.partition(":")
-    if not (colon and module_name and function_name):
+    module_name, _, function_name = entrypoint.partition(":")
+    if not (module_name and function_name):
         msg = f"entrypoint {entrypoint!r} is not 'module:function' (for example my_model:workload)"
         raise WorkloadError(msg, entrypoint=entrypoint)
     try:
@@ -258,21 +247,9 @@ def run_script(spec: RankSpec, path: str, arguments: tuple[str, ...]) -> tuple[F
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     file.unlink(missing_ok=True)
     environ = {**os.environ, **_variables(spec), "WARMRANK_JOURNAL": str(file)}
-    status, tail = _run([sys.executable, path, *arguments], environ)
-    if status:
-        for function, reason in journal.forbidden(file):
-            raise CompileForbidden(reason, function=function, reason=reason)
-        last = "\n".join(tail)
-        msg = f"rank {spec.rank}: script {path} ended with status {status}; its last lines:\n{last}"
-        raise ScriptFailed(msg, rank=spec.rank, script=path, status=status)
-    return _distinct(result for result, _ in journal.read(file))
-
-
-def _run(command: list[str], environ: dict[str, str]) -> tuple[int, deque[str]]:
-    """Run a command, its output logged line by line as it comes; its status and last lines."""
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     with subprocess.Popen(  # noqa: S603 - running the user's script is what this is for
-        command,
+        [sys.executable, path, *arguments],
         env=environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -287,7 +264,13 @@ def _run(command: list[str], environ: dict[str, str]) -> tuple[int, deque[str]]:
         except BaseException:
             process.kill()
             raise
-    return process.returncode, tail
+    if status := process.returncode:
+        for function, reason in journal.forbidden(file):
+            raise CompileForbidden(reason, function=function, reason=reason)
+        last = "\n".join(tail)
+        msg = f"rank {spec.rank}: script {path} ended with status {status}; its last lines:\n{last}"
+        raise ScriptFailed(msg, rank=spec.rank, script=path, status=status)
+    return _distinct(result for result, _ in journal.read(file))
 
 
 def _distinct(results: Iterable[FunctionResult]) -> tuple[FunctionResult, ...]:
@@ -297,27 +280,24 @@ def _distinct(results: Iterable[FunctionResult]) -> tuple[FunctionResult, ...]:
     for result in results:
         name, slot = result.function, (result.function, result.digest)
         if slot not in first:
-            first[slot] = replace(result, function=f"{name}[{num_seen[name]}]" if num_seen[name] else name)
+            first[slot] = replace(result, function=unit_name(name, num_seen[name]))
             num_seen[name] += 1
     return tuple(first.values())
 
 
 def _variables(spec: RankSpec) -> dict[str, str]:
     """As torchrun sets them, and where the cache lies; the script's own directory stays importable."""
-    # Where compiling is allowed, what the variable says is left as it is.
-    forbidden = {"WARMRANK_NO_COMPILE": "1"} if spec.no_compile else {}
-    return (
-        forbidden
-        | {
-            "RANK": str(spec.rank),
-            "WORLD_SIZE": str(spec.world_size),
-            "LOCAL_RANK": str(spec.local_rank),
-            "LOCAL_WORLD_SIZE": str(spec.local_world_size),
-            "GROUP_RANK": str(spec.node_rank),
-            "MASTER_ADDR": spec.master_addr,
-            "MASTER_PORT": str(spec.master_port),
-            "TORCHAIR_CACHE_HOME": spec.cache_dir,
-            "PYTHONUNBUFFERED": "1",  # its output is followed line by line
-            "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path[1:]]),
-        }
-    )
+    return {
+        # Where compiling is allowed, what the variable says is left as it is.
+        **({"WARMRANK_NO_COMPILE": "1"} if spec.no_compile else {}),
+        "RANK": str(spec.rank),
+        "WORLD_SIZE": str(spec.world_size),
+        "LOCAL_RANK": str(spec.local_rank),
+        "LOCAL_WORLD_SIZE": str(spec.local_world_size),
+        "GROUP_RANK": str(spec.node_rank),
+        "MASTER_ADDR": spec.master_addr,
+        "MASTER_PORT": str(spec.master_port),
+        "TORCHAIR_CACHE_HOME": spec.cache_dir,
+        "PYTHONUNBUFFERED": "1",  # its output is followed line by line
+        "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path[1:]]),
+    }

@@ -35,50 +35,48 @@ _log = logging.getLogger("torchair")
 _HERE = str(Path(__file__).parent)
 _BACKENDS = {"npu": "torchair", "npugraph_ex": "npugraph_ex"}
 _NOT_INSTALLED = "torch_npu is not installed here, and the script runs on the CPU"
-_FACE = "warmrank"
-_CONFIGS = "warmrank.configs.compiler_config"
-_LOG = "warmrank.worker.log"
-OURS: Mapping[str, str] = {
-    "torchair": _FACE,
-    "torchair.inference": "warmrank.inference",
-    "torchair.configs": "warmrank.configs",
-    "torchair.configs.compiler_config": _CONFIGS,
-    "torchair.core": "",
-    "torchair.core.utils": _LOG,
-    "torchair.npu_fx_compiler": _FACE,
-    "torchair.ge_concrete_graph": "",
-    "torchair.ge_concrete_graph.ge_converter": "",
-    "torchair.ge_concrete_graph.ge_converter.experimental": "",
+_PACKAGES = ("torchair", "npugraph_ex")
+_SCOPE = "warmrank.worker.torchair_scope"
+_HCOM = "torchair.ge_concrete_graph.ge_converter.experimental"
+_OURS = {
     **{
-        f"torchair.ge_concrete_graph.ge_converter.experimental.{name}": "warmrank.worker.hcom"
-        for name in (
-            "patch_for_hcom_allreduce",
-            "hcom_allreduce",
-            "hcom_allgather",
-            "hcom_broadcast",
-            "hcom_alltoall",
-        )
+        f"{package}{below}": ours
+        for package in _PACKAGES
+        for below, ours in {
+            "": "warmrank",
+            ".inference": "warmrank.inference",
+            ".configs.compiler_config": "warmrank.configs.compiler_config",
+            ".core.utils": "warmrank.worker.log",
+            ".npu_fx_compiler": "warmrank",
+        }.items()
     },
-    "npugraph_ex": _FACE,
-    "npugraph_ex.inference": "warmrank.inference",
-    "npugraph_ex.configs": "",
-    "npugraph_ex.configs.compiler_config": _CONFIGS,
-    "npugraph_ex.core": "",
-    "npugraph_ex.core.utils": _LOG,
-    "npugraph_ex.npu_fx_compiler": _FACE,
+    **{
+        f"{_HCOM}.hcom_{name}": "warmrank.worker.torchair_scope"
+        for name in ("allreduce", "allgather", "broadcast")
+    },
+    f"{_HCOM}.hcom_alltoall": "warmrank.worker.torchair_scope",
+    f"{_HCOM}.patch_for_hcom_allreduce": "warmrank.worker.torchair_scope",
+}
+OURS: Mapping[str, str] = {
+    **{path.rsplit(".", level)[0]: "" for path in _OURS for level in range(1, path.count(".") + 1)},
+    **_OURS,
 }
 """TorchAir's module -> ours, whose names win; empty for a package that only holds such modules."""
-_ELSEWHERE = {
-    "torchair.scope": "warmrank.worker.torchair_scope",
-    "npugraph_ex.scope": "warmrank.worker.torchair_scope",
-}
+_ELSEWHERE = {f"{package}.scope": _SCOPE for package in _PACKAGES}
 """Modules that come from torch_npu where it is installed, and otherwise from us."""
 _FLAT_CONFIG = ("npugraph_ex", "npugraph_ex.configs.compiler_config")
 _FLAT_DEFAULTS = {"cache_compile": "config", "get_npu_backend": "compiler_config"}
 """Functions whose configuration defaults to npugraph_ex's in that package -> the parameter that takes it."""
-_ALIASES = {"torch_npu.dynamo.torchair": "torchair", "torch_npu.dynamo.npugraph_ex": "npugraph_ex"}
-_VENDORS = ("torchair", "npugraph_ex", "torch_npu", "warmrank")
-_MACHINERY = ("importlib", "_frozen_importlib", "_frozen_importlib_external")
+_ALIASES = {f"torch_npu.dynamo.{package}": package for package in _PACKAGES}
+_EXEMPT = (
+    *_PACKAGES,
+    "torch_npu",
+    "warmrank",
+    "importlib",
+    "_frozen_importlib",
+    "_frozen_importlib_external",
+)
+"""Code that gets the vendor's modules: the vendor's own, ours, and the import machinery."""
 
 
 def run_script(script: str, arguments: Sequence[str], *, as_module: bool = False) -> None:
@@ -169,7 +167,7 @@ class _StandIn:
             torch.npu = importlib.import_module("torch_npu.npu")  # type: ignore[attr-defined]
             importlib.import_module("torch_npu.dynamo")
             torch.compile = _with_backends(torch.compile)
-            torch.Tensor.npu = torch.nn.Module.npu = _stays  # type: ignore[attr-defined]
+            torch.Tensor.npu = torch.nn.Module.npu = lambda self, *_, **__: self  # type: ignore[attr-defined]
 
 
 def _register_hccl() -> None:
@@ -197,43 +195,22 @@ def _with_backends(function: Any) -> Any:
     return compiled
 
 
-def _stays(value: Any, *args: Any, **kwargs: Any) -> Any:
-    """``tensor.npu()``: the value stays on the CPU."""
-    del args, kwargs
-    return value
-
-
 def _nothing(*args: Any, **kwargs: Any) -> None:
     """A setting of the NPU, which has no effect."""
 
 
-def _no_device() -> int:
-    """Index or number of the devices."""
-    return 0
-
-
 def _fill_npu(npu: Any) -> None:
     """``torch.npu``: no devices; settings and waiting do nothing; anything else is an error that says so."""
+
+    def graph_pool_handle() -> PoolHandle:
+        return facade("torchair").graph_pool_handle()  # type: ignore[no-any-return]
+
     npu.is_available = lambda: False
-    npu.device_count = npu.current_device = _no_device
-    for name in (
-        "set_device",
-        "synchronize",
-        "empty_cache",
-        "set_compile_mode",
-        "set_option",
-        "manual_seed",
-        "manual_seed_all",
-    ):
-        setattr(npu, name, _nothing)
+    npu.device_count = npu.current_device = lambda: 0
+    npu.set_device = npu.synchronize = npu.empty_cache = npu.set_compile_mode = _nothing
+    npu.set_option = npu.manual_seed = npu.manual_seed_all = _nothing
     npu.config = SimpleNamespace()  # whose attributes a script sets
-    npu.graph_pool_handle = _graph_pool_handle
-
-
-def _graph_pool_handle() -> PoolHandle:
-    from warmrank import graph_pool_handle
-
-    return graph_pool_handle()
+    npu.graph_pool_handle = graph_pool_handle
 
 
 def from_vendor(path: str, name: str) -> Any:
@@ -340,14 +317,10 @@ def _flat(function: Any, parameter: str) -> Any:
     return flat
 
 
-_facades: dict[str, Facade] = {}
-
-
+@functools.cache
 def facade(path: str) -> Facade:
     """The one facade of a path in `OURS`."""
-    if path not in _facades:
-        _facades[path] = Facade(path)
-    return _facades[path]
+    return Facade(path)
 
 
 class Dynamo(ModuleType):
@@ -369,16 +342,12 @@ def _watch_dynamo() -> None:
 
 def _asked(name: str) -> str | None:
     """TorchAir's path that an import names; None for anything else."""
-    for alias, path in _ALIASES.items():
-        if name == alias or name.startswith(f"{alias}."):
-            return path + name[len(alias) :]
-    return name if name.partition(".")[0] in ("torchair", "npugraph_ex") else None
+    path = name.removeprefix("torch_npu.dynamo.")
+    return path if path.partition(".")[0] in _PACKAGES else None
 
 
 def _is_exempt(namespace: Mapping[str, Any] | None) -> bool:
-    """Code that gets the vendor's modules: the vendor's own, ours, and the import machinery."""
-    name = str((namespace or {}).get("__name__", "")).partition(".")[0]
-    return name in _VENDORS or name in _MACHINERY
+    return str((namespace or {}).get("__name__", "")).partition(".")[0] in _EXEMPT
 
 
 def redirect_names() -> None:

@@ -56,21 +56,17 @@ class OverridingTheMethodItself(Base):
 
 
 @case(lambda: [call(numbers(3, 4)) for _ in range(3)], "compiled compiled ran")
-class MadeAtFirstUse(nn.Module):
-    held: torch.Tensor
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        try:
-            held = self.held
-        except AttributeError:
-            held = self.held = torch.ones(4)
-        return x * held
+def made_at_first_use(self: Any, x: torch.Tensor) -> Any:
+    try:
+        held = self.held
+    except AttributeError:
+        held = self.held = torch.ones(4)
+    return x * held
 
 
 @case(two_sizes, "compiled ran", context="torch.no_grad(), torch.device('cpu')")
-class UnderDefaultDevice(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.full((4,), 2.0)
+def under_default_device(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * torch.full((4,), 2.0)
 
 
 @case(one, "compiled")
@@ -94,12 +90,11 @@ class PlainState(nn.Module):
 
 
 @case(one, "compiled")
-class Comprehensions(nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
-        several = [x * index for index in range(3)]
-        named = dict(zip("abc", several, strict=True))
-        total = functools.reduce(lambda one, other: one + other, several)
-        return torch.stack([named[key] for key in sorted(named)]), torch.cat(several), total
+def comprehensions(self: Any, x: torch.Tensor) -> Any:
+    several = [x * index for index in range(3)]
+    named = dict(zip("abc", several, strict=True))
+    total = functools.reduce(lambda one, other: one + other, several)
+    return torch.stack([named[key] for key in sorted(named)]), torch.cat(several), total
 
 
 @case(one, "compiled", tolerance=1e-6)
@@ -129,39 +124,32 @@ class Convolution(nn.Module):
 
 
 @case(two_sizes, "compiled ran", tolerance=1e-2)
-class AutocastWithin(nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
-        with torch.no_grad():
-            doubled = x * 2
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            low = x @ x.t()
-        with torch.autocast("cpu", enabled=False):
-            high = x @ x.t()
-        return doubled, low, high
+def autocast_within(self: Any, x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        doubled = x * 2
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = x @ x.t()
+    with torch.autocast("cpu", enabled=False):
+        high = x @ x.t()
+    return doubled, low, high
 
 
-@case(two_sizes, "compiled ran", context="torch.inference_mode()")
-class UnderInferenceMode(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.layer(x).relu_()
+@case(two_sizes, "compiled ran", context="torch.inference_mode()", layer=lambda: nn.Linear(4, 4))
+def under_inference_mode(self: Any, x: torch.Tensor) -> Any:
+    return self.layer(x).relu_()
 
 
-@case(two_sizes, "compiled ran", context="torch.enable_grad()")
-class WithGradientsOn(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.register_buffer("last", torch.zeros(4))
-        self.last: torch.Tensor
-
-    def forward(self, x: torch.Tensor) -> Any:
-        y = self.layer(x)
-        self.last.copy_(y.sum(0))
-        return y
+@case(
+    two_sizes,
+    "compiled ran",
+    context="torch.enable_grad()",
+    layer=lambda: nn.Linear(4, 4),
+    last=lambda: nn.Buffer(torch.zeros(4)),
+)
+def with_gradients_on(self: Any, x: torch.Tensor) -> Any:
+    y = self.layer(x)
+    self.last.copy_(y.sum(0))
+    return y
 
 
 @case(
@@ -169,11 +157,7 @@ class WithGradientsOn(nn.Module):
     "compiled ran",
     context="torch.autocast('cpu', dtype=torch.bfloat16), torch.no_grad()",
     tolerance=1e-2,
+    layer=lambda: nn.Linear(4, 4),
 )
-class UnderAutocast(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.layer(x)
+def under_autocast(self: Any, x: torch.Tensor) -> Any:
+    return self.layer(x)

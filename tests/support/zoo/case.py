@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,26 +63,42 @@ CASES: dict[str, Case] = {}
 REFUSED: dict[str, Case] = {}
 
 
-def case(
-    calls: Callable[[], list[Call]], cold: str, **more: Any
-) -> Callable[[type[nn.Module]], type[nn.Module]]:
-    """Enter a module class into the zoo under its own name."""
-
-    def enter(cls: type[nn.Module]) -> type[nn.Module]:
-        assert cls.__name__ not in CASES, cls.__name__
-        CASES[cls.__name__] = Case(build=cls, calls=calls, cold=tuple(cold.split()), **more)
-        return cls
-
-    return enter
+_OPTIONS = frozenset(field.name for field in fields(Case))
 
 
-def refused(
-    calls: Callable[[], list[Call]], error: str, **more: Any
-) -> Callable[[type[nn.Module]], type[nn.Module]]:
-    """Enter a module class that must be refused with an error of this type."""
+def case(calls: Callable[[], list[Call]], cold: str, **more: Any) -> Callable[[Any], type[nn.Module]]:
+    """Enter a module class into the zoo under its own name.
 
-    def enter(cls: type[nn.Module]) -> type[nn.Module]:
-        REFUSED[cls.__name__] = Case(build=cls, calls=calls, cold=(error,), **more)
-        return cls
+    Or a function, which is the ``forward`` of a class of its own; ``more`` are what makes its attributes, and
+    fields of `Case`.
+    """
+    return partial(_enter, CASES, calls, cold, more)
 
-    return enter
+
+def refused(calls: Callable[[], list[Call]], error: str, **more: Any) -> Callable[[Any], type[nn.Module]]:
+    """Enter one that must be refused with an error of this type."""
+    return partial(_enter, REFUSED, calls, error, more)
+
+
+def _enter(
+    zoo: dict[str, Case], calls: Callable[[], list[Call]], cold: str, more: dict[str, Any], made: Any
+) -> type[nn.Module]:
+    options = {name: value for name, value in more.items() if name in _OPTIONS}
+    cls = made if isinstance(made, type) else _class_of(made, {**more, **dict.fromkeys(options)})
+    assert cls.__name__ not in zoo, cls.__name__
+    zoo[cls.__name__] = Case(build=cls, calls=calls, cold=tuple(cold.split()), **options)
+    return cls
+
+
+def _class_of(forward: Any, attributes: dict[str, Callable[[], Any] | None]) -> type[nn.Module]:
+    class Made(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            for name, make in attributes.items():
+                if make is not None:
+                    setattr(self, name, make())
+
+    Made.__module__, Made.__name__, Made.__qualname__ = forward.__module__, forward.__name__, forward.__name__
+    Made.__doc__, Made.forward = forward.__doc__, forward
+    forward.__name__, forward.__qualname__ = "forward", f"{Made.__qualname__}.forward"
+    return Made

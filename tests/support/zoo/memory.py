@@ -18,132 +18,89 @@ def three() -> list[Call]:
     return [call(numbers(3, 4, seed=seed)) for seed in range(3)]
 
 
-@case(lambda: [call(numbers(n, 4)) for n in (1, 2, 3)], "compiled compiled ran")
-class KvCache(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("cache", torch.zeros(8, 4))
-        self.cache: torch.Tensor
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.cache[: x.shape[0]] = self.layer(x)
-        return self.cache.sum(0) + x
+@case(
+    lambda: [call(numbers(n, 4)) for n in (1, 2, 3)],
+    "compiled compiled ran",
+    cache=lambda: nn.Buffer(torch.zeros(8, 4)),
+    layer=lambda: nn.Linear(4, 4),
+)
+def kv_cache(self: Any, x: torch.Tensor) -> Any:
+    self.cache[: x.shape[0]] = self.layer(x)
+    return self.cache.sum(0) + x
 
 
-@case(three, "compiled ran ran")
-class PlainTensorAttribute(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.total = torch.zeros(3, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.total.add_(x)
-        return self.total * 2
+@case(three, "compiled ran ran", total=lambda: torch.zeros(3, 4))
+def plain_tensor_attribute(self: Any, x: torch.Tensor) -> Any:
+    self.total.add_(x)
+    return self.total * 2
 
 
-@case(three, "compiled ran ran")
-class ReplacesBuffer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("total", torch.zeros(3, 4))
-        self.total: torch.Tensor
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.total = self.total + x.clone()
-        return self.total * 2
+@case(three, "compiled ran ran", total=lambda: nn.Buffer(torch.zeros(3, 4)))
+def replaces_buffer(self: Any, x: torch.Tensor) -> Any:
+    self.total = self.total + x.clone()
+    return self.total * 2
 
 
-@case(three, "compiled compiled ran")
-class GrowsCache(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cache = torch.zeros(0, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.cache = torch.cat([self.cache, x])
-        return self.cache.sum(0)
+@case(three, "compiled compiled ran", cache=lambda: torch.zeros(0, 4))
+def grows_cache(self: Any, x: torch.Tensor) -> Any:
+    self.cache = torch.cat([self.cache, x])
+    return self.cache.sum(0)
 
 
-@case(three, "compiled compiled compiled")
-class CountsCalls(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.count += 1
-        return x * self.count
+@case(three, "compiled ran ran", count=lambda: 0)
+def counts_calls(self: Any, x: torch.Tensor) -> Any:
+    self.count += 1
+    return x * self.count
 
 
-@case(three, "compiled compiled ran")
-class FlipsFlag(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = True
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.first:
-            self.first = False
-            return x + 1
-        return x * 2
-
-
-@case(lambda: three()[:2], "compiled compiled")
-class AppendsToList(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.history: list[torch.Tensor] = []
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.history.append(x * 2)
-        return x + len(self.history)
-
-
-@case(three, "compiled ran ran")
-class RemembersLast(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.last = x.sum()
+@case(three, "compiled compiled ran", first=lambda: True)
+def flips_flag(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if self.first:
+        self.first = False
         return x + 1
+    return x * 2
+
+
+@case(lambda: three()[:2], "compiled compiled", history=list)
+def appends_to_list(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.history.append(x * 2)
+    return x + len(self.history)
+
+
+@case(three, "compiled ran ran")
+def remembers_last(self: Any, x: torch.Tensor) -> torch.Tensor:
+    self.last = x.sum()
+    return x + 1
 
 
 @case(lambda: [call(numbers(3, 4), Outer(Inner(numbers(3, 4)), 2))], "compiled")
-class WritesToArgument(nn.Module):
-    def forward(self, x: torch.Tensor, given: Outer) -> torch.Tensor:
-        given.inner.x = x * 2
-        given.count = given.count + 1
-        given.names.append("seen")
-        return x + 1
+def writes_to_argument(self: Any, x: torch.Tensor, given: Outer) -> torch.Tensor:
+    given.inner.x = x * 2
+    given.count = given.count + 1
+    given.names.append("seen")
+    return x + 1
 
 
 @case(lambda: [call([numbers(3, 4), numbers(3, 4)]), call([numbers(3, 4)])], "compiled compiled")
-class AppendsToArgument(nn.Module):
-    def forward(self, given: list[torch.Tensor]) -> torch.Tensor:
-        given.append(given[0] * 2)
-        return given[-1] + 1
+def appends_to_argument(self: Any, given: list[torch.Tensor]) -> torch.Tensor:
+    given.append(given[0] * 2)
+    return given[-1] + 1
 
 
 @case(two_sizes, "compiled ran")
-class WritesToInput(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x.mul_(2)
-        return x + 1
+def writes_to_input(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x.mul_(2)
+    return x + 1
 
 
 @case(two_sizes, "compiled ran")
-class ReturnsViewsOfInput(nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
-        return x, x.view(-1), x[0], x.t()
+def returns_views_of_input(self: Any, x: torch.Tensor) -> Any:
+    return x, x.view(-1), x[0], x.t()
 
 
-@case(two_sizes, "compiled ran")
-class ReturnsOwnTensors(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4))
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.weight, x * self.weight, self.weight[1:]
+@case(two_sizes, "compiled ran", weight=lambda: nn.Parameter(torch.ones(4)))
+def returns_own_tensors(self: Any, x: torch.Tensor) -> Any:
+    return self.weight, x * self.weight, self.weight[1:]
 
 
 def distinct_then_same() -> list[Call]:
@@ -152,16 +109,14 @@ def distinct_then_same() -> list[Call]:
 
 
 @case(distinct_then_same, "compiled compiled")
-class IdentityOfInputs(nn.Module):
-    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return a * 5 if a is b else a + b
+def identity_of_inputs(self: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a * 5 if a is b else a + b
 
 
 @case(distinct_then_same, "compiled compiled")
-class SameTensorTwice(nn.Module):
-    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        a.add_(1)
-        return a + b
+def same_tensor_twice(self: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    a.add_(1)
+    return a + b
 
 
 def views_of_one_tensor() -> list[Call]:
@@ -175,21 +130,18 @@ def views_of_one_tensor() -> list[Call]:
 
 
 @case(views_of_one_tensor, "compiled ran ran ran")
-class OverlappingInputs(nn.Module):
+def overlapping_inputs(self: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The captured graph of the first call has a copy of ``b``, that of the second must not."""
-
-    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        a.add_(1)
-        return a * b
+    a.add_(1)
+    return a * b
 
 
 @case(
     lambda: [call(numbers(3, 1).expand(3, 4)), call(numbers(5, 1).expand(5, 4)), call(numbers(3, 4))],
     "compiled ran compiled",
 )
-class ExpandedInput(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
+def expanded_input(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * 2
 
 
 def sliding() -> torch.Tensor:
@@ -197,9 +149,8 @@ def sliding() -> torch.Tensor:
 
 
 @case(lambda: [call(sliding()), call(numbers(3, 4)), call(sliding())], "compiled compiled ran")
-class SlidingInput(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
+def sliding_input(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * 2
 
 
 def strided() -> list[Call]:
@@ -211,15 +162,13 @@ def slices() -> list[Call]:
 
 
 @case(slices, "compiled ran ran ran", options={"dynamic": False})
-class SlicesOfOtherBuffers(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
+def slices_of_other_buffers(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * 2
 
 
 @case(lambda: [call(numbers(3, 8)[:, :4]), call(numbers(2, 3, 9)[0][:, :4])], "compiled ran")
-class ColumnsOfOtherBuffers(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.cumsum(1)
+def columns_of_other_buffers(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x.cumsum(1)
 
 
 def growing() -> list[Call]:
@@ -227,15 +176,13 @@ def growing() -> list[Call]:
 
 
 @case(growing, "compiled ran ran")
-class LastColumn(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + 1
+def last_column(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + 1
 
 
 @case(strided, "compiled compiled compiled")
-class StridesOfInput(nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
-        return x.stride(), x * 2
+def strides_of_input(self: Any, x: torch.Tensor) -> Any:
+    return x.stride(), x * 2
 
 
 def turned() -> list[Call]:
@@ -244,15 +191,13 @@ def turned() -> list[Call]:
 
 
 @case(turned, "compiled compiled ran", settings={"debug.aclgraph.clone_input": False})
-class OneAddressTwoStrides(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.sum(0)
+def one_address_two_strides(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x.sum(0)
 
 
 @case(two_sizes, "compiled ran", settings={"debug.run_eagerly": True})
-class WithoutCapture(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
+def without_capture(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * 2
 
 
 @case(
@@ -260,23 +205,20 @@ class WithoutCapture(nn.Module):
     "compiled ran ran ran",
     settings={"debug.aclgraph.static_capture_size_limit": 1},
 )
-class BeyondTheCaptureLimit(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
+def beyond_the_capture_limit(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * 2
 
 
 @case(two_sizes, "compiled ran", settings={"debug.aclgraph.enable_output_clone": True})
-class ClonedOutputs(nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
-        return x * 2, x[0]
+def cloned_outputs(self: Any, x: torch.Tensor) -> Any:
+    return x * 2, x[0]
 
 
 @refused(one, "NotPortable")
-class SetsGlobal(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        global CALLS  # noqa: PLW0603 - that is what is tried
-        CALLS += 1
-        return x * CALLS
+def sets_global(self: Any, x: torch.Tensor) -> torch.Tensor:
+    global CALLS  # noqa: PLW0603 - that is what is tried
+    CALLS += 1
+    return x * CALLS
 
 
 def opaque(x: torch.Tensor) -> torch.Tensor:
@@ -299,29 +241,21 @@ def made_by_exec() -> Any:
     return scope["made"]
 
 
-@case(one, "compiled")
-class CallsWhatExecMade(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.made = made_by_exec()
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.made(x)
+@case(one, "compiled", made=made_by_exec)
+def calls_what_exec_made(self: Any, x: torch.Tensor) -> Any:
+    return self.made(x)
 
 
 @refused(one, "NotPortable")
-class AsksForBase(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2 if x._base is None else x._base * 3
+def asks_for_base(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x._base is None else x._base * 3
 
 
 @refused(one, "RandomOp")
-class DrawsNumbers(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.rand_like(x)
+def draws_numbers(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand_like(x)
 
 
 @refused(one, "GraphBreak")
-class BreaksGraph(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2 if x.sum() > 0 else x
+def breaks_graph(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.sum() > 0 else x

@@ -63,105 +63,83 @@ def three_sizes() -> list[Call]:
 
 
 @case(three_sizes, "compiled ran compiled")
-class MadeOfSizes(nn.Module):
-    def forward(self, x: torch.Tensor) -> tuple[Any, ...]:
-        num, width = x.shape
-        x = x / math.sqrt(width) * round(num / 2) + math.log2(num) + math.ceil(num / 3) + num**0.5
-        x = x + num % 3 + abs(num - width) + min(num, width) + float(num)
-        if math.sqrt(num) >= 3 or num & 1:
-            x = x * 3
-        return x[: num // 2], math.sqrt(num), num / 2, num > 7, torch.arange(num)
+def made_of_sizes(self: Any, x: torch.Tensor) -> tuple[Any, ...]:
+    num, width = x.shape
+    x = x / math.sqrt(width) * round(num / 2) + math.log2(num) + math.ceil(num / 3) + num**0.5
+    x = x + num % 3 + abs(num - width) + min(num, width) + float(num)
+    if math.sqrt(num) >= 3 or num & 1:
+        x = x * 3
+    return x[: num // 2], math.sqrt(num), num / 2, num > 7, torch.arange(num)
 
 
 @case(two_sizes, "compiled compiled")
-class NoSymbol(nn.Module):
+def no_symbol(self: Any, x: torch.Tensor) -> torch.Tensor:
     """Dynamo has no symbols for what this makes of a size."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        quotient, rest = divmod(x.shape[0], 2)
-        return x * quotient + rest + len(str(x.shape[0])) + math.gcd(x.shape[0], 4)
+    quotient, rest = divmod(x.shape[0], 2)
+    return x * quotient + rest + len(str(x.shape[0])) + math.gcd(x.shape[0], 4)
 
 
 @case(
     lambda: [call(numbers(3, 4), np.ones(4, np.float32)), call(numbers(3, 4), np.arange(4.0))],
     "compiled compiled",
+    table=lambda: np.arange(4, dtype=np.float32),
+    flag=lambda: np.bool_(True),
+    count=lambda: np.int64(2),
 )
-class NumPy(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.flag = np.arange(4, dtype=np.float32), np.bool_(True)
-        self.count: Any = np.int64(2)
-
-    def forward(self, x: torch.Tensor, given: Any) -> torch.Tensor:
-        x = x * FACTOR * (FACTOR * np.float32(3)) + self.count if self.flag else x
-        x = x.repeat(self.count, 1)
-        return x + torch.from_numpy(self.table) + torch.from_numpy(given)
+def num_py(self: Any, x: torch.Tensor, given: Any) -> torch.Tensor:
+    x = x * FACTOR * (FACTOR * np.float32(3)) + self.count if self.flag else x
+    x = x.repeat(self.count, 1)
+    return x + torch.from_numpy(self.table) + torch.from_numpy(given)
 
 
 @case(one, "compiled")
-class Pytree(nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
-        return tree_map(torch.neg, {"leaf": Leaf(x)})["leaf"].value
+def pytree(self: Any, x: torch.Tensor) -> Any:
+    return tree_map(torch.neg, {"leaf": Leaf(x)})["leaf"].value
 
 
-@case(one, "compiled")
-class DeviceWithIndex(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.device = torch.device("cpu", 0)
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return x.to(self.device).add_(1), x * 2
+@case(one, "compiled", device=lambda: torch.device("cpu", 0))
+def device_with_index(self: Any, x: torch.Tensor) -> Any:
+    return x.to(self.device).add_(1), x * 2
 
 
-@case(one, "compiled")
-class DerivedNumbers(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.count, self.ratio, self.name, self.kind = Count(3), Ratio(0.5), Name("relu"), Kind.RELU
-        self.number = np.int64(2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x * self.count + self.ratio * self.number
-        return F.relu(x) if self.name == "relu" and self.kind == "relu" else x
-
-
-@case(one, "compiled")
-class UnusualKeys(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.by_dtype = {torch.float32: 2.0, torch.float16: 3.0}
-        self.by_device = {torch.device("cpu"): 1.0}
-        self.by_object: dict[Any, float] = {
-            Kind.RELU: 1.0,
-            Weight: 2.0,
-            F.relu: 3.0,
-            (1, "a"): 4.0,
-            None: 5.0,
-        }
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x * self.by_dtype[x.dtype] + self.by_device[x.device]
-        return (
-            x
-            + self.by_object[Weight]
-            + self.by_object[F.relu]
-            + self.by_object[1, "a"]
-            + self.by_object[None]
-        )
+@case(
+    one,
+    "compiled",
+    count=lambda: Count(3),
+    ratio=lambda: Ratio(0.5),
+    name=lambda: Name("relu"),
+    kind=lambda: Kind.RELU,
+    number=lambda: np.int64(2),
+)
+def derived_numbers(self: Any, x: torch.Tensor) -> torch.Tensor:
+    x = x * self.count + self.ratio * self.number
+    return F.relu(x) if self.name == "relu" and self.kind == "relu" else x
 
 
-@case(one, "compiled")
-class ObjectsOfTheLibrary(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.scales, self.first = {"a": 3.0}, operator.attrgetter("scales")
+@case(
+    one,
+    "compiled",
+    by_dtype=lambda: {torch.float32: 2.0, torch.float16: 3.0},
+    by_device=lambda: {torch.device("cpu"): 1.0},
+    by_object=lambda: {
+        Kind.RELU: 1.0,
+        Weight: 2.0,
+        F.relu: 3.0,
+        (1, "a"): 4.0,
+        None: 5.0,
+    },
+)
+def unusual_keys(self: Any, x: torch.Tensor) -> Any:
+    x = x * self.by_dtype[x.dtype] + self.by_device[x.device]
+    return x + self.by_object[Weight] + self.by_object[F.relu] + self.by_object[1, "a"] + self.by_object[None]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if PATTERN.match("layer12"):
-            x = x * SECOND((2.0, 5.0))
-        gain: float = self.first(self)["a"] + GAIN.get()
-        return x + gain
+
+@case(one, "compiled", scales=lambda: {"a": 3.0}, first=lambda: operator.attrgetter("scales"))
+def objects_of_the_library(self: Any, x: torch.Tensor) -> torch.Tensor:
+    if PATTERN.match("layer12"):
+        x = x * SECOND((2.0, 5.0))
+    gain: float = self.first(self)["a"] + GAIN.get()
+    return x + gain
 
 
 @case(lambda: [*one(), *one()], "compiled compiled")
@@ -176,15 +154,9 @@ class CachedProperty(nn.Module):
         return x * self.scale
 
 
-@case(one, "compiled")
-class WeightSubclass(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = Weight(numbers(4, 4))
-        self.weight.output_dim = 2
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight)
+@case(one, "compiled", weight=lambda: Weight(numbers(4, 4)), output_dim=lambda: 2)
+def weight_subclass(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, self.weight)
 
 
 class Traced(nn.Module):
@@ -192,14 +164,9 @@ class Traced(nn.Module):
         return x.relu() * 2
 
 
-@case(one, "compiled")
-class GraphModule(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.traced = torch.fx.symbolic_trace(Traced())
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.traced(x) + 1  # type: ignore[no-any-return]
+@case(one, "compiled", traced=lambda: torch.fx.symbolic_trace(Traced()))
+def graph_module(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return self.traced(x) + 1  # type: ignore[no-any-return]
 
 
 # Captured, the operators within aten.gru run one by one, which rounds otherwise in the last bit.
@@ -215,11 +182,10 @@ class Recurrent(nn.Module):
 
 
 @case(one, "compiled")
-class Telling(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        LOG.debug("x %s", x, extra={"shape": x.shape})
-        logging.getLogger(__name__).debug("once more")
-        return x * 3 if LOG.isEnabledFor(logging.NOTSET + 1) else x
+def telling(self: Any, x: torch.Tensor) -> torch.Tensor:
+    LOG.debug("x %s", x, extra={"shape": x.shape})
+    logging.getLogger(__name__).debug("once more")
+    return x * 3 if LOG.isEnabledFor(logging.NOTSET + 1) else x
 
 
 @case(one, "compiled")
@@ -233,6 +199,5 @@ class Generators(nn.Module):
 
 
 @refused(one, "NotPortable")
-class Version(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 3 if x._version > 3 else x * 2
+def version(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * 3 if x._version > 3 else x * 2

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
-from torch import nn
 
 from tests.support.zoo.attributes import Mode, two_sizes
 from tests.support.zoo.case import Call, call, case, numbers
@@ -52,9 +51,8 @@ class Pair(NamedTuple):
     ],
     "compiled ran compiled",
 )
-class NestedDataclass(nn.Module):
-    def forward(self, given: Outer) -> torch.Tensor:
-        return given.inner.x * given.inner.factor + given.count
+def nested_dataclass(self: Any, given: Outer) -> torch.Tensor:
+    return given.inner.x * given.inner.factor + given.count
 
 
 @case(
@@ -65,24 +63,21 @@ class NestedDataclass(nn.Module):
     ],
     "compiled ran compiled",
 )
-class StrictDataclass(nn.Module):
-    def forward(self, given: Strict) -> Any:
-        return Strict(x=given.x * given.scale, shape=(given.x.shape[0], given.shape[1]))
+def strict_dataclass(self: Any, given: Strict) -> Any:
+    return Strict(x=given.x * given.scale, shape=(given.x.shape[0], given.shape[1]))
 
 
 @case(lambda: [call(Pair(numbers(3, 4), 2)), call(Pair(numbers(3, 4), 5))], "compiled ran")
-class NamedTupleInput(nn.Module):
-    def forward(self, pair: Pair) -> torch.Tensor:
-        return pair.a * pair.b
+def named_tuple_input(self: Any, pair: Pair) -> torch.Tensor:
+    return pair.a * pair.b
 
 
 @case(
     lambda: [call(numbers(3, 4), scale=2.0), call(numbers(3, 4), scale=3.0), call(numbers(3, 4), scale=2.0)],
     "compiled compiled ran",
 )
-class KeywordOnly(nn.Module):
-    def forward(self, x: torch.Tensor, *, scale: float = 1.0, bias: torch.Tensor | None = None) -> Any:
-        return x * scale if bias is None else x * scale + bias
+def keyword_only(self: Any, x: torch.Tensor, *, scale: float = 1.0, bias: torch.Tensor | None = None) -> Any:
+    return x * scale if bias is None else x * scale + bias
 
 
 @case(
@@ -93,23 +88,21 @@ class KeywordOnly(nn.Module):
     ],
     "compiled compiled compiled",
 )
-class AnyArguments(nn.Module):
-    def forward(self, *several: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
-        result = several[0] * 0.5
-        for index, x in enumerate(several):
-            result = result + x * index
-        for x in named.values():
-            result = result - x
-        return result
+def any_arguments(self: Any, *several: torch.Tensor, **named: torch.Tensor) -> torch.Tensor:
+    result = several[0] * 0.5
+    for index, x in enumerate(several):
+        result = result + x * index
+    for x in named.values():
+        result = result - x
+    return result
 
 
 @case(
     lambda: [call(numbers(3, 4), 2, numbers(3, 4)), call(numbers(3, 4), len=numbers(3, 4), type=3)],
     "compiled ran",
 )
-class NamesOfBuiltins(nn.Module):
-    def forward(self, id: torch.Tensor, type: int, len: torch.Tensor) -> torch.Tensor:  # noqa: A002
-        return id * type + len
+def names_of_builtins(self: Any, id: torch.Tensor, type: int, len: torch.Tensor) -> torch.Tensor:  # noqa: A002
+    return id * type + len
 
 
 @case(
@@ -120,12 +113,11 @@ class NamesOfBuiltins(nn.Module):
     ],
     "compiled ran compiled",
 )
-class DictInput(nn.Module):
-    def forward(self, given: dict[str, torch.Tensor]) -> Any:
-        result = given["a"] * 0
-        for x in given.values():
-            result = result * 2 + x
-        return {"out": result, "size": len(given)}
+def dict_input(self: Any, given: dict[str, torch.Tensor]) -> Any:
+    result = given["a"] * 0
+    for x in given.values():
+        result = result * 2 + x
+    return {"out": result, "size": len(given)}
 
 
 @case(
@@ -136,18 +128,16 @@ class DictInput(nn.Module):
     ],
     "compiled ran compiled",
 )
-class TupleInput(nn.Module):
-    def forward(self, pair: Any) -> Any:
-        return pair[0] + pair[1][0] * pair[1][1]
+def tuple_input(self: Any, pair: Any) -> Any:
+    return pair[0] + pair[1][0] * pair[1][1]
 
 
 @case(
     lambda: [call(numbers(3, 4), None), call(numbers(3, 4), numbers(3, 4)), call(numbers(5, 4), None)],
     "compiled compiled ran",
 )
-class NoneInput(nn.Module):
-    def forward(self, x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
-        return x * 2 if y is None else x + y
+def none_input(self: Any, x: torch.Tensor, y: torch.Tensor | None) -> torch.Tensor:
+    return x * 2 if y is None else x + y
 
 
 def scalar_calls() -> list[Call]:
@@ -165,30 +155,26 @@ def scalar_calls() -> list[Call]:
 
 
 @case(scalar_calls, "compiled compiled ran compiled compiled ran ran compiled", tolerance=1e-6)
-class Scalars(nn.Module):
-    def forward(self, x: torch.Tensor, flag: bool, count: int, factor: float, name: str) -> Any:
-        return getattr(F, name)(x + count if flag else x - count) * factor
+def scalars(self: Any, x: torch.Tensor, flag: bool, count: int, factor: float, name: str) -> Any:
+    return getattr(F, name)(x + count if flag else x - count) * factor
 
 
 @case(lambda: [call(numbers(3, 4), Mode.FAST), call(numbers(3, 4), Mode.SLOW)], "compiled compiled")
-class EnumInput(nn.Module):
-    def forward(self, x: torch.Tensor, mode: Mode) -> torch.Tensor:
-        return x * mode.value
+def enum_input(self: Any, x: torch.Tensor, mode: Mode) -> torch.Tensor:
+    return x * mode.value
 
 
 @case(lambda: [call(numbers(3, 4), torch.float64), call(numbers(3, 4), torch.float16)], "compiled compiled")
-class DtypeInput(nn.Module):
-    def forward(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return x.to(dtype)
+def dtype_input(self: Any, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.to(dtype)
 
 
 @case(
     lambda: [call(numbers(3, 4), [1, 2]), call(numbers(3, 4), [1, 2, 3]), call(numbers(3, 4), [1, 5])],
     "compiled compiled ran",
 )
-class ListOfIntegers(nn.Module):
-    def forward(self, x: torch.Tensor, given: list[int]) -> torch.Tensor:
-        return x * sum(given)
+def list_of_integers(self: Any, x: torch.Tensor, given: list[int]) -> torch.Tensor:
+    return x * sum(given)
 
 
 def list_calls() -> list[Call]:
@@ -197,98 +183,82 @@ def list_calls() -> list[Call]:
 
 
 @case(list_calls, "compiled compiled compiled compiled")
-class ListOrNot(nn.Module):
-    def forward(self, x: torch.Tensor, given: Any) -> Any:
-        return x + len(given) + given[0] if isinstance(given, list) else x * given
+def list_or_not(self: Any, x: torch.Tensor, given: Any) -> Any:
+    return x + len(given) + given[0] if isinstance(given, list) else x * given
 
 
 @case(lambda: [call(numbers(3, 4), torch.tensor(2)), call(numbers(3, 4), torch.tensor(3))], "compiled ran")
-class TensorForNumber(nn.Module):
-    def forward(self, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        return x * count
+def tensor_for_number(self: Any, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    return x * count
 
 
 @case(lambda: [call(numbers(3, 4), 3), call(numbers(3, 4), 4)], "compiled compiled")
-class LoopOverInteger(nn.Module):
-    def forward(self, x: torch.Tensor, count: int) -> torch.Tensor:
-        for index in range(count):
-            x = x + index
-        return x
+def loop_over_integer(self: Any, x: torch.Tensor, count: int) -> torch.Tensor:
+    for index in range(count):
+        x = x + index
+    return x
 
 
 @case(two_sizes, "compiled ran")
-class AsksForType(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2 if type(x) is torch.Tensor else x
+def asks_for_type(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if type(x) is torch.Tensor else x
 
 
 @case(lambda: [call(numbers(n, 4)) for n in (3, 16, 2)], "compiled compiled ran")
-class BranchOnSize(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2 if x.shape[0] > 8 else x * 3
+def branch_on_size(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * 2 if x.shape[0] > 8 else x * 3
 
 
 @case(lambda: [call(numbers(n, 4)) for n in (4, 5, 6, 8)], "compiled compiled ran ran")
-class EvenSizes(nn.Module):
+def even_sizes(self: Any, x: torch.Tensor) -> torch.Tensor:
     """In the first call both sizes are 4, which binds neither to the other."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.view(x.shape[0] // 2, 2, 4).sum(1) if x.shape[0] % 2 == 0 else x.sum(0)
+    return x.view(x.shape[0] // 2, 2, 4).sum(1) if x.shape[0] % 2 == 0 else x.sum(0)
 
 
 @case(lambda: [call(numbers(n, 4)) for n in (3, 1, 0, 2)], "compiled compiled compiled ran")
-class SpecialSizes(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + torch.ones(1, 4)
+def special_sizes(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + torch.ones(1, 4)
 
 
 @case(lambda: [call(numbers(n, 4)) for n in (3, 5, 3)], "compiled compiled ran", options={"dynamic": False})
-class FixedSizes(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * x.shape[0]
+def fixed_sizes(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * x.shape[0]
 
 
 @case(lambda: [call(numbers(3, 4)), call(numbers(4, 3)), call(numbers(4, 4))], "compiled ran ran")
-class AnySizes(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.reshape(-1) * 2
+def any_sizes(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(-1) * 2
 
 
 @case(two_sizes, "compiled ran")
-class TensorConstants(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * torch.tensor([1.0, 2.0, 3.0, 4.0]) + torch.arange(4) + torch.zeros(x.shape[0], 1)
+def tensor_constants(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x * torch.tensor([1.0, 2.0, 3.0, 4.0]) + torch.arange(4) + torch.zeros(x.shape[0], 1)
 
 
 @case(two_sizes, "compiled ran")
-class ReturnsDataclass(nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
-        return Output(x * 2, extra=x.shape), Output(x + Inner(x).factor)
+def returns_dataclass(self: Any, x: torch.Tensor) -> Any:
+    return Output(x * 2, extra=x.shape), Output(x + Inner(x).factor)
 
 
 @case(two_sizes, "compiled ran")
-class ReturnsNamedTuple(nn.Module):
-    def forward(self, x: torch.Tensor) -> Pair:
-        return Pair(x * 2, x.shape[0])
+def returns_named_tuple(self: Any, x: torch.Tensor) -> Pair:
+    return Pair(x * 2, x.shape[0])
 
 
 @case(two_sizes, "compiled ran")
-class ReturnsManyThings(nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
-        nested = (x + 1, [x * 2, None, "k", 1.5, True])
-        return {"size": x.shape, "count": x.numel(), "nested": nested}, x.dtype, x.size(0) * 2, x.device
+def returns_many_things(self: Any, x: torch.Tensor) -> Any:
+    nested = (x + 1, [x * 2, None, "k", 1.5, True])
+    return {"size": x.shape, "count": x.numel(), "nested": nested}, x.dtype, x.size(0) * 2, x.device
 
 
 @case(two_sizes, "compiled ran")
-class ReturnsTorchsTuples(nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
-        return torch.max(x, dim=0), x.sort(1)
+def returns_torchs_tuples(self: Any, x: torch.Tensor) -> Any:
+    return torch.max(x, dim=0), x.sort(1)
 
 
 @case(
     lambda: [call(numbers(3, 4, dtype=torch.complex64)), call(numbers(3, 4, dtype=torch.complex64).conj())],
     "compiled compiled",
 )
-class Complex(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.view_as_real(x * 2)
+def complex_numbers(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(x * 2)
