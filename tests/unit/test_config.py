@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from tests.support.checkout import ROOT
 from warmrank.orchestrator.cli.config import SchemaOf, document_schema
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.config.lint import fault_of, shadow
+from warmrank.orchestrator.config.lint import fault_of
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload, ScriptWorkload
 from warmrank.orchestrator.config.reading import load, parse, read_yaml
 from warmrank.orchestrator.errors import ConfigError
@@ -193,16 +193,6 @@ def test_entrypoint_that_is_certain_to_be_missing_is_named(entrypoint: str, said
     fault = fault_of(parse({"workload": {"entrypoint": entrypoint}}))
     assert fault is not None
     assert said in str(fault[0])
-
-
-@pytest.mark.parametrize(
-    ("name", "is_found"),
-    [("warmrank.py", True), ("warmrank/__init__.py", True), ("warmrank/a.py", False), ("worker.py", False)],
-)
-def test_module_with_the_name_of_a_package_of_ours_is_found(user_modules: Path, name: str, is_found: bool):
-    (user_modules / name).parent.mkdir(exist_ok=True)
-    (user_modules / name).touch()
-    assert shadow(user_modules) == (user_modules / name if is_found else None)
 
 
 @pytest.mark.slow
