@@ -101,8 +101,16 @@ def seed(
     records = [stored.record for stored in chosen]
     node = _seed_node(store, records, wanted, cache_root, options, faults)
     outcome = FetchOutcome()
-    if refs := _choose(store, records, wanted, cache_root, faults):
-        found = outcome_of(lambda: store.fetch_partitions(refs, cache_root, options=options, records=chosen))
+    if refs := _choose(records, wanted, cache_root):
+        found = outcome_of(
+            lambda: store.fetch_partitions(
+                list(refs),
+                cache_root,
+                options=options,
+                records=chosen,
+                distinct=[ref for ref, is_distinct in refs.items() if is_distinct],
+            )
+        )
         if isinstance(found, StoreError):
             faults.append(str(found))
         else:
@@ -204,10 +212,8 @@ def _none_fits(launches: Sequence[LaunchSummary], wanted: Wanted, faults: Sequen
     return f"{launch} is in the store{skipped}"
 
 
-def _choose(
-    store: Store, records: Sequence[LaunchRecord], wanted: Wanted, cache_root: Path, faults: list[str]
-) -> tuple[PartitionRef, ...]:
-    """Choose partitions: of the own world its ranks', of others each distinct set of artifacts."""
+def _choose(records: Sequence[LaunchRecord], wanted: Wanted, cache_root: Path) -> dict[PartitionRef, bool]:
+    """Choose partitions: of the own world its ranks', and whether only those with distinct artifacts."""
     there = {path.name for path in cache_root.glob("*/world*")}  # of equal sets, what need not be brought
     own: dict[PartitionRef, None] = {}
     refs: list[PartitionRef] = []
@@ -218,14 +224,8 @@ def _choose(
             own |= dict.fromkeys(ref for ref in here if wanted.ranks is None or ref.rank in wanted.ranks)
     is_covered = bool(own) and {ref.rank for ref in own}.issuperset(wanted.ranks or ())
     if is_covered and all(record.world_size == wanted.world_size for record in records):
-        return tuple(own)
-    first = [*own, *(ref for ref in refs if ref not in own)]
-    distinct = outcome_of(lambda: store.distinct_partitions(first))
-    if isinstance(distinct, StoreError):
-        faults.append(str(distinct))
-        return tuple(own)
-    faults.extend(str(error) for error in distinct.errors.values())
-    return tuple(dict.fromkeys((*(own if is_covered else ()), *distinct.kept)))
+        return dict.fromkeys(own, False)
+    return {ref: not (is_covered and ref in own) for ref in (*own, *refs)}
 
 
 def _seed_node(

@@ -1,36 +1,45 @@
-"""The store as its users see it: publish, commit, fetch, look, verify.
+"""The store as its users see it: opened by its places; publish, commit, fetch, look, verify.
 
-A verb goes from here through the deadline (`backends.deadline`) to the places that answer
-(`backends.places`), and there to the room that does it. What is written goes to the far place first, as if it
-were the only one; then copies go into the near one, as far as possible. A verb never touches the `Store`,
-because it may be left behind in its thread. One thread uses a `Store`. It holds a private key when it signs,
-so open it where it is used, and send its location elsewhere.
+A verb goes from here through the places that answer (`backends.places`, each call within the deadline of
+`backends.deadline`) to the room that does it. What is written goes to the far place first, as if it were the
+only one; then copies go into the near one, as far as possible. One thread uses a `Store`. It holds a private
+key when it signs, so open it where it is used, and send its location elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 from warmrank.cache_store import publish
 from warmrank.cache_store.backends.backend import BlobBackend, NewFile
-from warmrank.cache_store.backends.deadline import Deadline
-from warmrank.cache_store.backends.places import Tier, TieredBackend, TierState
+from warmrank.cache_store.backends.deadline import (
+    ANSWER_S,
+    Call,
+    Tier,
+    TierState,
+    away,
+    circuit_of,
+    wait_for,
+)
+from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.cache_store.backends.durability import FlushChoice
+from warmrank.cache_store.backends.places import TieredBackend
 from warmrank.cache_store.cache_dir.marks import admit
 from warmrank.cache_store.cache_dir.node_files import NodeCaches
 from warmrank.cache_store.cache_dir.single_flight import LOCK_TIMEOUT_S, single_flight
 from warmrank.cache_store.digests import Digest
-from warmrank.cache_store.errors import StoreError, StoreUnavailable
+from warmrank.cache_store.errors import StoreError, StoreUnavailable, is_final
 from warmrank.cache_store.fetch import blobs, fetch
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.fetch.fetch import FetchOutcome
 from warmrank.cache_store.fetch.node_artifacts import Launch, NodeFetch, fetch_node_files
 from warmrank.cache_store.gc import pins, trash
 from warmrank.cache_store.gc.evict import EvictOutcome, EvictPolicy, evict_places
-from warmrank.cache_store.gc.pins import Pin
 from warmrank.cache_store.gc.verify import VerifyReport, verify_places
 from warmrank.cache_store.layout import USED, blob_name, manifest_name, record_name
 from warmrank.cache_store.parallel import OnProgress, Progress
@@ -45,13 +54,117 @@ from warmrank.cache_store.sync.push import PushReport, push
 
 T = TypeVar("T")
 P = ParamSpec("P")
+SpecMode = Literal["off", "ro", "rw", "required"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierSpec:
+    """One place of a store: a directory, or an URL of an object store such as ``s3://bucket/prefix``.
+
+    Mode ``off`` is not opened at all, ``ro`` never written; ``required`` is ``rw``, and the launch fails when
+    it is away.
+    """
+
+    location: str
+    mode: SpecMode = "rw"
+    flush: FlushChoice = "auto"  # of a directory; ``auto`` chooses by the type of its file system
+    answer_s: float = ANSWER_S  # until it is left alone for the rest of the process
+    options: Mapping[str, str] = field(default_factory=dict)  # of the object store's client
+
+
+def open_store(tiers: Sequence[TierSpec], *, trust: Trust, create: bool = True) -> Store:
+    """Open the store that lies in ``tiers``: one place, or a near one and a far one.
+
+    Both are opened side by side, each within its ``answer_s``. One that is away, or no store that this
+    release reads, is left out and said so in `Store.problems`, unless it is required or the only one. An
+    absent or empty place whose mode is ``rw`` is made into a store if ``create``.
+
+    Raises:
+        StoreUnavailable: a required place, or every place, is away or cannot be used.
+        Corrupt: its FORMAT is damaged.
+    """
+    asked = [spec for spec in tiers if spec.mode != "off"]
+    if len(asked) > 2:
+        raise ValueError("a store has one near and one far place")
+    if not asked:
+        reason, remedy = "every place of it is off", "name one whose mode is ro, rw or required"
+        raise StoreUnavailable(what="store", where="the configuration", reason=reason, remedy=remedy)
+    # What is required must be there: in its place, a disk that is not mounted would get a new store.
+    openings = [
+        None
+        if circuit_of(spec.location, spec.options).is_open
+        else Call(partial(open_backend, spec, create=create and spec.mode == "rw"))
+        for spec in asked
+    ]
+    wait_for([(call, spec.answer_s) for call, spec in zip(openings, asked, strict=True) if call is not None])
+    opened: list[Tier] = []
+    left_out: list[TierState] = []
+    errors: list[StoreError] = []
+    for spec, call in zip(asked, openings, strict=True):
+        try:
+            opened.append(_opened(spec, call))
+        except StoreError as error:
+            if spec.mode == "required":
+                raise
+            errors.append(error)
+            left_out.append(
+                TierState(location=spec.location, mode=spec.mode, state="away", reason=str(error))
+            )
+    if not opened:
+        raise errors[-1]
+    left_out += [
+        TierState(location=spec.location, mode="off", state="off") for spec in tiers if spec.mode == "off"
+    ]
+    location = ", ".join(spec.location for spec in asked)
+    return Store(TieredBackend(opened), trust=trust, location=location, left_out=left_out)
+
+
+def _opened(spec: TierSpec, opening: Call[BlobBackend] | None) -> Tier:
+    """The open place; raises why it cannot be used."""
+    circuit = circuit_of(spec.location, spec.options)
+    if opening is not None and not opening.has_ended:
+        circuit.open(f"no answer within {spec.answer_s:g} s", where=spec.location)
+    if opening is None or circuit.is_open or spec.mode == "off":
+        raise away(spec.location, circuit.reason, required=spec.mode == "required")
+    try:
+        backend = opening.result()
+    except StoreUnavailable as error:
+        if error.transport:  # another fault is an answer, and may be mended while this process runs
+            circuit.open(error.reason, where=spec.location)
+        raise error.but(required=spec.mode == "required") from error
+    return Tier(name=spec.location, backend=backend, mode=spec.mode, answer_s=spec.answer_s, circuit=circuit)
+
+
+def open_backend(spec: TierSpec, *, create: bool) -> BlobBackend:
+    """Open one place, however long that takes; raises `StoreError`."""
+    if "://" not in spec.location:
+        return DirectoryBackend(Path(spec.location), create=create, flush=spec.flush)
+    from warmrank.cache_store.backends.object_store import ObjectBackend
+
+    return ObjectBackend(
+        spec.location,
+        create=create,
+        writable=spec.mode != "ro",
+        answer_s=spec.answer_s,
+        options=spec.options,
+    )
 
 
 def _reading(verb: Callable[Concatenate[Documents, P], T]) -> Callable[Concatenate[Store, P], T]:
     """A method that does ``verb`` on the places that answer."""
 
     def method(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._run(lambda documents: verb(documents, *args, **kwargs))
+        return verb(self._documents(), *args, **kwargs)
+
+    method.__doc__ = verb.__doc__
+    return method
+
+
+def _on_view(verb: Callable[Concatenate[TieredBackend, P], T]) -> Callable[Concatenate[Store, P], T]:
+    """Likewise, for one that reads no sealed documents."""
+
+    def method(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return verb(self._view(), *args, **kwargs)
 
     method.__doc__ = verb.__doc__
     return method
@@ -67,15 +180,13 @@ class Store:
     def __init__(
         self, backend: BlobBackend, *, trust: Trust, location: str, left_out: Sequence[TierState] = ()
     ) -> None:
-        tiers = (
+        self.places = (
             backend.tiers if isinstance(backend, TieredBackend) else (Tier(name=location, backend=backend),)
         )
-        self._deadline = Deadline(tiers)
         self._trust = trust
         self._left_out = tuple(left_out)
         self.location = location
-        self.problems = self._deadline.problems
-        self.problems.extend(tier.reason for tier in left_out if tier.state == "away")
+        self.problems = [tier.reason for tier in left_out if tier.state == "away"]
 
     @property
     def policy(self) -> TrustPolicy:
@@ -90,7 +201,7 @@ class Store:
     @property
     def tiers(self) -> tuple[TierState, ...]:
         """The state of its places, those in use first, the near one first."""
-        return (*(tier.state for tier in self._deadline.tiers), *self._left_out)
+        return (*(tier.state for tier in self.places), *self._left_out)
 
     @property
     def is_behind(self) -> bool:
@@ -157,7 +268,6 @@ class Store:
     take_launches = _reading(records.take_launches)
     directories = _reading(newest_listings)
     standing = _reading(blobs.standing_refs)
-    distinct_partitions = _reading(blobs.distinct_partitions)
     fetch_blob = _reading(fetch.fetch_blob)
 
     def launches(self, launch_key: str | None = None) -> tuple[LaunchRecord, ...]:
@@ -166,17 +276,17 @@ class Store:
 
     def last_uses(self) -> dict[str, datetime]:
         """Time of the last use of each record that has a mark of it, by its name; see `trash.last_uses`."""
-        marks = self._run(lambda documents: trash.last_uses(documents.backend.list(USED)))
+        marks = trash.last_uses(self._view().list(USED))
         return {name: datetime.fromtimestamp(mark.modified_s, UTC) for name, mark in marks.items()}
 
     def mark_used(self, record_name: str) -> None:
         """Note that the record of that name was used; see `trash.mark_used`."""
-        problem = self._run(lambda documents: trash.mark_used(documents.backend, record_name))
-        self._note([problem] if problem else [])
+        if (problem := trash.mark_used(self._view(), record_name)) and problem not in self.problems:
+            self.problems.append(problem)
 
     def manifest(self, key: str, *, expected_sha256: str | None = None) -> PartitionManifest:
         """The manifest of a partition; see `Documents.take_manifest`."""
-        return self._run(lambda it: it.take_manifest(key, expected_sha256=expected_sha256).manifest)
+        return self._documents().take_manifest(key, expected_sha256=expected_sha256).manifest
 
     def fetch_partitions(
         self,
@@ -185,6 +295,7 @@ class Store:
         *,
         options: FetchOptions | None = None,
         records: Sequence[StoredLaunch] = (),
+        distinct: Collection[PartitionRef] = (),
         lock_timeout_s: float = LOCK_TIMEOUT_S,
     ) -> FetchOutcome:
         """Lay out partitions below ``cache_root``; see `fetch.fetch_partitions`.
@@ -192,7 +303,7 @@ class Store:
         One process of this node at a time, unless another one gets no further for ``lock_timeout_s``. The
         near place gets the blobs, the manifests, and those of ``records`` that name any.
         """
-        trust, options = self._trust, options or FetchOptions()
+        options = options or FetchOptions()
         with single_flight(cache_root, timeout_s=lock_timeout_s) as beat:
 
             def tell(progress: Progress) -> None:
@@ -200,16 +311,16 @@ class Store:
                 if options.on_progress is not None:
                     options.on_progress(progress)
 
-            outcome = self._deadline.run(
-                lambda view: fetch.fetch_partitions(
-                    Documents(backend=view, trust=trust),
-                    refs,
-                    cache_root,
-                    options=replace(options, on_progress=view.while_asked(tell)),
-                )
+            outcome = fetch.fetch_partitions(
+                self._documents(),
+                refs,
+                cache_root,
+                options=replace(options, on_progress=tell),
+                distinct=distinct,
             )
         options.held(outcome.copies)
-        wanted = dict.fromkeys(refs)
+        laid_out = {report.partition for report in outcome.partitions}
+        wanted = dict.fromkeys(ref for ref in refs if ref.partition in laid_out)
         for fault in outcome.faults:
             wanted.pop(fault.ref, None)
         named = (stored.name for stored in records if not wanted.keys().isdisjoint(stored.record.partitions))
@@ -230,9 +341,7 @@ class Store:
         """
         options = options or FetchOptions()
         with single_flight(cache_root, timeout_s=LOCK_TIMEOUT_S):
-            found = self._run(
-                lambda documents: fetch_node_files(documents, launches, caches, cache_root, options)
-            )
+            found = fetch_node_files(self._documents(), launches, caches, cache_root, options)
         options.held(found.copies)
         self._spread(found.copies, [])
         return found
@@ -241,16 +350,16 @@ class Store:
         self, tool: str, root: Path, components: Mapping[str, str], *, replace: bool = False
     ) -> PullReport:
         """Restore a directory of another tool; see `cache_store.sync.pull`."""
-        plan = self._run(lambda documents: plan_pull(documents, tool, root, components))
+        plan = plan_pull(self._documents(), tool, root, components)
         with pull_lock(plan.root):
-            return self._run(lambda documents: pull(documents, plan, replaces=replace))
+            return pull(self._documents(), plan, replaces=replace)
 
     def verify(
         self, *, repair: bool = False, cache_root: Path | None = None, on_progress: OnProgress | None = None
     ) -> VerifyReport:
         """Read every place again and say what is wrong; see `verify.verify_places`."""
         return verify_places(
-            self._deadline.tiers,
+            self.places,
             self._trust,
             repair=repair,
             cache_root=cache_root,
@@ -261,7 +370,7 @@ class Store:
     def evict(self, policy: EvictPolicy, *, place: str | None = None, dry_run: bool = False) -> EvictOutcome:
         """Take away what ``policy`` does not keep; see `evict.evict_places`."""
         return evict_places(
-            self._deadline.tiers,
+            self.places,
             policy,
             trust=self._trust,
             place=place,
@@ -269,59 +378,43 @@ class Store:
             left_out=self._left_out,
         )
 
-    def pin(self, prefix: str, *, reason: str = "") -> tuple[Pin, ...]:
-        """Keep records from being evicted; see `pins.pin`."""
-        return self._deadline.run(lambda view: pins.pin(view, prefix, reason=reason))
+    pin = _on_view(pins.pin)
+    unpin = _on_view(pins.unpin)
+    pins = _on_view(pins.read_pins)
 
-    def unpin(self, prefix: str) -> tuple[str, ...]:
-        """Remove pins; see `pins.unpin`."""
-        return self._deadline.run(lambda view: pins.unpin(view, prefix))
+    def _view(self) -> TieredBackend:
+        """Its places for one verb; raises `StoreUnavailable` where a required one, or every one, is away."""
+        asked = [tier for tier in self.places if not tier.circuit.is_open]
+        for tier in self.places:
+            if tier.circuit.is_open:
+                error = tier.away()
+                if error.required or not asked:
+                    raise error
+                if str(error) not in self.problems:
+                    self.problems.append(str(error))
+        return TieredBackend(asked, self.problems)
 
-    def pins(self) -> tuple[Pin, ...]:
-        """All pins; see `pins.read_pins`."""
-        return self._run(lambda documents: pins.read_pins(documents.backend))
+    def _documents(self) -> Documents:
+        return Documents(backend=self._view(), trust=self._trust, problems=self.problems)
+
+    def _write(self, verb: Callable[[Documents], T], fill: Callable[[TieredBackend, T], None]) -> T:
+        """Do ``verb`` in the far place, then ``fill`` the near one."""
+        view = self._view()
+        result = view.write_farthest(lambda place: verb(Documents(backend=place, trust=self._trust)))
+        if view.near is not None:
+            fill(view, result)
+        return result
 
     def _spread(self, copies: Sequence[NewFile], names: Sequence[str]) -> None:
         """Put blobs, and documents by their names, into the near place."""
-        if len(self._deadline.tiers) == 1:
+        if len(self.places) == 1:
             return
         try:
-            self._deadline.run(lambda view: _fill(view, copies, names))
+            _fill(self._view(), copies, names)
         except StoreUnavailable as error:
-            if error.required:
+            if is_final(error):
                 raise
             self.problems.append(str(error))
-
-    def _run(self, verb: Callable[[Documents], T]) -> T:
-        """Do ``verb`` on the places that answer; what it skipped becomes problems.
-
-        What it is handed is for it alone: it must not touch this object, because it may be left behind in
-        its thread.
-        """
-        trust = self._trust
-
-        def with_problems(view: TieredBackend) -> tuple[T, list[str]]:
-            documents = Documents(backend=view, trust=trust)
-            return verb(documents), documents.problems
-
-        result, problems = self._deadline.run(with_problems)
-        self._note(problems)
-        return result
-
-    def _note(self, problems: Sequence[str]) -> None:
-        self.problems.extend(line for line in dict.fromkeys(problems) if line not in self.problems)
-
-    def _write(self, verb: Callable[[Documents], T], fill: Callable[[TieredBackend, T], None]) -> T:
-        """Do ``verb`` in the far place, then ``fill`` the near one, as `_run`."""
-        trust = self._trust
-
-        def both(view: TieredBackend) -> T:
-            result = view.write_farthest(lambda place: verb(Documents(backend=place, trust=trust)))
-            if view.near is not None:
-                fill(view, result)
-            return result
-
-        return self._deadline.run(both)
 
 
 def _fill(view: TieredBackend, copies: Sequence[NewFile], documents: Sequence[str]) -> None:

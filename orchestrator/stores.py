@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
-from warmrank.cache_store import connect
-from warmrank.cache_store.backends.places import TierState
+from warmrank.cache_store import store as cache_store
+from warmrank.cache_store.backends.deadline import TierState, circuit_of
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import (
     AwaitedPartition,
@@ -104,7 +104,7 @@ def open_store(config: StoreConfig, *, create: bool = True, to_sign: bool = True
         cache_store.errors.StoreError: it is no store this release reads, or a key file is unusable.
     """
     trust = load(config, to_sign=to_sign)
-    return connect.open_store([tier_spec(tier) for tier in config.tiers], trust=trust, create=create)
+    return cache_store.open_store([tier_spec(tier) for tier in config.tiers], trust=trust, create=create)
 
 
 def make(config: StoreConfig) -> dict[str, bool]:
@@ -123,11 +123,11 @@ def make(config: StoreConfig) -> dict[str, bool]:
         spec = replace(tier_spec(tier), mode="rw")
         made[tier.path] = False
         try:
-            connect.open_store([spec], trust=Trust(policy="off"), create=False)
+            cache_store.open_store([spec], trust=Trust(policy="off"), create=False)
         except StoreUnavailable as error:
             if error.transport:
                 raise
-            connect.open_store([spec], trust=Trust(policy="off"))
+            cache_store.open_store([spec], trust=Trust(policy="off"))
             made[tier.path] = True
     return made
 
@@ -191,7 +191,7 @@ def waiting_launch(config: Config, published: Mapping[int, Published]) -> Waitin
 
 def silent_places(config: StoreConfig) -> tuple[str, ...]:
     """The places of the store that gave no answer in this process."""
-    return tuple(tier.path for tier in config.tiers if connect.is_left_alone(tier.path, tier.options))
+    return tuple(tier.path for tier in config.tiers if circuit_of(tier.path, tier.options).is_open)
 
 
 def decided(config: StoreConfig) -> StoreConfig:
@@ -238,9 +238,9 @@ def is_writable(tiers: Iterable[TierConfig]) -> bool:
     return any(tier.mode != "ro" for tier in tiers)
 
 
-def tier_spec(tier: TierConfig) -> connect.TierSpec:
-    """A place of a config as `connect` takes it."""
-    return connect.TierSpec(
+def tier_spec(tier: TierConfig) -> cache_store.TierSpec:
+    """A place of a config as `cache_store` takes it."""
+    return cache_store.TierSpec(
         location=tier.path, mode=tier.mode, flush=tier.flush, answer_s=tier.answer_s, options=tier.options
     )
 

@@ -93,9 +93,9 @@ def temp_dir() -> Iterator[Path]:
 @pytest.fixture
 def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every place of a store is tried anew."""
-    from warmrank.cache_store import connect
+    from warmrank.cache_store.backends import deadline
 
-    monkeypatch.setattr(connect, "_circuits", {})
+    monkeypatch.setattr(deadline, "_circuits", {})
 
 
 @pytest.fixture(scope="session")

@@ -5,35 +5,27 @@ the store is put there (`cache_store.cache_dir.node_files`). Known without a con
 graphs that engine torchair's tools make beside ``compiled_module``, and CANN's compiled operators. The
 former lie in a private directory that lasts as long as its process: `KernelFiles` packs them into one
 archive in a node cache, and unpacks it where a later process of the same artifact looks for them. No NPU
-has seen any of this.
-
-Layout::
+has seen any of this. An archive is whole or absent, its name says what it holds, and a new one takes the
+place of the one before, because an index of GE fits its own graphs only::
 
     <node cache>/<artifact>/<storage formats>/<digest of the archive>.tar
 
-An archive is whole or absent, and its name says what it holds; a new one takes the place of the one before,
-because an index of GE fits its own graphs only. What fails is logged, and the tools compile again. Facts:
+Facts:
 
 * GE keeps graphs as ``<graph key>_<time>.om`` beside ``<graph key>.idx``, and looks names without a directory
-  up beside the latter (``ModelCache`` in ``compiler/graph/build/model_cache.cc`` of hicann/ge); with
-  ``ge_cache=True`` TorchAir sets ``ge.graph_compiler_cache_dir`` to the directory of ``compiled_module``
-  (``torchair/inference/_cache_compiler.py``). GE takes any graph with the key, and neither it nor TorchAir
-  looks at it, so an archive is offered to its own artifact only, and for the storage formats that
-  the weights have (``torch_npu.get_npu_format``), which are no condition of the artifact.
-* ``op_compiler`` makes packages of static kernels, ``static_kernel_<time>_<pid>.run``, in
-  ``<directory of compiled_module>/{aclnn_static_shape_kernel,static_kernel_compile}_outputs/ts..._outputs/``
-  (the first for torchair, the second for npugraph_ex; ``static_kernel.py`` of both in torch_npu 2.13.0). A
-  load looks there, and local rank 0 runs the packages of the first such directory that has any.
+  up beside the latter (``ModelCache`` in ``compiler/graph/build/model_cache.cc`` of hicann/ge); TorchAir's
+  ``ge_cache=True`` names the directory of ``compiled_module``. GE takes any graph with the key, so an archive
+  is offered to its own artifact only, and for the storage formats that the weights have
+  (``torch_npu.get_npu_format``), which are no condition of the artifact.
+* ``op_compiler`` makes packages of static kernels, ``static_kernel_<time>_<pid>.run``, in `PACKAGES`
+  (``static_kernel.py`` of torchair and npugraph_ex, torch_npu 2.13.0). A load looks there, and local rank 0
+  runs the packages of the first such directory that has any.
 * CANN's compiled operators lie in ``kernel_cache`` (and ``fuzzy_kernel_cache``) below
-  ``ACL_OP_COMPILER_CACHE_DIR``, else ``ASCEND_CACHE_PATH``, else ``~/atc_data``; all devices of one server
-  share them, and servers only where model of the NPU, firmware, driver and CANN are equal, which the
-  environment of a launch makes sure of
-  (https://www.hiascend.com/document/detail/en/canncommercial/850/maintenref/envvar/envref_07_0006.html,
-  https://hiascend.com/document/detail/zh/Pytorch/600/apiref/Envvariables/Envir_026.html).
-  An installation of CANN removes those below ``~/atc_data``.
-* ``ASCEND_WORK_PATH`` has logs, dumps and ``kernel_meta``, one machine's own
-  (https://www.hiascend.com/document/detail/en/canncommercial/800/apiref/envvar/envref_07_0007.html).
-* Triton's ``__grp__*.json`` name files by absolute path, so its cache is none: `cache_store.sync` moves it.
+  ``ACL_OP_COMPILER_CACHE_DIR``, else ``ASCEND_CACHE_PATH``, else ``~/atc_data``; servers share them where
+  model of the NPU, firmware, driver and CANN are equal, as the environment of a launch makes sure of
+  (https://www.hiascend.com/document/detail/en/canncommercial/850/maintenref/envvar/envref_07_0006.html).
+* ``ASCEND_WORK_PATH`` is one machine's own. Triton's ``__grp__*.json`` name files by absolute path, so its
+  cache is none: `cache_store.sync` moves it.
 """
 
 from __future__ import annotations
@@ -51,18 +43,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from warmrank.cache_store.cache_dir import private_files
 from warmrank.cache_store.cache_dir.node_files import Collect, NodeCache, is_reserved
-from warmrank.cache_store.cache_dir.private_files import (
-    create_private,
-    digest_owned,
-    discard_tree,
-    make_private_directories,
-    open_owned,
-    os_errors_are_unusable,
-    sweep_debris,
-    sync_directory,
-    temporary_name,
-)
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.paths import path_fault
@@ -74,14 +56,18 @@ if TYPE_CHECKING:
     from warmrank.worker.engines import Site
 
 _log = logging.getLogger(__name__)
-STATIC_KERNELS = "static_kernels"
-GE = "ge"
-OPERATORS = "operators"
-OWN = (STATIC_KERNELS, GE)
-"""The node caches that engine torchair fills, below the cache directory, where it looks for them."""
+STATIC_KERNELS, GE, OPERATORS = "static_kernels", "ge", "operators"
+OWN = (STATIC_KERNELS, GE)  # those that engine torchair fills, below the cache directory
 _OWN_DIRECTORY = "node_caches"
-ARTIFACT_CHARS = 32
-"""Number of characters of an artifact's digest that name its directory there."""
+ARTIFACT_CHARS = 32  # of an artifact's digest, which name its directory there
+# Where torchair and npugraph_ex leave packages of static kernels beside ``compiled_module``; GE's graphs.
+PACKAGES: tuple[str, ...] = (
+    "aclnn_static_shape_kernel_outputs/ts*_outputs/*.run",
+    "static_kernel_compile_outputs/ts*_outputs/*.run",
+)
+GRAPHS: tuple[str, ...] = ("*.om", "*.idx", "*.rdcpkt", "weight/*")
+_FORMATS_CHARS = 16
+_TEMPORARY = ".warmrank-"
 
 
 def place_faults(caches: Sequence[NodeCache], cache_dir: Path, own: Mapping[str, Path]) -> dict[str, str]:
@@ -116,14 +102,8 @@ def _overlap(one: str, other: str) -> bool:
 
 def own(name: str, cache_dir: Path, *, collect: Collect = "all") -> NodeCache:
     """A node cache that engine torchair fills; what scripts and failed launches made there counts too."""
-    directory = str(engine_directory(cache_dir, name))
-    return NodeCache(
-        name=name,
-        directory=directory,
-        patterns=("*.tar",),
-        collect="none" if collect == "none" else "all",
-        in_sets=True,
-    )
+    collect, directory = "none" if collect == "none" else "all", str(engine_directory(cache_dir, name))
+    return NodeCache(name=name, directory=directory, patterns=("*.tar",), collect=collect, in_sets=True)
 
 
 def operators(settings: Settings) -> NodeCache:
@@ -141,17 +121,6 @@ def engine_directory(cache_dir: Path, name: str) -> Path:
 def archive_name(digest: Digest) -> str:
     """Name of an engine's archive with this digest."""
     return f"{digest.sha256[:ARTIFACT_CHARS]}.tar"
-
-
-PACKAGES: tuple[str, ...] = (
-    "aclnn_static_shape_kernel_outputs/ts*_outputs/*.run",
-    "static_kernel_compile_outputs/ts*_outputs/*.run",
-)
-"""Places of torchair's and npugraph_ex's packages of static kernels, beside ``compiled_module``."""
-GRAPHS: tuple[str, ...] = ("*.om", "*.idx", "*.rdcpkt", "weight/*")
-"""Place of GE's graphs there."""
-_FORMATS_CHARS = 16
-_TEMPORARY = ".warmrank-"
 
 
 class KernelFiles:
@@ -214,19 +183,19 @@ def pack(private: Path, target: Path, patterns: Sequence[str]) -> None:
     members = _members(private, patterns)
     if not members:
         return
-    temporary = target / f"{_TEMPORARY}{temporary_name()}"
+    temporary = target / f"{_TEMPORARY}{private_files.temporary_name()}"
     try:
-        with os_errors_are_unusable("directory", target):
-            make_private_directories(target)
-            with create_private(temporary) as file:
+        with private_files.os_errors_are_unusable("directory", target):
+            private_files.make_private_directories(target)
+            with private_files.create_private(temporary) as file:
                 with tarfile.open(fileobj=file, mode="w") as archive:
                     for name in members:
                         _add(archive, private / name, name)
                 file.flush()
                 os.fsync(file.fileno())
-            kept = target / archive_name(digest_owned(temporary))
+            kept = target / archive_name(private_files.digest_owned(temporary))
             temporary.replace(kept)
-            sync_directory(target)
+            private_files.sync_directory(target)
             for other in target.glob("*.tar"):
                 if other != kept:
                     other.unlink()
@@ -234,7 +203,7 @@ def pack(private: Path, target: Path, patterns: Sequence[str]) -> None:
         _log.warning("Not kept for the next process, so it is compiled again: %s", error)
     finally:
         temporary.unlink(missing_ok=True)
-        sweep_debris(target, _TEMPORARY)
+        private_files.sweep_debris(target, _TEMPORARY)
 
 
 def unpack(kept: Path, private: Path) -> None:
@@ -242,8 +211,8 @@ def unpack(kept: Path, private: Path) -> None:
     with contextlib.suppress(OSError):
         for path in sorted(kept.glob("*.tar"), key=lambda path: path.lstat().st_mtime, reverse=True):
             try:
-                with os_errors_are_unusable("file", path):
-                    if archive_name(digest_owned(path)) == path.name:
+                with private_files.os_errors_are_unusable("file", path):
+                    if archive_name(private_files.digest_owned(path)) == path.name:
                         _extract(path, private)
                         os.utime(path)  # `drop_unused` goes by it
                         return
@@ -259,7 +228,7 @@ def drop_unused(node_cache: Path, *, age_s: float) -> None:
         with contextlib.suppress(OSError):
             times = [prefix.lstat().st_mtime, *(path.lstat().st_mtime for path in prefix.iterdir())]
             if time.time() - max(times) > age_s:
-                discard_tree(prefix)
+                private_files.discard_tree(prefix)
                 _log.info("Removed %s, which was not used for long", prefix)
                 prefix.parent.rmdir()
 
@@ -275,7 +244,7 @@ def _members(private: Path, patterns: Sequence[str]) -> list[str]:
 
 def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
     """Raises `OSError` where the file is written meanwhile, `UnusableCache` where others could have."""
-    with open_owned(path) as file:
+    with private_files.open_owned(path) as file:
         before = os.fstat(file.fileno())
         entry = tarfile.TarInfo(name)
         entry.size = before.st_size
@@ -287,14 +256,14 @@ def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
 
 def _extract(path: Path, private: Path) -> None:
     """Write the files of an archive below a directory; none of its names leads out of it."""
-    with open_owned(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
+    with private_files.open_owned(path) as file, tarfile.open(fileobj=file, mode="r:") as archive:
         for entry in archive:
             source = archive.extractfile(entry)
             if source is None or path_fault(entry.name):
                 raise OSError(f"{entry.name!r} is no file below a directory")
             target = private / entry.name
-            make_private_directories(target.parent)
-            with create_private(target) as writer:
+            private_files.make_private_directories(target.parent)
+            with private_files.create_private(target) as writer:
                 shutil.copyfileobj(source, writer)
                 if target.suffix == ".run":
                     os.fchmod(writer.fileno(), 0o700)

@@ -15,18 +15,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from warmrank.cache_store.cache_dir.node_files import (
-    NODE,
-    Identity,
-    NodeCache,
-    NodeFile,
-    identity_of,
-    is_reserved,
-    keep,
-    kept_path,
-    note_use,
-    split_node_path,
-)
+from warmrank.cache_store.cache_dir import node_files
 from warmrank.cache_store.cache_dir.private_files import check_owned, os_errors_are_unusable
 from warmrank.cache_store.canonical import key_of
 from warmrank.cache_store.errors import UnusableCache
@@ -45,7 +34,7 @@ from warmrank.worker.values import Value
 
 _log = logging.getLogger(__name__)
 _ARCHIVE_PARTS = 3  # <artifact>/<storage formats>/<archive>
-Listing = Mapping[tuple[str, str], Identity]
+Listing = Mapping[tuple[str, str], node_files.Identity]
 """Contents of node caches: name and path of each file -> what changes when it is written."""
 
 
@@ -62,7 +51,7 @@ class Collected(Value):
     """Files that the first rank of a node found."""
 
     # the node artifacts of its manifest; the cache directory keeps their bytes
-    files: tuple[NodeFile, ...] = ()
+    files: tuple[node_files.NodeFile, ...] = ()
     num_new: int = 0
     bytes_new: int = 0
     left_out: tuple[str, ...] = ()  # why other files are not among them, one line each
@@ -79,12 +68,12 @@ def room_in(manifest: PartitionManifest) -> Room:
 
 
 def collect(
-    caches: Sequence[NodeCache],
+    caches: Sequence[node_files.NodeCache],
     cache_root: Path,
     room: Room,
     *,
     before: Listing | None = None,
-    carried: Iterable[NodeFile] = (),
+    carried: Iterable[node_files.NodeFile] = (),
     refusal: Callable[[Path], str] = lambda _: "",
 ) -> Collected:
     """Keep what is new in node caches below the cache directory, and say what the node has.
@@ -102,7 +91,7 @@ def collect(
         and (not cache.in_sets or file.relative.split("/")[0] in room.artifacts)
     }
     found = {cache: _found(cache, room.artifacts, before or {}, taking.leave_out) for cache in caches}
-    names = [f"{NODE}/{cache.name}/{relative}" for cache in caches for relative in found[cache]]
+    names = [f"{node_files.NODE}/{cache.name}/{relative}" for cache in caches for relative in found[cache]]
     taking.bad = dict(collisions(dict.fromkeys([*names, *known])))
     for cache in caches:
         for relative, status in found[cache].items():
@@ -112,7 +101,7 @@ def collect(
             taking.leave_out(f"node cache {cache.name}: {reason}")
     new = [file for file in taking.files.values() if known.get(file.path) != file]
 
-    def unit(file: NodeFile) -> tuple[str, str]:
+    def unit(file: node_files.NodeFile) -> tuple[str, str]:
         return file.cache, declared[file.cache].unit_of(file.relative)
 
     made = set(map(unit, taking.files.values()))
@@ -129,7 +118,7 @@ def collect(
     )
 
 
-def entries(files: Iterable[NodeFile]) -> tuple[ArtifactEntry, ...]:
+def entries(files: Iterable[node_files.NodeFile]) -> tuple[ArtifactEntry, ...]:
     """Manifest entries of node artifacts; nobody can tell what determined their bytes."""
     return tuple(
         ArtifactEntry(
@@ -150,7 +139,7 @@ class _Taking:
 
     def __init__(self, cache_root: Path, room: Room) -> None:
         self._cache_root, self._room = cache_root, room
-        self.files: dict[str, NodeFile] = {}
+        self.files: dict[str, node_files.NodeFile] = {}
         self.left_out: list[str] = []
         self.bad: Mapping[str, str] = {}  # paths that cannot stand beside others
         self._num_files = self._size_bytes = 0
@@ -160,37 +149,43 @@ class _Taking:
         self.left_out.append(reason.encode("utf-8", "backslashreplace").decode("utf-8"))
 
     def take_new(
-        self, cache: NodeCache, relative: str, status: os.stat_result, known: Mapping[str, NodeFile]
+        self,
+        cache: node_files.NodeCache,
+        relative: str,
+        status: os.stat_result,
+        known: Mapping[str, node_files.NodeFile],
     ) -> None:
         """Keep a file."""
-        path = f"{NODE}/{cache.name}/{relative}"
+        path = f"{node_files.NODE}/{cache.name}/{relative}"
         if not self._admit(path, status.st_size):
             return
         expected = known[path].digest if path in known else None
         source = Path(cache.directory) / relative
         try:
-            digest = keep(self._cache_root, source, seen=identity_of(status), expected=expected)
+            digest = node_files.keep(
+                self._cache_root, source, seen=node_files.identity_of(status), expected=expected
+            )
         except UnusableCache as error:
             self.leave_out(str(error))
             return
         if cache.in_sets and archive_name(digest) != source.name:
             self.leave_out(f"{path}: its bytes are not those that its name says")
         else:
-            self.files[path] = NodeFile(cache=cache.name, relative=relative, digest=digest)
+            self.files[path] = node_files.NodeFile(cache=cache.name, relative=relative, digest=digest)
 
-    def carry(self, file: NodeFile) -> None:
+    def carry(self, file: node_files.NodeFile) -> None:
         """Take what the launch got from the store."""
-        path = kept_path(self._cache_root, file.digest.sha256)
+        path = node_files.kept_path(self._cache_root, file.digest.sha256)
         if not path.exists():
             self.leave_out(f"{file.path}: its kept copy is gone; the next fetch brings it again")
         elif self._admit(file.path, file.digest.size_bytes):
-            note_use(path)
+            node_files.note_use(path)
             self.files[file.path] = file
 
     def _admit(self, path: str, size_bytes: int) -> bool:
         """Take room for a file, if it may be taken; else note why not."""
         room = self._room
-        if split_node_path(path) is None:
+        if node_files.split_node_path(path) is None:
             reason = f"{path!r}: no name that another node could have"
         elif size_bytes > MAX_FILE_BYTES:
             reason = f"{path}: {size_bytes} bytes, more than {MAX_FILE_BYTES}"
@@ -207,7 +202,7 @@ class _Taking:
 
 
 def _found(
-    cache: NodeCache, artifacts: Collection[str], before: Listing, leave_out: Callable[[str], None]
+    cache: node_files.NodeCache, artifacts: Collection[str], before: Listing, leave_out: Callable[[str], None]
 ) -> dict[str, os.stat_result]:
     """Files that may be taken of a node cache; of an engine's the newest archive of each artifact."""
     if cache.collect == "none":
@@ -215,7 +210,7 @@ def _found(
     found = {
         path: status
         for path, status in _walk(cache, leave_out)
-        if before.get((cache.name, path)) != identity_of(status)
+        if before.get((cache.name, path)) != node_files.identity_of(status)
     }
     if not cache.in_sets:
         return found
@@ -227,10 +222,10 @@ def _found(
     return {path: found[path] for path in newest.values()}
 
 
-def listing(caches: Iterable[NodeCache]) -> Listing:
+def listing(caches: Iterable[node_files.NodeCache]) -> Listing:
     """Files that lie there now, and are not new later; those that cannot be looked at are left out."""
     return {
-        (cache.name, path): identity_of(status)
+        (cache.name, path): node_files.identity_of(status)
         for cache in caches
         if cache.collect == "new"
         for path, status in _walk(cache, lambda _: None)
@@ -238,7 +233,7 @@ def listing(caches: Iterable[NodeCache]) -> Listing:
 
 
 def _walk(
-    cache: NodeCache, leave_out: Callable[[str], None], prefix: str = ""
+    cache: node_files.NodeCache, leave_out: Callable[[str], None], prefix: str = ""
 ) -> Iterator[tuple[str, os.stat_result]]:
     """Files of a node cache by their paths below it, in order; why others are not among them."""
     directory = Path(cache.directory) / prefix
@@ -257,7 +252,7 @@ def _walk(
         try:
             with os_errors_are_unusable("file", directory / entry.name):
                 is_directory = entry.is_dir(follow_symlinks=False)
-                if is_reserved(entry.name) or is_left_out(entry.name, directory=is_directory):
+                if node_files.is_reserved(entry.name) or is_left_out(entry.name, directory=is_directory):
                     continue
                 if is_directory:
                     if path.count("/") + 1 < MAX_PARTS:

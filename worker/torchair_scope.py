@@ -1,7 +1,8 @@
-"""TorchAir's ``torchair.scope`` without an NPU: contexts that advise its scheduler, and do nothing here."""
+"""TorchAir's ``torchair.scope`` without an NPU: contexts that only advise; and ``patch_for_hcom``."""
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 
@@ -41,3 +42,13 @@ def npu_wait_tensor(self: Any, dependency: Any) -> Any:
     """Return a tensor once another one is there, which it is."""
     del dependency
     return self
+
+
+def patch_for_hcom() -> None:
+    """Do nothing, and say so: since torch 2.3.1 Dynamo traces collectives itself."""
+    logging.getLogger("torchair").warning(
+        "patch_for_hcom is not needed with this release of torch: collectives are traced without it"
+    )
+
+
+patch_for_hcom_allreduce = patch_for_deepspeed_allreduce = patch_for_hcom

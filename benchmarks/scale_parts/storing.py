@@ -11,13 +11,12 @@ from benchmarks.scale_parts.world import (
     World,
 )
 from warmrank.cache_store.cache_dir.private_files import make_private_directories
-from warmrank.cache_store.connect import TierSpec
-from warmrank.cache_store.connect import open_store as open_tiers
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef, utc_now
 from warmrank.cache_store.seed import SeedReport, Wanted, seed
 from warmrank.cache_store.signing.keyring import generate_key_pair, save_private_key
 from warmrank.cache_store.signing.trust import load_trust
-from warmrank.cache_store.store import Store
+from warmrank.cache_store.store import Store, TierSpec
+from warmrank.cache_store.store import open_store as open_tiers
 
 CREATED = "2026-01-31T12:00:00.000000+00:00"
 

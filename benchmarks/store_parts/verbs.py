@@ -12,13 +12,12 @@ from typing import Any
 
 from benchmarks.store_parts.timing import counting, in_turn, peak_bytes, settle, shell, timed
 from benchmarks.store_parts.tree import LAUNCH_KEY, Shape, describe, function_dir, make_tree, write_private
-from warmrank.cache_store.connect import TierSpec
-from warmrank.cache_store.connect import open_store as open_tiers
 from warmrank.cache_store.digests import digest_file
 from warmrank.cache_store.parallel import NUM_THREADS, each
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef, utc_now
 from warmrank.cache_store.signing.trust import Trust
-from warmrank.cache_store.store import Store
+from warmrank.cache_store.store import Store, TierSpec
+from warmrank.cache_store.store import open_store as open_tiers
 
 
 def open_store(root: Path) -> Store:

@@ -1,34 +1,86 @@
 """The deadline at the backend edge: a place that falls silent costs seconds, not the launch.
 
-A verb runs in a daemon thread. A place that gives no sign of life for its ``answer_s`` is left alone, the
-thread is left behind, and the verb is done again without that place. Left behind it is harmless: its view
-refuses every further call, so to the store it is a process that was killed there. Time in which this process
-itself did not run is no silence.
+Each call of a place runs in a daemon thread. A place that gives no sign of life for its ``answer_s`` is left
+alone for the rest of the process, and the thread is left behind: the place is then as one that was killed
+there. Time in which this process itself did not run is no silence.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
+import io
+import logging
+import os
+import queue
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import BinaryIO, Generic, Literal, TypeVar, cast
 
-from warmrank.cache_store.backends.places import Tier, TieredBackend
-from warmrank.cache_store.errors import StoreError, StoreUnavailable
+from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from warmrank.cache_store.errors import StoreError, StoreUnavailable, os_errors_are_unavailable
 from warmrank.cache_store.layout import FORMAT_FILE
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
+TierMode = Literal["ro", "rw", "required"]
+ANSWER_S = 3.5  # and a second until a sign of life is asked for: 5 s in all, with the ticks
 PING_INTERVAL_S = 1.0
 TICK_S = 0.1
+_HEAD_BYTES = 64 << 10
+_PAGE = 1000  # of a listing, taken at once
 _ABSENT = f"{FORMAT_FILE}.ping"  # never there
-Answer = Callable[[str], None]
-Ping = Callable[[Tier, Answer], None]
+_idle: list[queue.SimpleQueue[Call[object]]] = []  # of threads that wait for a call
+os.register_at_fork(after_in_child=_idle.clear)  # they do not come along
+
+
+class Call(Generic[T]):
+    """A call in a daemon thread, which may never return."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self.has_ended = False
+        self._function = function
+        self._running = threading.Lock()
+        self._running.acquire()
+        self._values: list[T] = []
+        self._errors: list[BaseException] = []
+        try:
+            calls = _idle.pop()
+        except IndexError:
+            calls = queue.SimpleQueue()
+            threading.Thread(target=_work, args=(calls,), name="store-call", daemon=True).start()
+        calls.put(cast("Call[object]", self))
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end; False if it is still running. For one thread at a time."""
+        self.has_ended = self.has_ended or self._running.acquire(timeout=seconds)
+        return self.has_ended
+
+    def result(self) -> T:
+        """Return what the ended call returned, or raise what it raised; once."""
+        if self._errors:
+            raise self._errors.pop()  # taken out: its traceback refers to this frame
+        return self._values.pop()
+
+    def run(self, then: Callable[[], None]) -> None:
+        """Do it, in its thread, and ``then`` tell whoever waits."""
+        try:
+            self._values.append(self._function())
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            self._errors.append(error)
+        then()
+        self._running.release()
+
+
+def _work(calls: queue.SimpleQueue[Call[object]]) -> None:
+    while True:
+        calls.get().run(lambda: _idle.append(calls))
 
 
 class Ticks:
-    """Waits for an event in short ticks, and says how long this process ran meanwhile.
+    """Waits for a call in short ticks, and says how long this process ran meanwhile.
 
     What a tick took beyond its length, this process was not given: a compile held its interpreter, or its
     machine was overloaded. An answer may then wait unseen, so that time is no silence.
@@ -38,57 +90,18 @@ class Ticks:
         self,
         *,
         clock: Callable[[], float] = time.monotonic,
-        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
+        wait: Callable[[Call[object], float], bool] = Call.wait,
     ) -> None:
         self._clock = clock
         self._wait = wait
 
-    def until(self, event: threading.Event) -> Iterator[float]:
-        """The seconds that this process ran in each tick that ended before ``event`` was set."""
+    def until(self, call: Call[T]) -> Iterator[float]:
+        """The seconds that this process ran in each tick that passed before the call ended."""
         before = self._clock()
-        while not self._wait(event, TICK_S):
+        while not self._wait(cast("Call[object]", call), TICK_S):
             now = self._clock()
             seconds, before = min(now - before, TICK_S), now
             yield seconds
-
-
-class Call(Generic[T]):
-    """A call in a daemon thread, which may never return."""
-
-    def __init__(self, function: Callable[[], T], *, name: str) -> None:
-        self.ended = threading.Event()
-        self._function = function
-        self._values: list[T] = []
-        self._errors: list[BaseException] = []
-        threading.Thread(target=self._run, name=name, daemon=True).start()
-
-    @property
-    def error(self) -> BaseException | None:
-        """The error that the ended call raised."""
-        return self._errors[0] if self._errors else None
-
-    def result(self) -> T:
-        """Return what the ended call returned, or raise what it raised; once."""
-        if self._errors:
-            raise self._errors.pop()  # taken out: its traceback refers to this frame
-        return self._values.pop()
-
-    def _run(self) -> None:
-        try:
-            self._values.append(self._function())
-        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-            self._errors.append(error)
-        finally:
-            self.ended.set()
-
-
-def wait_for(ended: threading.Event, limit_s: float, *, spent_s: float, ticks: Ticks) -> float:
-    """Wait for an event until ``limit_s`` have been spent, ``spent_s`` before; returns the seconds spent."""
-    for seconds in ticks.until(ended) if spent_s < limit_s else ():
-        spent_s += seconds
-        if spent_s >= limit_s:
-            break
-    return spent_s
 
 
 def all_within(
@@ -96,145 +109,209 @@ def all_within(
 ) -> tuple[T | None, ...]:
     """Results of functions that may hang, such as looks at a network disk; raises what one of them raised.
 
-    They run side by side. None stands for one that is silent, and left in its thread. Only time in which this
-    process ran counts.
+    They run side by side. None stands for one that is silent, and left in its thread.
     """
+    calls = [Call(function) for function in functions]
+    wait_for([(call, timeout_s) for call in calls], ticks=ticks)
+    return tuple(call.result() if call.has_ended else None for call in calls)
+
+
+def wait_for(calls: Iterable[tuple[Call[T], float]], *, ticks: Ticks | None = None) -> None:
+    """Wait until each call ended, or its seconds are over; only time in which this process ran counts."""
     ticks, spent_s = ticks or Ticks(), 0.0
-    calls = [Call(function, name="store-look") for function in functions]
-    for call in calls:
-        spent_s = wait_for(call.ended, timeout_s, spent_s=spent_s, ticks=ticks)
-    return tuple(call.result() if call.ended.is_set() else None for call in calls)
+    for call, limit_s in calls:
+        for seconds in ticks.until(call) if spent_s < limit_s else ():
+            spent_s += seconds
+            if spent_s >= limit_s:
+                break
 
 
-class Deadline:
-    """Runs verbs on the places of one store, nearest first; used by one thread at a time.
+class Circuit:
+    """State of a place in this process: asked until it has a ``reason``. Threads may share one."""
 
-    ``ping`` asks a place for a sign of life without waiting for it; ``problems`` has what failed although
-    verbs went on, one line each, each once.
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.reason = ""
+
+    @property
+    def is_open(self) -> bool:
+        """True once the place is left alone."""
+        return bool(self.reason)
+
+    def open(self, reason: str, *, where: str) -> None:
+        """Leave the place alone from now on; the first reason stays."""
+        with self._lock:
+            if self.reason:
+                return
+            self.reason = reason
+        logger.warning("%s is left alone for the rest of this process: %s", where, reason)
+
+
+# One for each place, whatever the number of stores opened in this process: none waits for a dead one again.
+_circuits: dict[tuple[str, frozenset[tuple[str, str]]], Circuit] = {}
+
+
+def circuit_of(location: str, options: Mapping[str, str]) -> Circuit:
+    """The circuit of a place, as the whole process shares it."""
+    return _circuits.setdefault((location, frozenset(options.items())), Circuit())
+
+
+def away(name: str, reason: str, *, required: bool) -> StoreUnavailable:
+    """The error for a place that is left alone for the rest of this process."""
+    return StoreUnavailable(
+        what=f"required store {name}" if required else f"store {name}",
+        where=name,
+        reason=f"{reason}, so it is left alone for the rest of this process",
+        remedy="check that its file system or server answers, then start again",
+        required=required,
+        transport=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierState:
+    """State of one place, for reports; ``away`` is left alone, ``off`` was not asked for."""
+
+    location: str  # as it was named
+    mode: str
+    state: Literal["used", "away", "off"]
+    reason: str = ""  # why it is left alone
+
+
+@dataclass(kw_only=True, eq=False)
+class Tier:
+    """One place of a store: its backend, each call within the deadline.
+
+    One that is ``ro`` is never written; without a ``required`` one no verb goes on.
     """
 
-    def __init__(
-        self, tiers: Sequence[Tier], *, ticks: Ticks | None = None, ping: Ping | None = None
-    ) -> None:
-        self.tiers = tuple(tiers)
-        self.problems: list[str] = []
-        self._ticks = ticks or Ticks()
-        self._ping = ping or _ping_in_thread
+    name: str  # its location, as it was named
+    backend: BlobBackend
+    mode: TierMode = "rw"
+    answer_s: float = ANSWER_S  # how long it may be silent
+    circuit: Circuit = field(default_factory=Circuit)
+    ticks: Ticks = field(default_factory=Ticks)
+    _num_answers: int = 0
+    _is_pinged: bool = False
 
-    def run(self, verb: Callable[[TieredBackend], T]) -> T:
-        """Do ``verb`` on a view of the places that answer; return or raise as it does.
+    @property
+    def is_writable(self) -> bool:
+        """True if files may be put here."""
+        return self.mode != "ro"
 
-        Raises `StoreUnavailable`: a required place, or every place, is left alone.
+    @property
+    def state(self) -> TierState:
+        """Its state so far."""
+        reason = self.circuit.reason
+        state: Literal["used", "away"] = "away" if reason else "used"
+        return TierState(location=self.name, mode=self.mode, state=state, reason=reason)
+
+    def away(self) -> StoreUnavailable:
+        """The error that says that this place is left alone, and why."""
+        return away(self.name, self.circuit.reason, required=self.mode == "required")
+
+    def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
+        """See `BlobBackend.put_new`."""
+        return self.call(lambda: self.backend.put_new(files))
+
+    def open(self, name: str) -> BinaryIO:
+        """See `BlobBackend.open`; each read is a call of the place too."""
+        return cast("BinaryIO", self.call(lambda: _TierFile(self, name)))
+
+    def stat(self, names: Iterable[str]) -> dict[str, FileInfo]:
+        """See `BlobBackend.stat`."""
+        return self.call(lambda: self.backend.stat(names))
+
+    def list(self, prefix: str) -> Iterator[FileInfo]:
+        """See `BlobBackend.list`."""
+        infos = self.call(lambda: iter(self.backend.list(prefix)))
+        while page := self.call(lambda: tuple(islice(infos, _PAGE))):
+            yield from page
+
+    def move(self, name: str, target: str | None) -> bool:
+        """See `BlobBackend.move`."""
+        return self.call(lambda: self.backend.move(name, target))
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call the place in a thread; raises what it raises.
+
+        Raises `StoreUnavailable` where the place is left alone already, has fallen silent, or cannot be
+        reached.
         """
-        while True:
-            view = TieredBackend(self._asked())
-            call = Call(functools.partial(verb, view), name="store-verb")
-            try:
-                is_answered = self._wait(call.ended, view)
-            except BaseException:
-                view.leave()
-                raise
-            # One that failed while a place was found to be away may succeed without it.
-            is_lost = view.lost_a_place and isinstance(call.error, StoreUnavailable)
-            if is_answered and not is_lost:
-                self._note(*view.problems, *self._silence())
-                return call.result()
-            view.leave()
-
-    def _asked(self) -> list[Tier]:
-        """The places that are still asked; what is left alone is a problem, said once."""
-        silent = [tier for tier in self.tiers if tier.circuit.is_open]
-        for tier in silent:
-            if tier.mode == "required":
-                raise tier.away()
-        if len(silent) == len(self.tiers):
-            raise silent[-1].away()
-        self._note(*self._silence())
-        return [tier for tier in self.tiers if tier not in silent]
-
-    def _wait(self, ended: threading.Event, view: TieredBackend) -> bool:
-        """Wait for a verb; False when a place fell silent before it ended."""
-        silences = [_Silence(tier) for tier in view.tiers]
-        for seconds in self._ticks.until(ended):
-            for silence in silences:
-                silence.grow(seconds, view.num_answers[silence.tier.name], self._ping)
-            if view.lost_a_place:
-                return False
-        return True
-
-    def _silence(self) -> list[str]:
-        return [str(tier.away()) for tier in self.tiers if tier.circuit.is_open]
-
-    def _note(self, *lines: str) -> None:
-        self.problems.extend(line for line in dict.fromkeys(lines) if line not in self.problems)
-
-
-def in_each(
-    tiers: Sequence[Tier], verb: Callable[[Tier, TieredBackend], T]
-) -> tuple[list[T], list[tuple[Tier, StoreError]]]:
-    """Do ``verb`` in each place by itself, the farthest first, and return results, and places that failed.
-
-    One that falls silent takes nothing from what the others report; the error of an only place is raised.
-    """
-    done: list[T] = []
-    errors: list[tuple[Tier, StoreError]] = []
-    for tier in reversed(tiers):
+        if self.circuit.is_open:
+            raise self.away()
+        call = Call(function)
+        silent_s, num_answers = 0.0, self._num_answers
+        for seconds in self.ticks.until(call):
+            if self._num_answers != num_answers:  # whatever it was asked, that is a sign of life
+                num_answers, silent_s = self._num_answers, 0.0
+            silent_s += seconds
+            if silent_s >= PING_INTERVAL_S + self.answer_s:
+                self.circuit.open(f"no answer within {self.answer_s:g} s", where=self.name)
+            elif silent_s >= PING_INTERVAL_S and not self._is_pinged:
+                self._is_pinged = True
+                Call(self.ping)
+            if self.circuit.is_open:
+                raise self.away()
         try:
-            done.append(Deadline([tier]).run(functools.partial(verb, tier)))
-        except StoreError as error:
-            if len(tiers) == 1:
+            return call.result()
+        except StoreUnavailable as error:
+            if not error.transport:
                 raise
-            errors.append((tier, error))
-    return done, errors
+            self.circuit.open(error.reason, where=self.name)
+            raise self.away() from error
+        finally:
+            self._num_answers += 1
+
+    def ping(self) -> None:
+        """Ask for a sign of life; any answer is one, a refusal too.
+
+        Reads FORMAT, and removes a file that is never there if the place is written: that changes nothing,
+        but waits where reading does not, at a file system that is frozen, or whose bytes are all in this
+        node's memory.
+        """
+        try:
+            with self.backend.open(FORMAT_FILE) as file:
+                file.read()
+            if self.is_writable:
+                self.backend.move(_ABSENT, None)
+        except StoreUnavailable as error:
+            if error.transport:
+                self.circuit.open(error.reason, where=self.name)
+        except (StoreError, OSError):
+            pass
+        finally:
+            self._num_answers += 1
+            self._is_pinged = False
 
 
-class _Silence:
-    """Time for which a place has been silent, and its pings."""
+class _TierFile(io.BufferedIOBase):
+    """A file whose reads are calls of its place; what most files have is read as it is opened."""
 
-    def __init__(self, tier: Tier) -> None:
-        self.tier = tier
-        self._seconds = 0.0
-        self._num_answers = 0
-        self._is_asked = False
-        self._answers: list[str] = []
+    def __init__(self, tier: Tier, name: str) -> None:
+        self._tier = tier
+        self._file = tier.backend.open(name)
+        self._head = b""
+        try:
+            with os_errors_are_unavailable("file", name):
+                while len(self._head) < _HEAD_BYTES and (chunk := self._file.read(_HEAD_BYTES)):
+                    self._head += chunk
+        except BaseException:
+            self._file.close()
+            raise
+        self._is_all = len(self._head) < _HEAD_BYTES
 
-    def grow(self, seconds: float, num_answers: int, ping: Ping) -> None:
-        """Let time pass, with all that the place has answered by now; leave it alone if that was too long."""
-        fault = ""
-        if num_answers != self._num_answers:  # whatever it was asked, that is a sign of life
-            self._num_answers, self._seconds = num_answers, 0.0
-        if self._answers:
-            fault, self._is_asked, self._seconds = self._answers.pop(), False, 0.0
-        self._seconds += seconds
-        if self._seconds >= PING_INTERVAL_S + self.tier.answer_s:
-            fault = fault or f"no answer within {self.tier.answer_s:g} s"
-        if fault:
-            self.tier.circuit.open(fault, where=self.tier.name)
-        elif self._seconds >= PING_INTERVAL_S and not self._is_asked:
-            self._is_asked = True
-            ping(self.tier, self._answers.append)
+    def read(self, size: int | None = -1, /) -> bytes:
+        size = sys.maxsize if size is None or size < 0 else size
+        data, self._head = self._head[:size], self._head[size:]
+        if self._is_all or (data and size < sys.maxsize):
+            return data
+        return data + self._tier.call(lambda: self._file.read(-1 if size == sys.maxsize else size))
 
+    def fileno(self) -> int:
+        return self._file.fileno()
 
-def _ping_in_thread(tier: Tier, answer: Answer) -> None:
-    threading.Thread(target=ping, args=(tier, answer), name="store-ping", daemon=True).start()
-
-
-def ping(tier: Tier, answer: Answer) -> None:
-    """Read the place's FORMAT, and remove a file that is never there if the place is written.
-
-    The removal changes nothing, but waits where reading does not: at a file system that is frozen, or whose
-    bytes are all in this node's memory. Any answer is a sign of life, a refusal too; ``answer`` gets an empty
-    text then, or the fault of transport.
-    """
-    fault = ""
-    try:
-        with tier.backend.open(FORMAT_FILE) as file, contextlib.suppress(OSError):
-            file.read()
-        if tier.is_writable:
-            tier.backend.move(_ABSENT, None)
-    except StoreUnavailable as error:
-        fault = error.reason if error.transport else ""
-    except StoreError:
-        fault = ""
-    finally:
-        answer(fault)
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._file.close()

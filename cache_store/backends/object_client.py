@@ -9,15 +9,14 @@ transfer. obstore tells statuses and causes in the text of its errors only.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import os
 import random
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
-from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
@@ -30,7 +29,8 @@ if TYPE_CHECKING:
 
 _R = TypeVar("_R")
 _AZURE: Final = ("az", "adl", "azure", "abfs", "abfss")
-# Not https: the client takes any host for an object store then, and keeps none there.
+# Prefix of the environment's variables for each cloud. Not https: the client takes any host for an object
+# store then, and keeps none there.
 _ENVIRONMENT: Final = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"} | dict.fromkeys(_AZURE, "AZURE")
 SCHEMES: Final = frozenset(_ENVIRONMENT)
 _OPTIONS: Final = frozenset(
@@ -57,16 +57,18 @@ _SWITCH_WORDS: Final = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fr
 # with silence for the first one: together less than the whole.
 _SILENCE_SHARE = 0.6
 _RETRY_SHARE = 0.3
-# A part of a large upload is answered when all of it is there, which on a slow line takes a while; a server
-# that is dead meanwhile is found out by the pings of the circuit, which are small requests.
+# A large body is answered when all of it is there, which on a slow line takes a while; a server that is dead
+# meanwhile is found out by the pings of the deadline, which are small requests.
 _BULK_SILENCE_S = 60.0
 _NEVER = "365days"  # the client's limit for a whole transfer cannot be taken away
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 0.5
+PART_BYTES = 5 << 20  # what S3 takes as the smallest part
+_NUM_PARTS_AT_ONCE = 4
+_STREAM_BYTES = 1 << 20
+_QUICK_BYTES = 256 << 10  # a body that any line in use takes within the patience for small requests
 # The process whose threads answer its clients; they are one pool, whatever the number of clients.
 _opened_in: dict[str, int] = {}
 
-
-REMEDY_AWAY = "check that the object store is up and can be reached from here"
-_REMEDY_BUCKET = "check the URL, or make the bucket; a store does not make one"
 _CREDENTIALS = {
     "AWS": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "GOOGLE": "GOOGLE_SERVICE_ACCOUNT",
@@ -87,71 +89,185 @@ _CAUSES = {
 _MAX_REASON_CHARACTERS = 300
 
 
-PART_BYTES = 5 << 20  # what S3 takes as the smallest part
-_NUM_PARTS_AT_ONCE = 4
-_STREAM_BYTES = 1 << 20
-_QUICK_BYTES = 256 << 10  # a body that any line in use takes within the patience for small requests
-_FIRST_PAUSE_S = 0.05
-_MAX_PAUSE_S = 0.5
+class ObjectClient:
+    """One place of an object store, as this process uses it; nothing is asked of the server yet."""
 
+    def __init__(self, url: str, *, answer_s: float, options: Mapping[str, str]) -> None:
+        try:
+            import obstore  # noqa: F401 - only whether it is there
+            import zstandard  # noqa: F401
+        except ModuleNotFoundError as error:
+            reason = f"object stores need the package {error.name}, which is not installed"
+            raise _unusable(url, reason, "pip install 'warmrank[s3]'") from error
+        self.url = url
+        self._check_process()
+        _check_url(url)
+        if unknown := sorted(set(options) - KNOWN_OPTIONS):
+            known = ", ".join(sorted(KNOWN_OPTIONS))
+            remedy = f"known are {known}; credentials come from the environment only"
+            raise _unusable(url, f"the option {unknown[0]!r} is not known", remedy)
+        self._retry_s = _RETRY_SHARE * answer_s
+        # Whoever creates must know of every try, so the client itself repeats only parts and listings.
+        self._quick = _made(url, options, patience_s=_SILENCE_SHARE * answer_s, num_retries=0)
+        self._patient = _made(url, options, patience_s=_BULK_SILENCE_S, num_retries=0)
+        self._repeating = _made(url, options, patience_s=_BULK_SILENCE_S, num_retries=6)
 
-def connect(url: str, *, answer_s: float, options: Mapping[str, str]) -> ObjectClient:
-    """Make the client for ``url``; nothing is asked of the server yet."""
-    try:
-        import obstore  # noqa: F401 - only whether it is there
-        import zstandard  # noqa: F401
-    except ModuleNotFoundError as error:
-        reason = f"object stores need the package {error.name}, which is not installed"
-        raise _unusable(url, reason, "pip install 'warmrank[s3]'") from error
-    check_process(url)
-    _check_url(url)
-    if unknown := sorted(set(options) - KNOWN_OPTIONS):
-        remedy = f"known are {', '.join(sorted(KNOWN_OPTIONS))}; credentials come from the environment only"
-        raise _unusable(url, f"the option {unknown[0]!r} is not known", remedy)
-    client_options = _client_options(url, options)
-    retry_s, silence_s = _RETRY_SHARE * answer_s, _SILENCE_SHARE * answer_s
+    def read(self, name: str, *, limit_bytes: int | None = None) -> bytes:
+        """All bytes of an object, or its first ``limit_bytes``; raises as `get`."""
+        data = bytearray()
+        for chunk in self.get(name):
+            data += chunk
+            if limit_bytes is not None and len(data) >= limit_bytes:
+                return bytes(data[:limit_bytes])
+        return bytes(data)
 
-    def client(patience_s: float, *, num_retries: int) -> ObjectStore:
-        return _client(
-            url,
-            config={name: value for name, value in options.items() if name in _OPTIONS},
-            client_options={
-                **client_options,
-                "connect_timeout": timedelta(seconds=silence_s),
-                "read_timeout": timedelta(seconds=patience_s),
-                "timeout": _NEVER,
-            },
-            retry_config={
-                "max_retries": num_retries,
-                "retry_timeout": timedelta(seconds=retry_s if patience_s == silence_s else patience_s),
-                "backoff": {
-                    "init_backoff": timedelta(milliseconds=50),
-                    "max_backoff": timedelta(milliseconds=500),
-                    "base": 2,
-                },
-            },
-        )
+    def get(self, name: str) -> Iterable[bytes]:
+        """The bytes of an object, which is asked for at once, a small one all in one chunk.
 
-    return ObjectClient(
-        url=url,
-        once=client(silence_s, num_retries=0),
-        again=client(silence_s, num_retries=6),
-        bulk_once=client(_BULK_SILENCE_S, num_retries=0),
-        bulk=client(_BULK_SILENCE_S, num_retries=6),
-        retry_s=retry_s,
-    )
+        Raises `NotInStore`, and `StoreUnavailable`, also while the chunks are taken.
+        """
 
+        def ask() -> bytes | GetResult:
+            result = self._quick.get(name)
+            return bytes(result.bytes()) if result.meta["size"] <= _STREAM_BYTES else result
 
-def check_process(url: str) -> None:
-    """Refuse, with `StoreUnavailable`, a forked child of a process that had a client; else note the process.
+        with self._errors(name):
+            found = self._retried(ask)
+        return [found] if isinstance(found, bytes) else self._streamed(name, found)
 
-    The threads that answer all clients of a process do not come along, so a new client would wait for ever
-    as well as an old one.
-    """
-    if (pid := _opened_in.setdefault("pid", os.getpid())) != os.getpid():
-        reason = f"this process was forked from process {pid} after that had opened an object store"
-        remedy = "start processes by spawn (multiprocessing.set_start_method('spawn')), or fork before"
-        raise _unusable(url, reason, remedy)
+    def head(self, name: str) -> FileInfo | None:
+        """Status of an object; None where there is none. Raises `StoreUnavailable`."""
+        try:
+            with self._errors(name):
+                return _info(self._retried(lambda: self._quick.head(name)))
+        except NotInStore:
+            return None
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Create an object; False where another one stands there, which is left alone.
+
+        An answer may be lost after the object was made, so that the next try finds it taken: by
+        itself, as its bytes then tell. A conflict (409) says that another create is under way, not who wins.
+        """
+        from obstore.exceptions import AlreadyExistsError
+
+        store = self._quick if len(data) <= _QUICK_BYTES else self._patient
+        lost: list[Exception] = []
+
+        def put() -> bool:
+            try:
+                store.put(name, data, mode="create", use_multipart=False)
+            except AlreadyExistsError as error:
+                if _status_of(error) == 409:
+                    raise
+                return bool(lost) and self._holds(name, data)
+            return True
+
+        with self._errors(name):
+            return self._retried(put, failed=lost)
+
+    def upload(self, name: str, chunks: Iterable[bytes]) -> None:
+        """Make an object of any size out of ``chunks``, replacing one that stands there.
+
+        Where ``chunks`` raises, nothing appears and the error goes on.
+        """
+        self._check_process()
+        with self._errors(name):
+            self._repeating.put(
+                name, chunks, mode="overwrite", chunk_size=PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE
+            )
+
+    def copy(self, name: str, target: str) -> bool:
+        """Copy an object within the server, replacing ``target``; False where it is gone."""
+        try:
+            with self._errors(name):
+                self._retried(lambda: self._patient.copy(name, target, overwrite=True))
+        except NotInStore:
+            return False
+        return True
+
+    def delete(self, name: str) -> None:
+        """Remove an object; none is no error. Raises `StoreUnavailable`."""
+        with contextlib.suppress(NotInStore), self._errors(name):
+            self._retried(lambda: self._quick.delete(name))
+
+    def list(self, directory: str) -> Iterator[FileInfo]:
+        """All objects below ``directory``, page by page."""
+        self._check_process()
+        with self._errors(f"listing of {directory or 'all'}"):
+            for page in self._repeating.list(directory or None, chunk_size=1000):
+                yield from map(_info, page)
+
+    def _check_process(self) -> None:
+        """Refuse a forked child of a process that had a client; else note the process.
+
+        The threads that answer all clients of a process do not come along, so a new client would wait for
+        ever as well as an old one.
+        """
+        if (pid := _opened_in.setdefault("pid", os.getpid())) != os.getpid():
+            reason = f"this process was forked from process {pid} after that had opened an object store"
+            remedy = "start processes by spawn (multiprocessing.set_start_method('spawn')), or fork before"
+            raise _unusable(self.url, reason, remedy)
+
+    def _holds(self, name: str, data: bytes) -> bool:
+        try:
+            return self.read(name) == data
+        except NotInStore as error:
+            reason = "it was taken away while it was created"
+            raise StoreUnavailable(what=name, where=self.url, reason=reason, remedy="try again") from error
+
+    def _streamed(self, name: str, result: GetResult) -> Iterator[bytes]:
+        from obstore.exceptions import BaseError
+
+        position, e_tag = 0, result.meta["e_tag"]
+        while True:
+            start = position
+            try:
+                for chunk in result.stream(min_chunk_size=_STREAM_BYTES):
+                    position += len(chunk)
+                    yield bytes(chunk)
+            except BaseError as error:
+                if position == start or not _is_transport(error):
+                    raise _store_error(error, what=name, where=self.url) from error
+            else:
+                return
+            rest: GetOptions = {"range": {"offset": position}, "if_match": e_tag}
+            with self._errors(name):
+                result = self._retried(partial(self._quick.get, name, options=rest))
+
+    def _retried(self, call: Callable[[], _R], *, failed: MutableSequence[Exception] | None = None) -> _R:
+        """Call until it succeeds or time is over; the errors of earlier calls are added to ``failed``."""
+        from obstore.exceptions import AlreadyExistsError, GenericError
+
+        self._check_process()
+        deadline = time.monotonic() + self._retry_s
+        for number in itertools.count():
+            try:
+                return call()
+            except (GenericError, AlreadyExistsError) as error:
+                pause_s = min(_FIRST_PAUSE_S * 2**number, _MAX_PAUSE_S) * random.uniform(0.5, 1.0)  # noqa: S311
+                can_wait = time.monotonic() + pause_s < deadline
+                # Where nobody listens, to ask again at once is of no use.
+                is_refused = "ConnectionRefused" in str(error)
+                if is_refused or not can_wait or not (_is_transport(error) or _status_of(error) == 409):
+                    raise
+                if failed is not None and _is_transport(error):
+                    failed.append(error)
+            time.sleep(pause_s)
+        raise AssertionError("count() has no end")
+
+    @contextlib.contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        """Turn errors of the client into those of this package."""
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except (BaseError, FileNotFoundError) as error:
+            raise _store_error(error, what=name, where=self.url) from error
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a client of an object store holds credentials and is not pickled; send its URL")
 
 
 def is_usable(option: str, value: str) -> bool:
@@ -159,14 +275,30 @@ def is_usable(option: str, value: str) -> bool:
     return option not in _CLIENT_SWITCHES or not value or value.lower() in _SWITCH_WORDS
 
 
-def _client(url: str, **settings: Any) -> ObjectStore:
+def _made(url: str, options: Mapping[str, str], *, patience_s: float, num_retries: int) -> ObjectStore:
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
+    patience = timedelta(seconds=patience_s)
+    first_pause, max_pause = timedelta(seconds=_FIRST_PAUSE_S), timedelta(seconds=_MAX_PAUSE_S)
+    settings: dict[str, Any] = {
+        "config": {name: value for name, value in options.items() if name in _OPTIONS},
+        "client_options": {
+            **_client_options(url, options),
+            "connect_timeout": patience,
+            "read_timeout": patience,
+            "timeout": _NEVER,
+        },
+        "retry_config": {
+            "max_retries": num_retries,
+            "retry_timeout": patience,
+            "backoff": {"init_backoff": first_pause, "max_backoff": max_pause, "base": 2},
+        },
+    }
     try:
         return from_url(url, **settings)
     except (BaseError, ValueError) as error:
-        reason = f"the client refuses its settings: {_first_line(str(error))}"
+        reason = f"the client refuses its settings: {_first_line(error)}"
         raise _unusable(url, reason, "check the URL and the store's options") from error
 
 
@@ -195,7 +327,6 @@ def _check_url(url: str) -> None:
 
 
 def _variables_of(url: str) -> str:
-    """Prefix of the environment's variables for the cloud of ``url``."""
     return _ENVIRONMENT.get(urlsplit(url).scheme, "AWS")
 
 
@@ -203,237 +334,63 @@ def _unusable(where: str, reason: str, remedy: str) -> StoreUnavailable:
     return StoreUnavailable(what="store", where=where, reason=reason, remedy=remedy)
 
 
-def status_of(error: BaseException) -> int | None:
+def _store_error(error: Exception, *, what: str, where: str) -> StoreError:
+    """The error of this package for one of the client: `NotInStore` for an absent object, or unavailable."""
+    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+    text, status, cloud = str(error), _status_of(error), _variables_of(where)
+    if isinstance(error, FileNotFoundError) and "NoSuchBucket" not in text:
+        return NotInStore(what=what, where=where)
+    credentials = (
+        f"set the credentials in the environment of this process, such as {_CREDENTIALS[cloud]}, with the "
+        "rights to get, put, delete and list below the store's URL"
+    )
+    if status is not None:
+        reason = f"the server says {status}: {_first_line(error)}"
+    else:
+        reason = next((cause for sign, cause in _CAUSES.items() if sign in text), _first_line(error))
+    remedy = "check that the object store is up and can be reached from here"
+    if "NoSuchBucket" in text or status == 404:
+        reason, remedy = (
+            "there is no such bucket",
+            "check the URL, or make the bucket; a store does not make one",
+        )
+    elif isinstance(error, PermissionDeniedError | UnauthenticatedError):
+        reason, remedy = f"access was denied ({status})", credentials
+    elif any(path in text for path in _MACHINE_SERVICES):
+        reason, remedy = f"no credentials were found ({reason})", credentials
+    elif _PLAIN_HTTP.search(_first_line(error)):
+        reason = "its endpoint begins with http://, which is not encrypted and has to be allowed"
+        remedy = f'set {cloud}_ALLOW_HTTP=true, or allow_http: "true" in the store\'s options'
+    transport = _is_transport(error)
+    return StoreUnavailable(what=what, where=where, reason=reason, remedy=remedy, transport=transport)
+
+
+def _status_of(error: BaseException) -> int | None:
     """The HTTP status that an error of the client tells of; None where the server said none."""
     match = _STATUS.search(str(error))
     return int(match[1]) if match else None
 
 
-def is_transport(error: BaseException) -> bool:
+def _is_transport(error: BaseException) -> bool:
     """Return True if the server gave no answer, or one that says no more than that it cannot serve now."""
     from obstore.exceptions import GenericError
 
-    status = status_of(error)
-    is_silence = status is None and not _is_plain_http(error)
+    status = _status_of(error)
+    is_silence = status is None and not _PLAIN_HTTP.search(_first_line(error))
     return isinstance(error, GenericError) and (is_silence or status in _SERVER_FAULTS)
 
 
-def store_error(error: Exception, *, what: str, where: str) -> StoreError:
-    """The error of this package for one of the client: `NotInStore` for an absent object, or unavailable."""
-    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
-
-    text = str(error)
-    if isinstance(error, FileNotFoundError) and "NoSuchBucket" not in text:
-        return NotInStore(what=what, where=where)
-    reason, remedy = _reason(text), REMEDY_AWAY
-    if "NoSuchBucket" in text or (status_of(error) == 404 and not isinstance(error, FileNotFoundError)):
-        reason, remedy = "there is no such bucket", _REMEDY_BUCKET
-    elif isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        reason, remedy = f"access was denied ({status_of(error)})", _credentials_remedy(where)
-    elif any(path in text for path in _MACHINE_SERVICES):
-        reason, remedy = f"no credentials were found ({reason})", _credentials_remedy(where)
-    elif _is_plain_http(error):
-        reason = "its endpoint begins with http://, which is not encrypted and has to be allowed"
-        remedy = f'set {_variables_of(where)}_ALLOW_HTTP=true, or allow_http: "true" in the store\'s options'
-    return StoreUnavailable(
-        what=what, where=where, reason=reason, remedy=remedy, transport=is_transport(error)
-    )
-
-
-def _is_plain_http(error: BaseException) -> bool:
-    return _PLAIN_HTTP.search(_first_line(str(error))) is not None
-
-
-def _credentials_remedy(url: str) -> str:
-    variables = _CREDENTIALS[_variables_of(url)]
-    return (
-        f"set the credentials in the environment of this process, such as {variables}, with the rights to"
-        " get, put, delete and list below the store's URL"
-    )
-
-
-def _reason(text: str) -> str:
-    status = _STATUS.search(text)
-    if status:
-        return f"the server says {status[1]}: {_first_line(text)}"
-    for sign, meaning in _CAUSES.items():
-        if sign in text:
-            return meaning
-    return _first_line(text)
-
-
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0][:_MAX_REASON_CHARACTERS]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObjectClient:
-    """One place of an object store, as this process uses it, by clients that differ in patience."""
-
-    url: str
-    once: ObjectStore  # small requests, tried once: whoever creates must know of every try
-    again: ObjectStore  # small requests that may be repeated
-    bulk_once: ObjectStore  # bodies that may take a while, tried once
-    bulk: ObjectStore  # parts of large uploads, repeated
-    retry_s: float  # how long a request may be repeated
-
-    def read(self, name: str, *, limit_bytes: int | None = None) -> bytes:
-        """All bytes of an object, or its first ``limit_bytes``; raises as `get`."""
-        data = bytearray()
-        found = self.get(name)
-        for chunk in [found] if isinstance(found, bytes) else found:
-            data += chunk
-            if limit_bytes is not None and len(data) >= limit_bytes:
-                return bytes(data[:limit_bytes])
-        return bytes(data)
-
-    def get(self, name: str) -> bytes | Iterator[bytes]:
-        """The bytes of an object, which is asked for at once: all of a small one, otherwise its chunks.
-
-        Raises `NotInStore`, and `StoreUnavailable`, also while the chunks are taken.
-        """
-
-        def ask() -> bytes | GetResult:
-            result = self.once.get(name)
-            return bytes(result.bytes()) if result.meta["size"] <= _STREAM_BYTES else result
-
-        with self._errors(name):
-            found = self._retried(ask)
-        return found if isinstance(found, bytes) else self._streamed(name, found)
-
-    def head(self, name: str) -> FileInfo | None:
-        """Status of an object; None where there is none. Raises `StoreUnavailable`."""
-        try:
-            with self._errors(name):
-                return _info(self._retried(lambda: self.once.head(name)))
-        except NotInStore:
-            return None
-
-    def create(self, name: str, data: bytes) -> bool:
-        """Create an object; False where another one stands there, which is left alone.
-
-        An answer may be lost after the object was made, so that the next try finds it taken: by
-        itself, as its bytes then tell. A conflict (409) says that another create is under way, not who wins.
-        """
-        from obstore.exceptions import AlreadyExistsError
-
-        is_quick = len(data) <= _QUICK_BYTES
-        store = self.once if is_quick else self.bulk_once
-        lost: list[Exception] = []
-
-        def put() -> bool:
-            try:
-                store.put(name, data, mode="create", use_multipart=False)
-            except AlreadyExistsError as error:
-                if status_of(error) == 409:
-                    raise
-                return bool(lost) and self._holds(name, data)
-            return True
-
-        with self._errors(name):
-            return self._retried(put, failed=lost)
-
-    def upload(self, name: str, chunks: Iterable[bytes]) -> None:
-        """Make an object of any size out of ``chunks``, replacing one that stands there.
-
-        Where ``chunks`` raises, nothing appears and the error goes on.
-        """
-        check_process(self.url)
-        with self._errors(name):
-            self.bulk.put(
-                name, chunks, mode="overwrite", chunk_size=PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE
-            )
-
-    def copy(self, name: str, target: str) -> bool:
-        """Copy an object within the server, replacing ``target``; False where it is gone."""
-        try:
-            with self._errors(name):
-                self._retried(lambda: self.bulk_once.copy(name, target, overwrite=True))
-        except NotInStore:
-            return False
-        return True
-
-    def delete(self, name: str) -> None:
-        """Remove an object; none is no error. Raises `StoreUnavailable`."""
-        try:
-            with self._errors(name):
-                self._retried(lambda: self.once.delete(name))
-        except NotInStore:
-            return
-
-    def list(self, directory: str) -> Iterator[FileInfo]:
-        """All objects below ``directory``, page by page."""
-        check_process(self.url)
-        with self._errors(f"listing of {directory or 'all'}"):
-            for page in self.again.list(directory or None, chunk_size=1000):
-                yield from map(_info, page)
-
-    def _holds(self, name: str, data: bytes) -> bool:
-        try:
-            return self.read(name) == data
-        except NotInStore as error:
-            reason = "it was taken away while it was created"
-            raise StoreUnavailable(what=name, where=self.url, reason=reason, remedy="try again") from error
-
-    def _streamed(self, name: str, result: GetResult) -> Iterator[bytes]:
-        from obstore.exceptions import BaseError
-
-        position, e_tag = 0, result.meta["e_tag"]
-        while True:
-            start = position
-            try:
-                for chunk in result.stream(min_chunk_size=_STREAM_BYTES):
-                    position += len(chunk)
-                    yield bytes(chunk)
-            except BaseError as error:
-                if position == start or not is_transport(error):
-                    raise store_error(error, what=name, where=self.url) from error
-            else:
-                return
-            rest: GetOptions = {"range": {"offset": position}, "if_match": e_tag}
-            with self._errors(name):
-                result = self._retried(functools.partial(self.once.get, name, options=rest))
-
-    def _retried(self, call: Callable[[], _R], *, failed: MutableSequence[Exception] | None = None) -> _R:
-        """Call until it succeeds or time is over; the errors of earlier calls are added to ``failed``."""
-        from obstore.exceptions import AlreadyExistsError, GenericError
-
-        check_process(self.url)
-        deadline = time.monotonic() + self.retry_s
-        for number in itertools.count():
-            try:
-                return call()
-            except (GenericError, AlreadyExistsError) as error:
-                pause_s = min(_FIRST_PAUSE_S * 2**number, _MAX_PAUSE_S) * random.uniform(0.5, 1.0)  # noqa: S311
-                can_wait = time.monotonic() + pause_s < deadline
-                # Where nobody listens, to ask again at once is of no use.
-                is_refused = "ConnectionRefused" in str(error)
-                if is_refused or not can_wait or not (is_transport(error) or status_of(error) == 409):
-                    raise
-                if failed is not None and is_transport(error):
-                    failed.append(error)
-            time.sleep(pause_s)
-        raise AssertionError("count() has no end")
-
-    @contextlib.contextmanager
-    def _errors(self, name: str) -> Iterator[None]:
-        """Turn errors of the client into those of this package."""
-        from obstore.exceptions import BaseError
-
-        try:
-            yield
-        except (BaseError, FileNotFoundError) as error:
-            raise store_error(error, what=name, where=self.url) from error
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a client of an object store holds credentials and is not pickled; send its URL")
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:_MAX_REASON_CHARACTERS]
 
 
 def _info(meta: ObjectMeta) -> FileInfo:
+    modified_s = meta["last_modified"].timestamp()
     return FileInfo(
         name=meta["path"],
         stored_bytes=meta["size"],
         content_bytes=None,
-        modified_s=(modified_s := meta["last_modified"].timestamp()),
+        modified_s=modified_s,
         written_s=modified_s,
     )

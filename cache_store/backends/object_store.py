@@ -35,8 +35,8 @@ from warmrank.cache_store.backends.backend import (
     name_fault,
     not_empty,
 )
-from warmrank.cache_store.backends.object_client import ObjectClient, connect
-from warmrank.cache_store.backends.places import ANSWER_S
+from warmrank.cache_store.backends.deadline import ANSWER_S
+from warmrank.cache_store.backends.object_client import ObjectClient
 from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.digests import CHUNK_BYTES, Digest
 from warmrank.cache_store.errors import Corrupt, NoStoreYet, NotInStore, StoreUnavailable, UnusableCache
@@ -85,36 +85,6 @@ _FORMAT_REMEDY = (
 )
 
 
-def check_store(client: ObjectClient, *, create: bool) -> None:
-    """Make sure that a store of this format is there; make one where nothing is and ``create`` says so."""
-    try:
-        data = client.read(FORMAT_FILE, limit_bytes=_MAX_FORMAT_BYTES)
-    except NotInStore:
-        if not create:
-            raise NoStoreYet(what="store", where=client.url) from None
-        first = itertools.islice(client.list(""), _NUM_LOOKED_AT)
-        if fault := not_empty((info.name.partition("/")[0] for info in first), where=client.url):
-            raise fault.but(remedy="name a prefix of its own, such as s3://bucket/warmrank") from None
-        client.create(FORMAT_FILE, _FORMAT_DATA)
-        data = client.read(FORMAT_FILE, limit_bytes=_MAX_FORMAT_BYTES)
-    check_format(_ObjectFormat, data, where=f"{client.url}/{FORMAT_FILE}", remedy=_FORMAT_REMEDY)
-
-
-def check_create_only(client: ObjectClient) -> None:
-    """Make sure that the server refuses to create what exists; some ignore the condition in silence.
-
-    The probe stays, so that the next writer needs one request. The second create has other bytes: where its
-    answer is lost, equal ones would not tell whether they are its own.
-    """
-    if client.create(PROBE, _PROBE_DATA) and client.create(PROBE, _OTHER_DATA):
-        raise StoreUnavailable(
-            what="store",
-            where=client.url,
-            reason="the server ignores 'If-None-Match: *', so that publishers would overwrite each other",
-            remedy="upgrade the server to one that has conditional writes, or use it with mode 'ro'",
-        )
-
-
 class ObjectBackend:
     """`BlobBackend` below the URL of an object store; credentials come from the environment alone.
 
@@ -134,10 +104,10 @@ class ObjectBackend:
         options: Mapping[str, str] | None = None,
     ) -> None:
         self.url = url.rstrip("/")
-        self._client = connect(self.url, answer_s=answer_s, options=options or {})
-        check_store(self._client, create=create and writable)
+        self._client = ObjectClient(self.url, answer_s=answer_s, options=options or {})
+        self._check_format(create=create and writable)
         if writable:
-            check_create_only(self._client)
+            self._check_create_only()
 
     def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
         """See `BlobBackend.put_new`; a small source may be read although its name exists."""
@@ -160,9 +130,7 @@ class ObjectBackend:
     def open(self, name: str) -> BinaryIO:
         """See `BlobBackend.open`. What is read may turn out `Corrupt` on the way."""
         check_name(name, where=self.url)
-        stored = self._client.get(name)
-        chunks = [stored] if isinstance(stored, bytes) else stored
-        return io.BufferedReader(ChunkFile(decode(chunks, name=name)), _BUFFER_BYTES)
+        return io.BufferedReader(ChunkFile(decode(self._client.get(name), name=name)), _BUFFER_BYTES)
 
     def stat(self, names: Iterable[str]) -> dict[str, FileInfo]:
         """See `BlobBackend.stat`."""
@@ -198,6 +166,34 @@ class ObjectBackend:
                 return False
         self._client.delete(name)
         return True
+
+    def _check_format(self, *, create: bool) -> None:
+        """Make sure that a store of this format is there; where nothing is, make one if ``create``."""
+        try:
+            data = self._client.read(FORMAT_FILE, limit_bytes=_MAX_FORMAT_BYTES)
+        except NotInStore:
+            if not create:
+                raise NoStoreYet(what="store", where=self.url) from None
+            first = itertools.islice(self._client.list(""), _NUM_LOOKED_AT)
+            if fault := not_empty((info.name.partition("/")[0] for info in first), where=self.url):
+                raise fault.but(remedy="name a prefix of its own, such as s3://bucket/warmrank") from None
+            self._client.create(FORMAT_FILE, _FORMAT_DATA)
+            data = self._client.read(FORMAT_FILE, limit_bytes=_MAX_FORMAT_BYTES)
+        check_format(_ObjectFormat, data, where=f"{self.url}/{FORMAT_FILE}", remedy=_FORMAT_REMEDY)
+
+    def _check_create_only(self) -> None:
+        """Make sure that the server refuses to create what exists; some ignore the condition in silence.
+
+        The probe stays, so that the next writer needs one request. The second create has other bytes: where
+        its answer is lost, equal ones would not tell whether they are its own.
+        """
+        if self._client.create(PROBE, _PROBE_DATA) and self._client.create(PROBE, _OTHER_DATA):
+            raise StoreUnavailable(
+                what="store",
+                where=self.url,
+                reason="the server ignores 'If-None-Match: *', so that publishers would overwrite each other",
+                remedy="upgrade the server to one that has conditional writes, or use it with mode 'ro'",
+            )
 
     def _copy(self, info: FileInfo, target: str) -> bool:
         is_blob = _is_blob(info.name) or _is_blob(target)

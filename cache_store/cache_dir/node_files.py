@@ -248,7 +248,7 @@ def place_files(cache_root: Path, files: Sequence[NodeFile], caches: NodeCaches,
     skipped: list[str] = []
     for file in files:
         try:
-            (new if _place(cache_root, file, _cache_of(file, caches), vouched) else there).append(file)
+            (new if _place(cache_root, file, caches.get(file.cache), vouched) else there).append(file)
         except (_NotPlaced, UnusableCache) as reason:
             skipped.append(f"{file.path}: {reason}")
     for directory in {(Path(caches[file.cache].directory) / file.relative).parent for file in new}:
@@ -260,20 +260,13 @@ class _NotPlaced(Exception):
     """Reason why a file is not placed; within this module only."""
 
 
-def _cache_of(file: NodeFile, caches: NodeCaches) -> NodeCache:
+def _place(cache_root: Path, file: NodeFile, cache: NodeCache | None, vouched: Marks) -> bool:
+    """Place a file; return False where it was there."""
     if split_node_path(file.path) is None:
         raise _NotPlaced("no path of a node artifact")
-    if (cache := caches.get(file.cache)) is None:
-        why = f"this node's config declares no node cache {file.cache!r}"
-    elif not cache.takes(file.relative):
-        why = f"no pattern of node cache {file.cache!r} takes it"
-    else:
-        return cache
-    raise _NotPlaced(f"left in the cache directory: {why}")
-
-
-def _place(cache_root: Path, file: NodeFile, cache: NodeCache, vouched: Marks) -> bool:
-    """Place a file; return False where it was there."""
+    if cache is None or not cache.takes(file.relative):
+        why = "no pattern takes it" if cache else f"this node's config declares no {file.cache!r}"
+        raise _NotPlaced(f"left in the cache directory: {why}")
     root = Path(cache.directory)
     path = root / file.relative
     if _is_there(path, file, replaced=cache.in_sets):

@@ -22,13 +22,11 @@ from warmrank.cache_store.backends.durability import EarlyWriter
 from warmrank.cache_store.backends.places import read_from_any
 from warmrank.cache_store.cache_dir.marks import Permit
 from warmrank.cache_store.cache_dir.private_files import create_private, open_private, os_errors_are_unusable
-from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.digests import (
     CHUNK_BYTES,
     Digest,
     TooLong,
     copy_and_digest,
-    digest_bytes,
     digest_stream,
 )
 from warmrank.cache_store.errors import (
@@ -91,28 +89,12 @@ class Blobs:
     unshared: set[int] = field(default_factory=set)  # devices of places from which no reflink can be made
     brought: set[Digest] = field(default_factory=set)  # blobs that ``shared`` gave
 
-    def copy(self, digest: Digest, path: Path) -> None:
-        """Copy a blob of known size, from where it is shared, or else from the store; see `copy_stored`."""
-        if self.shared is not None:
-            name = blob_name(digest.sha256)
-            try:
-                with self.shared(name) as file:
-                    self._write(file, name, digest.size_bytes, path)
-            except NotInStore:
-                pass
-            except (Corrupt, StoreUnavailable) as error:
-                logger.warning("Read from the store instead: %s", error)
-            else:
-                self.brought.add(digest)
-                return
-        self.copy_stored(digest.sha256, digest.size_bytes, path)
-
-    def copy_stored(self, sha256: str, size_bytes: int | None, path: Path) -> Digest:
+    def copy(self, sha256: str, size_bytes: int | None, path: Path) -> Digest:
         """Copy a blob into the new private file ``path``, below where it may go, verified.
 
-        Its directory exists; ``size_bytes`` is None where nobody has said it. A damaged blob goes into
-        quarantine, and is asked for once more: another place may hold a good one. One that its place cannot
-        read is asked of the next.
+        Its directory exists; ``size_bytes`` is None where nobody said it. It comes from where it is shared,
+        or else from the store. A damaged blob goes into quarantine, and is asked for once more: another place
+        may hold a good one. One that its place cannot read is asked of the next.
 
         Raises:
             NotInStore: there is no such blob.
@@ -120,6 +102,9 @@ class Blobs:
         """
         name = blob_name(sha256)
         assert self.permit.covers(path)  # noqa: S101 - another directory bears no marks of it
+        if self.shared is not None and (digest := self._copy_shared(self.shared, name, size_bytes, path)):
+            self.brought.add(digest)
+            return digest
         first: Corrupt | None = None
         while True:
             try:
@@ -133,6 +118,19 @@ class Blobs:
                 if first is not None:
                     raise
                 first = error
+
+    def _copy_shared(
+        self, shared: Callable[[str], BinaryIO], name: str, size_bytes: int | None, path: Path
+    ) -> Digest | None:
+        """Copy a blob that another node shares; None where it has none, or a damaged one."""
+        try:
+            with shared(name) as file:
+                return self._write(file, name, size_bytes, path)
+        except NotInStore:
+            return None
+        except (Corrupt, StoreUnavailable) as error:
+            logger.warning("Read from the store instead: %s", error)
+            return None
 
     def _write(self, file: BinaryIO, name: str, size_bytes: int | None, path: Path) -> Digest:
         # A place that compresses tells no size.
@@ -159,13 +157,15 @@ class Blobs:
 
     def _share_blocks(self, file: BinaryIO, target: io.BufferedWriter) -> bool:
         """Make the empty ``target`` a reflink of a whole plain file, where one file system can."""
-        if not (isinstance(file, io.BufferedReader) and isinstance(file.raw, io.FileIO)):
+        try:
+            source = file.fileno()
+        except io.UnsupportedOperation:
             return False
-        device = os.fstat(file.fileno()).st_dev
+        device = os.fstat(source).st_dev
         if device in self.unshared:
             return False
         try:
-            fcntl.ioctl(target.fileno(), _FICLONE, file.fileno())
+            fcntl.ioctl(target.fileno(), _FICLONE, source)
         except OSError:
             self.unshared.add(device)
             return False  # then it is copied, which meets whatever is wrong
@@ -261,24 +261,6 @@ def take_pinned(
         },
         signers=frozenset(signers - {""}),
     )
-
-
-def distinct_partitions(documents: Documents, refs: Sequence[PartitionRef]) -> Pinned[str]:
-    """Of references whose partitions hold the same artifacts, the first; raises as `take_pinned`.
-
-    Artifacts of the node do not count.
-    """
-
-    def key(_: PartitionRef, found: StandingManifest) -> str:
-        entries = (entry for entry in found.manifest.artifacts if entry.scope == "rank")
-        artifacts = sorted([entry.function, entry.sha256] for entry in entries)
-        return digest_bytes(canonical_json(artifacts)).sha256
-
-    pinned = take_pinned(documents, refs, key)
-    first: dict[str, PartitionRef] = {}
-    for ref, artifacts in pinned.kept.items():
-        first.setdefault(artifacts, ref)
-    return Pinned(kept={ref: artifacts for artifacts, ref in first.items()}, errors=pinned.errors)
 
 
 def standing_refs(documents: Documents, keys: Sequence[str]) -> dict[str, PartitionRef]:

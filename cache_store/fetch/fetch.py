@@ -40,12 +40,13 @@ from warmrank.cache_store.cache_dir.private_files import (
     staging_directory,
     sweep_debris,
 )
-from warmrank.cache_store.digests import Digest
-from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache, outcome_of
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache, is_final, outcome_of
 from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, clone, missing_blobs, take_pinned
 from warmrank.cache_store.gc.trash import bring_back
 from warmrank.cache_store.layout import blob_name
-from warmrank.cache_store.parallel import SHORT_BYTES, Meter, each, nothing
+from warmrank.cache_store.parallel import Meter, each, nothing
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.records.manifest import CaptureEntry, PartitionManifest, PartitionRef
 from warmrank.cache_store.steps import Step, reached
@@ -54,7 +55,6 @@ logger = logging.getLogger(__name__)
 _INDEX = "artifacts"
 _NUM_THREADS = 8
 _STAGING = ".tmp-"
-_NUM_SHARES = 64  # to look for one file takes less time than to hand it to a thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ def fetch_blob(
     make_directories_below(cache_root, function_dir)
     staged = temporary_file(function_dir)
     # Of whatever size: one that a place tells may be that of a damaged copy, before a good one in the next.
-    digest = Blobs(backend=backend, permit=permit).copy_stored(sha256, None, staged)
+    digest = Blobs(backend=backend, permit=permit).copy(sha256, None, staged)
     return place_file(function_dir, staged, digest, beside=beside)
 
 
@@ -149,10 +149,12 @@ def fetch_partitions(
     cache_root: Path,
     *,
     options: FetchOptions | None = None,
+    distinct: Collection[PartitionRef] = (),
 ) -> FetchOutcome:
     """Lay out all artifacts of the partitions that ``refs`` name below ``cache_root``.
 
-    Of one function, an earlier partition's artifacts are tried first.
+    Of one function, an earlier partition's artifacts are tried first. A ``distinct`` one is left out if one
+    before it holds the same artifacts.
     """
     started_s, options = time.monotonic(), options or FetchOptions()
     admit(cache_root, documents.trust.policy, documents.trust.revoked)
@@ -163,7 +165,7 @@ def fetch_partitions(
         refs,
         lambda ref, found: _Partition(ref, _targets_of(found.manifest, known), found.manifest.captures),
     )
-    partitions = tuple(pinned.kept.values())
+    partitions = _without_equals(list(pinned.kept.values()), frozenset(distinct))
     index = DigestIndex(cache_root, _INDEX, reread=options.reread)
     targets = dict.fromkeys(target for partition in partitions for target in partition.functions)
     paths, faults = _look(list(targets), cache_root, index)
@@ -239,7 +241,7 @@ def replicate(manifests: Sequence[PartitionManifest], files: Mapping[str, Path],
     absent = [target for target in known if target not in paths and target not in faults]
     with staging_directory(root, _STAGING) as directory:
         staged = _staged_paths(directory, absent)
-        faults |= _fill(staged, lambda digest, path: clone(files[digest.sha256], path))
+        faults |= _fill(staged, lambda sha256, _, path: clone(files[sha256], path))
         placed, failed = _place(root, staged, [target for target in absent if target not in faults], index)
     for error in (faults | failed).values():
         raise error
@@ -275,21 +277,33 @@ def _look(
 ) -> tuple[dict[_Target, Path], dict[_Target, StoreError]]:
     """Where the cache directory has targets, and errors of others; slow where all has to be read."""
 
-    def look(some: Sequence[_Target]) -> list[Path | StoreError | None]:
-        find = functools.partial(find_file, digest_of=index.digest)
-        return [
-            outcome_of(
-                functools.partial(find, cache_root / target.function_dir, target.digest, beside=target.name)
-            )
-            for target in some
-        ]
+    def look(target: _Target) -> Path | StoreError | None:
+        directory, find = (
+            cache_root / target.function_dir,
+            functools.partial(find_file, digest_of=index.digest),
+        )
+        return outcome_of(lambda: find(directory, target.digest, beside=target.name))
 
-    shares = [targets[number::_NUM_SHARES] for number in range(_NUM_SHARES)]
-    is_small = _size_of(target.digest for target in targets) <= len(targets) * SHORT_BYTES
-    answers = each(look, shares, num_threads=_NUM_THREADS, size_bytes=0 if is_small else None)
-    found = list(zip(itertools.chain(*shares), itertools.chain(*answers), strict=True))
+    total_bytes = _size_of(target.digest for target in targets)
+    answers = each(look, targets, num_threads=_NUM_THREADS, size_bytes=total_bytes)
+    found = list(zip(targets, answers, strict=True))
     paths = {target: answer for target, answer in found if isinstance(answer, Path)}
     return paths, {target: answer for target, answer in found if isinstance(answer, StoreError)}
+
+
+def _without_equals(
+    partitions: Sequence[_Partition], distinct: Collection[PartitionRef]
+) -> tuple[_Partition, ...]:
+    """Leave out the distinct ones that hold the same artifacts as one before; node artifacts do not count."""
+    kept: list[_Partition] = []
+    known: set[str] = set()
+    for part in partitions if distinct else ():
+        artifacts = sorted([function, target.digest.sha256] for target, function in part.functions.items())
+        key = digest_bytes(canonical_json(artifacts)).sha256
+        if part.ref not in distinct or key not in known:
+            kept.append(part)
+        known.add(key)
+    return tuple(kept if distinct else partitions)
 
 
 def _reports(
@@ -337,7 +351,7 @@ def _staged_paths(directory: Path, targets: Collection[_Target]) -> dict[_Target
 
 def _fill(
     staged: Mapping[_Target, Path],
-    copy: Callable[[Digest, Path], object],
+    copy: Callable[[str, int, Path], object],
     count: Callable[[int, int], object] = nothing,
 ) -> dict[_Target, StoreError]:
     """Make the staged files by ``copy``, which verifies, and copies of that; return faults of others."""
@@ -350,9 +364,12 @@ def _fill(
     def make(targets: list[_Target]) -> dict[_Target, StoreError]:
         faults: dict[_Target, StoreError] = {}
         first, *others = targets
-        made = outcome_of(lambda: copy(first.digest, staged[first]))
-        if isinstance(made, StoreError):
-            return dict.fromkeys(targets, made)
+        try:
+            copy(*first.digest, staged[first])
+        except StoreError as error:
+            if is_final(error):
+                raise
+            return dict.fromkeys(targets, error)
         for target in others:
             try:
                 clone(staged[first], staged[target], lambda num_bytes: count(num_bytes, 0))

@@ -91,7 +91,7 @@ def fetch_node_files(
             return False
         staged = temporary_kept(cache_root)
         try:
-            blobs.copy(digest, staged)
+            blobs.copy(*digest, staged)
             index.remember_own(place_kept(cache_root, staged, digest), digest)
         finally:
             staged.unlink(missing_ok=True)

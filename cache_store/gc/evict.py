@@ -19,8 +19,8 @@ from itertools import groupby
 from typing import Literal, NamedTuple, TypeVar
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, new_document
-from warmrank.cache_store.backends.deadline import in_each
-from warmrank.cache_store.backends.places import Tier, TierState
+from warmrank.cache_store.backends.deadline import Tier, TierState
+from warmrank.cache_store.backends.places import in_each
 from warmrank.cache_store.cache_dir.private_files import temporary_name
 from warmrank.cache_store.errors import EvictRefused, NotInStore, StoreUnavailable
 from warmrank.cache_store.gc.inventory import Inventory, take_inventory

@@ -94,8 +94,8 @@ def references(name: str, sealed: bytes) -> Document:
     """Parse the stored form of the record or manifest of that name, whoever signed it."""
     kind, key, sha256 = _made_for(name)
     envelope = parse_envelope(sealed, what=kind, where=name)
-    if (envelope.kind, envelope.key) != (kind, key):
-        actual = f"{envelope.kind} {envelope.key[:12]}"
+    if (envelope.header.kind, envelope.header.key) != (kind, key):
+        actual = f"{envelope.header.kind} {envelope.header.key[:12]}"
         raise Corrupt(what=kind, where=name, expected=f"one made for {kind} {key[:12]}", actual=actual)
     if sha256:
         check_sha256(kind, name, envelope.payload, sha256)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from warmrank.cache_store.backends.backend import BlobBackend, NewFile
-from warmrank.cache_store.backends.deadline import in_each
-from warmrank.cache_store.backends.places import Tier, TieredBackend, TierState
+from warmrank.cache_store.backends.deadline import Tier, TierState
+from warmrank.cache_store.backends.places import TieredBackend, in_each
 from warmrank.cache_store.cache_dir.private_files import create_private
 from warmrank.cache_store.digests import Digest, digest_stream
 from warmrank.cache_store.errors import (
@@ -101,7 +101,7 @@ def verify_places(
             places=[TieredBackend([other]) for other in tiers if other is not tier],
             cache_root=cache_root,
         )
-        report = audit.run(view.while_asked(on_progress))
+        report = audit.run(on_progress)
         if len(tiers) == 1:
             return report
         faults, repairs = (

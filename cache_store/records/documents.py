@@ -199,7 +199,8 @@ def take_usable(
             found.append(outcome)
         elif not isinstance(outcome, NotInStore):  # else evicted, or put into quarantine, since the listing
             logger.info("Skipped a document: %s", outcome)  # callers show the problems
-            documents.problems.append(str(outcome))
+            if str(outcome) not in documents.problems:
+                documents.problems.append(str(outcome))
             quarantine_if_damaged(documents.backend, name, outcome)
     return tuple(found)
 

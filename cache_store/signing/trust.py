@@ -21,9 +21,10 @@ import logging
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, NamedTuple
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -32,7 +33,7 @@ from pydantic import AfterValidator, Field
 from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type, read_mounts
 from warmrank.cache_store.cache_dir.private_files import OTHERS_WRITE, way_to
 from warmrank.cache_store.canonical import canonical_json
-from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, Untrusted, UntrustedReason
 from warmrank.cache_store.layout import BLOBS, QUARANTINE, TMP, TOP_LEVEL
 from warmrank.cache_store.parsing import Strict, parse_document
@@ -53,6 +54,8 @@ DocumentKind = Literal["manifest", "launch", "directory"]
 ENVELOPE_FORMAT: Final = 2
 MAX_HEADER_BYTES = 4096
 """Key, names of at most 255 bytes each and a signature take less than 1 KB, six times that if escaped."""
+_NEVER_USED = frozenset({QUARANTINE.rstrip("/"), TMP.rstrip("/")})  # nothing in there gets a name again
+_BLOBS = BLOBS.partition("/")[0]  # their names say what is in them, whoever owns them; there may be millions
 _DOMAIN = "warmrank-envelope-2"
 _ALWAYS_REFUSED: frozenset[UntrustedReason] = frozenset({"bad_signature", "revoked"})
 """Refused by ``warn`` too: somebody tampered, or somebody said that this key is not to be believed."""
@@ -77,7 +80,9 @@ class _Payload(Strict):
     size_bytes: int
 
 
-class _Header(Strict):
+class Header(Strict):
+    """First line of an envelope; ``signature`` may be explicitly none."""
+
     format: Literal[2] = ENVELOPE_FORMAT
     kind: Annotated[str, Field(max_length=32)]
     key: Annotated[str, Field(max_length=128)]
@@ -85,34 +90,20 @@ class _Header(Strict):
     signature: Signature | Literal["unsigned"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Envelope:
-    """A document's bytes with the kind and key it was made for; ``signature`` None is explicitly unsigned."""
+class Envelope(NamedTuple):
+    """A document's bytes, and what they were made for and by whom, as its first line says."""
 
-    kind: str
-    key: str
+    header: Header
     payload: bytes
-    digest: Digest  # of the payload
-    signature: Signature | None
 
     def to_bytes(self) -> bytes:
         """The stored form."""
-        return self.header() + b"\n" + self.payload
-
-    def header(self) -> bytes:
-        """Its first line."""
-        header = _Header(
-            kind=self.kind,
-            key=self.key,
-            payload=_Payload(**self.digest._asdict()),
-            signature=self.signature or "unsigned",
-        )
-        return canonical_json(header.model_dump())
+        return canonical_json(self.header.model_dump()) + b"\n" + self.payload
 
 
-def signed_message(kind: str, key: str, digest: Digest, producer: Producer) -> bytes:
+def signed_message(kind: str, key: str, sha256: str, producer: Producer) -> bytes:
     """The bytes that are signed; a list of strings, so no two sets of arguments have one spelling."""
-    return canonical_json([_DOMAIN, kind, key, digest.sha256, "ed25519", producer.name, producer.key_id])
+    return canonical_json([_DOMAIN, kind, key, sha256, "ed25519", producer.name, producer.key_id])
 
 
 def parse_envelope(data: bytes, *, what: str, where: str) -> Envelope:
@@ -121,17 +112,15 @@ def parse_envelope(data: bytes, *, what: str, where: str) -> Envelope:
     if len(line) > MAX_HEADER_BYTES:
         expected = f"a header of at most {MAX_HEADER_BYTES} bytes"
         raise Corrupt(what=what, where=where, expected=expected, actual=f"{len(line)} bytes")
-    header = parse_document(_Header, line, what=what, where=where)
+    header = parse_document(Header, line, what=what, where=where)
     digest = digest_bytes(payload)
-    if (header.payload.sha256, header.payload.size_bytes) != (digest.sha256, digest.size_bytes):
+    if header.payload != _Payload(**digest._asdict()):
         expected = f"payload sha256 {header.payload.sha256[:12]} ({header.payload.size_bytes} bytes)"
         raise Corrupt(what=what, where=where, expected=expected, actual=str(digest))
-    signature = None if header.signature == "unsigned" else header.signature
-    envelope = Envelope(kind=header.kind, key=header.key, payload=payload, digest=digest, signature=signature)
-    if envelope.header() != line:
+    if canonical_json(header.model_dump()) != line:
         expected, actual = "a header of canonical JSON", "another spelling"
         raise Corrupt(what=what, where=where, expected=expected, actual=actual)
-    return envelope
+    return Envelope(header, payload)
 
 
 def signer_id(data: bytes) -> str:
@@ -164,7 +153,7 @@ class Trust:
         Raises `Untrusted`: the policy asks for signatures and there is no signing key, or it is revoked.
         """
         what, digest = f"{kind} {key[:12]}", digest_bytes(payload)
-        signature = None
+        signature: Signature | Literal["unsigned"] = "unsigned"
         if self.signer is not None:
             producer = Producer(name=self.signer.name, key_id=key_id(self.signer.public_key))
             if revocation := self.revoked.get(producer.key_id):
@@ -173,7 +162,7 @@ class Trust:
                 raise Untrusted(
                     reason="revoked", what=what, where="this process", detail=detail, remedy=remedy
                 )
-            value = self.signer.private_key.sign(signed_message(kind, key, digest, producer)).hex()
+            value = self.signer.private_key.sign(signed_message(kind, key, digest.sha256, producer)).hex()
             signature = Signature(name=producer.name, key_id=producer.key_id, value=value)
         elif self.policy == "require":
             detail = "the trust policy is 'require', and no signing key is configured"
@@ -182,7 +171,8 @@ class Trust:
             )
             here = "this process"
             raise Untrusted(reason="no_signing_key", what=what, where=here, detail=detail, remedy=remedy)
-        return Envelope(kind=kind, key=key, payload=payload, digest=digest, signature=signature).to_bytes()
+        header = Header(kind=kind, key=key, payload=_Payload(**digest._asdict()), signature=signature)
+        return Envelope(header, payload).to_bytes()
 
     def open_envelope(self, kind: DocumentKind, key: str, data: bytes, *, where: str = "memory") -> bytes:
         """Unwrap the document that was asked for as ``kind`` and ``key``.
@@ -227,20 +217,21 @@ class Trust:
             raise Untrusted(
                 reason="unsigned", what=what, where=where, detail=detail, remedy=remedy
             ) from error
-        if (envelope.kind, envelope.key) != (kind, key):
-            detail = f"it was made for {envelope.kind!r} {envelope.key!r}"
+        header = envelope.header
+        if (header.kind, header.key) != (kind, key):
+            detail = f"it was made for {header.kind!r} {header.key!r}"
             remedy = "somebody copied it there; publish again"
             raise Untrusted(reason="replayed", what=what, where=where, detail=detail, remedy=remedy)
-        fault = None if self.policy == "off" else self._fault(envelope)
+        fault = None if self.policy == "off" else self._fault(header)
         if fault is None:
             return envelope, None
         reason, detail, remedy = fault
         return envelope, Untrusted(reason=reason, what=what, where=where, detail=detail, remedy=remedy)
 
-    def _fault(self, envelope: Envelope) -> tuple[UntrustedReason, str, str] | None:
+    def _fault(self, header: Header) -> tuple[UntrustedReason, str, str] | None:
         """Reason, detail and remedy where a signature is not enough; None when it is."""
-        signature = envelope.signature
-        if signature is None:
+        signature = header.signature
+        if signature == "unsigned":
             remedy = (
                 "publish again with a signing key (warmrank keys generate, then store.trust.signing_key); "
                 "a store of your own may use policy 'off'"
@@ -254,7 +245,7 @@ class Trust:
             detail = f"signed by {by}; trusted: {', '.join(sorted(self.trusted)) or 'none'}"
             remedy = "get that public key from its owner, then warmrank keys trust FILE"
             return "unknown_signer", detail, remedy
-        message = signed_message(envelope.kind, envelope.key, envelope.digest, signature)
+        message = signed_message(header.kind, header.key, header.payload.sha256, signature)
         try:
             public_key.verify(bytes.fromhex(signature.value), message)
         except InvalidSignature:
@@ -291,49 +282,12 @@ def load_trust(
     )
 
 
-_NEVER_USED = frozenset({QUARANTINE.rstrip("/"), TMP.rstrip("/")})  # nothing in there gets a name again
-_BLOBS = BLOBS.partition("/")[0]  # their names say what is in them, whoever owns them; there may be millions
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A file or directory that decides who can write into a store.
-
-    One ``is_above`` lies on the way to the store (`way_to`), so root may own it, and others may write into it
-    where they cannot rename what is not theirs (the sticky bit of ``/tmp``).
-    """
-
-    path: str
-    uid: int
-    mode: int  # type and permissions, as ``st_mode``
-    is_above: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyChoice:
     """A policy, and why it is this one."""
 
     policy: Literal["require", "off"]
     reason: str
-
-
-def resolve_policy(file_system: str, entries: Iterable[Entry], *, uid: int) -> PolicyChoice:
-    """Choose the policy for a directory, used by the user of that id.
-
-    ``file_system`` is the type of its file system ("" if unknown), ``entries`` what a store uses of it.
-    """
-    if file_system not in LOCAL_TYPES:
-        reason = f"its file system ({file_system or 'not known'}) may be shared"
-        return PolicyChoice(policy="require", reason=reason)
-    for entry in entries:
-        if entry.uid != uid and not (entry.is_above and entry.uid == 0):
-            reason = f"{entry.path} belongs to uid {entry.uid}, not {uid}"
-            return PolicyChoice(policy="require", reason=reason)
-        is_held = entry.is_above and (entry.mode & stat.S_ISVTX or stat.S_ISLNK(entry.mode))
-        if entry.mode & OTHERS_WRITE and not is_held:
-            mode = f"mode {stat.S_IMODE(entry.mode):04o}"
-            return PolicyChoice(policy="require", reason=f"others can write {entry.path} ({mode})")
-    return PolicyChoice(policy="off", reason="a directory of this user on a local disk")
 
 
 def choose_policy(location: str) -> PolicyChoice:
@@ -346,53 +300,70 @@ def choose_policy(location: str) -> PolicyChoice:
     if "://" in location:
         return PolicyChoice(policy="require", reason="an object store is shared")
     try:
-        return resolve_policy(*_look_at(Path(location)), uid=os.geteuid())
+        reason = _why_shared(Path(location).absolute())
     except OSError as error:
-        return PolicyChoice(policy="require", reason=f"it cannot be looked at: {error}")
+        reason = f"it cannot be looked at: {error}"
+    if reason:
+        return PolicyChoice(policy="require", reason=reason)
+    return PolicyChoice(policy="off", reason="a directory of this user on a local disk")
 
 
-def _look_at(path: Path) -> tuple[str, list[Entry]]:
-    mounts, absolute = read_mounts(), path.absolute()
-    if (kind := file_system_type(absolute, mounts)) not in LOCAL_TYPES:
-        return kind, []  # not touched: a dead mount would hang here
-    above = [_entry(place, status, is_above=True) for place, status in way_to(absolute)]
-    path = absolute.resolve()
-    links = [Path(entry.path) for entry in above if stat.S_ISLNK(entry.mode)]
-    kinds = [file_system_type(place, mounts) for place in (*links, path)]
-    kind = next((kind for kind in kinds if kind not in LOCAL_TYPES), kinds[-1])
-    return kind, [*_entries(path), *above]
+def _why_shared(path: Path) -> str:
+    """Why others may have put something into a directory; empty if nobody can have."""
+    mounts, own = read_mounts(), os.geteuid()
+    kinds = [file_system_type(path, mounts)]
+    if kinds[0] in LOCAL_TYPES:  # else not touched: a dead mount would hang here
+        above = list(way_to(path))
+        links = [Path(place) for place, status in above if stat.S_ISLNK(status.st_mode)]
+        kinds = [file_system_type(place, mounts) for place in (*links, path.resolve())]
+    for kind in kinds:
+        if kind not in LOCAL_TYPES:
+            return f"its file system ({kind or 'not known'}) may be shared"
+    inside = (entry_fault(str(place), uid, mode, own=own) for place, uid, mode in _entries(path.resolve()))
+    outside = (
+        entry_fault(str(place), status.st_uid, status.st_mode, own=own, is_above=True)
+        for place, status in above
+    )
+    return next(filter(None, chain(inside, outside)), "")
 
 
-def _entries(path: Path) -> Iterator[Entry]:
-    if not path.exists():
+def entry_fault(path: str, uid: int, mode: int, *, own: int, is_above: bool = False) -> str:
+    """Why others than the user ``own`` can change a file or directory of the type and permissions ``mode``.
+
+    One that ``is_above`` lies on the way to the store (`way_to`), so root may own it, and others may write
+    into it where they cannot rename what is not theirs (the sticky bit of ``/tmp``).
+    """
+    if uid != own and not (is_above and uid == 0):
+        return f"{path} belongs to uid {uid}, not {own}"
+    is_held = is_above and (mode & stat.S_ISVTX or stat.S_ISLNK(mode))
+    if mode & OTHERS_WRITE and not is_held:
+        return f"others can write {path} (mode {stat.S_IMODE(mode):04o})"
+    return ""
+
+
+def _entries(root: Path) -> Iterator[tuple[Path, int, int]]:
+    """What a store uses of its directory: paths, owners, and modes as far as they count."""
+    if not root.exists():
         return
-    yield _entry(path, path.lstat())
-    for name in sorted(TOP_LEVEL):
-        if os.path.lexists(path / name):
-            yield _entry(path / name, (path / name).lstat())
-    others_get_in = path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-    for name in sorted(TOP_LEVEL - _NEVER_USED):
-        for entry in _below(path / name, with_files=name != _BLOBS):
-            # Where they do not, only an owner can have kept a way to write, such as another name, or a link.
-            as_it_is = others_get_in or stat.S_ISLNK(entry.mode)
-            yield entry if as_it_is else replace(entry, mode=stat.S_IFMT(entry.mode))
-
-
-def _below(root: Path, *, with_files: bool) -> Iterator[Entry]:
-    """All entries below: whoever owns a document, or can write where one lies, decides what it says."""
-    waiting = [root] if root.is_dir() else []
+    status = root.lstat()
+    yield root, status.st_uid, status.st_mode
+    others_get_in = status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    waiting = [root / name for name in sorted(TOP_LEVEL)]
     while waiting:
+        path = waiting.pop()
         try:
-            with os.scandir(waiting.pop()) as found:
-                paths = [
-                    Path(item.path) for item in found if with_files or not item.is_file(follow_symlinks=False)
-                ]
-            below = [_entry(path, path.lstat()) for path in paths]
+            status = path.lstat()
+            if stat.S_ISDIR(status.st_mode) and not (path.parent == root and path.name in _NEVER_USED):
+                # Who owns a document, or can write where one lies, decides what it says; a blob's name does.
+                is_blobs = path.is_relative_to(root / _BLOBS)
+                with os.scandir(path) as found:
+                    waiting += [
+                        Path(item.path)
+                        for item in found
+                        if not (is_blobs and item.is_file(follow_symlinks=False))
+                    ]
         except FileNotFoundError:
-            continue  # an evict removed an empty directory of the trash
-        waiting += [Path(entry.path) for entry in below if stat.S_ISDIR(entry.mode)]
-        yield from below
-
-
-def _entry(path: Path, status: os.stat_result, *, is_above: bool = False) -> Entry:
-    return Entry(path=str(path), uid=status.st_uid, mode=status.st_mode, is_above=is_above)
+            continue  # not there, or an evict removed it meanwhile
+        # Where others do not get in, only an owner can have kept a way to write, as another name, or a link.
+        counts = others_get_in or path.parent == root or stat.S_ISLNK(status.st_mode)
+        yield path, status.st_uid, status.st_mode if counts else stat.S_IFMT(status.st_mode)

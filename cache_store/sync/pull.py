@@ -187,7 +187,7 @@ def _stage(documents: Documents, plan: PullPlan, files: Sequence[ListedFile], st
 
     def stage(file: ListedFile) -> None:
         path = staging / file.path
-        blobs.copy(file.digest, path)
+        blobs.copy(file.sha256, file.size_bytes, path)
         with os_errors_are_unusable("file", path):
             if file.path in plan.moved.paths:
                 path.write_bytes(plan.moved.apply(path.read_bytes()))

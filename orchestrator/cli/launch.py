@@ -160,6 +160,7 @@ def report(
 
 
 MARKER = ".made-by-warmrank-demo"
+_MADE = ("cache", "store", "cold.json", "warm.json", "cold.html", "warm.html")
 
 Run = Callable[[Sequence[str]], int]
 
@@ -207,7 +208,7 @@ def run_demo(out: Path, console: Console, *, run: Run | None = None) -> None:
 
 
 def prepare_demo(out: Path) -> None:
-    """Make ``out``, or empty it of an earlier demo.
+    """Make ``out``, or empty it of what an earlier demo made.
 
     Raises:
         BadArgument: it holds something, and no demo made it.
@@ -218,8 +219,8 @@ def prepare_demo(out: Path) -> None:
             "move it away, or name another directory"
         )
     out.mkdir(parents=True, exist_ok=True)
-    for path in out.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in map(out.joinpath, _MADE):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     (out / MARKER).write_text("`warmrank launch --demo` empties this directory when it runs again.\n")
 
 

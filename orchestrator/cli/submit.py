@@ -51,6 +51,10 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     job_id: Annotated[
         str | None, typer.Option("--job-id", metavar="ID", help="The job's id on the cluster; else Ray's.")
     ] = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option("--metadata", metavar="KEY=VALUE", help="Kept with the job by Ray. Repeatable."),
+    ] = None,
 ) -> None:
     """Run a launch as a Ray job and follow its log; Ctrl-C stops the job.
 
@@ -63,6 +67,8 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     require_workload(loaded, str(config))
     upload.refuse_in_job(relative_places(config, tuple(overrides or ())), str(config))
     refuse_what_fails(loaded, str(config), overrides, is_elsewhere=True)
+    if unfit := [pair for pair in metadata or () if not pair.partition("=")[1] or pair.startswith("=")]:
+        raise BadArgument(f"--metadata {unfit[0]!r}: expected KEY=VALUE")
     here = Path.cwd()
     words = ["python", "-m", "warmrank", "launch", _inside(config, here)]
     words += [word for override in overrides or () for word in ("--set", override)]
@@ -80,7 +86,12 @@ def submit(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     client = _connect(address)
     runtime_env = upload.runtime_env(here, loaded)
     try:
-        job = client.submit_job(entrypoint=shlex.join(words), runtime_env=runtime_env, submission_id=job_id)
+        job = client.submit_job(
+            entrypoint=shlex.join(words),
+            runtime_env=runtime_env,
+            submission_id=job_id,
+            metadata=dict(pair.split("=", 1) for pair in metadata or ()),
+        )
     except (RuntimeError, ValueError, OSError) as error:
         raise OrchestratorError(f"the cluster refused the job: {first_line(error)}") from error
     write = partial(typer.echo, nl=False)

@@ -3,13 +3,15 @@
 An error can never work; a warning works somewhere, or does less than whoever wrote it believes. Facts of this
 machine, which the judgement depends on, are gathered by `machine_here`; it makes and changes nothing.
 
-The function that an entrypoint names is looked for without running any code: modules are read. What is not
-certain to be missing counts as there: ranks look again, on their nodes.
+The function that an entrypoint names is looked for, and what it takes, without running any code: modules are
+read. What is not certain to be missing counts as there: ranks look again, on their nodes.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 import os
 import pkgutil
 import re
@@ -26,7 +28,7 @@ from warmrank.orchestrator.config.models import Config, EntrypointWorkload, RayC
 from warmrank.orchestrator.config.store import LOOK_S, StoreConfig, choice_of, is_url
 from warmrank.orchestrator.text import count_text
 from warmrank.worker.errors import WorkloadError
-from warmrank.worker.rank.workload import no_function, not_imported
+from warmrank.worker.rank.workload import check_arguments, no_function, not_imported
 
 Level = Literal["error", "warning"]
 
@@ -84,6 +86,10 @@ def _code(config: Config, machine: Machine) -> Iterator[LintFinding]:
             only_there = "" if is_certain else "; where the nodes alone have it, all is well"
             level: Level = "error" if is_certain else "warning"
             yield LintFinding(level, (f"workload.{key}",), found, f"{started_in} {what}{only_there}")
+    if machine.shadow is not None:
+        found = f"ranks would import {machine.shadow} in place of the package warmrank"
+        remedy = "rename it, or start the command in another directory"
+        yield LintFinding("error", ("workload",), found, remedy)
 
 
 def _choices(config: Config) -> Iterator[LintFinding]:
@@ -167,6 +173,7 @@ class Machine:
     is_absolute_script: bool = False
     entrypoint_fault: str = ""  # likewise of the function that it names
     is_source_here: bool = False  # the file of that function is in the current directory
+    shadow: Path | None = None  # a module here that ranks would import in place of `warmrank`
     requires_signature: str = ""  # why, where the config leaves that open
     has_signing_key: bool = True  # true where none is named
 
@@ -188,6 +195,7 @@ def machine_here(config: Config) -> Machine:
     found = all_within([partial(is_local, path) for path in places], timeout_s=LOOK_S)
     script = config.workload.script if isinstance(config.workload, ScriptWorkload) else ""
     fault, source = fault_of(config) or (None, None)
+    namesake = Path.cwd() / "warmrank.py"
     where = f" (read in {source})" if source else ""
     return Machine(
         num_cpus=_cpus_of_ray(config.ray),
@@ -197,6 +205,7 @@ def machine_here(config: Config) -> Machine:
         is_absolute_script=Path(script).is_absolute(),
         entrypoint_fault=f"{fault.message.rstrip('.')}{where}" if fault else "",
         is_source_here=source is not None and source.is_relative_to(Path.cwd()),
+        shadow=namesake if namesake.is_file() else None,
         requires_signature=choice_of(trust, tiers)[1] if trust else "",
         has_signing_key=trust is None or trust.signing_key is None or trust.signing_key.exists(),
     )
@@ -222,7 +231,7 @@ _BINDS_UNSEEN = re.compile(r"import \*|\b(__getattr__|__path__|globals|exec|vars
 def fault_of(config: Config) -> tuple[WorkloadError, Path | None] | None:
     """The error that ranks would raise for the config's entrypoint, and the file that was read.
 
-    None where there is no entrypoint, or where it may be there; what it takes is seen by the ranks.
+    None where there is no entrypoint, or where a call of it may go well.
     """
     if not isinstance(config.workload, EntrypointWorkload):
         return None
@@ -233,9 +242,44 @@ def fault_of(config: Config) -> tuple[WorkloadError, Path | None] | None:
         return not_imported(entrypoint, f"No module named {module!r}", nearest), None
     source = Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
     text = _text_of(source)
-    if not text or re.search(rf"\b{function}\b", text) or _BINDS_UNSEEN.search(text):
-        return None
-    return no_function(entrypoint, re.findall(r"^def (\w+)", text, re.MULTILINE)), source
+    if not re.search(rf"\b{function}\b", text):
+        if not text or _BINDS_UNSEEN.search(text):
+            return None
+        return no_function(entrypoint, re.findall(r"^def (\w+)", text, re.MULTILINE)), source
+    try:
+        tree = ast.parse(text)
+        found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
+        is_sure = sum(_binds(node, function) for node in ast.walk(tree)) == 1
+        if found and is_sure and not found[0].decorator_list:
+            check_arguments(entrypoint, _signature(found[0].args), None, config.workload.arguments)
+    except SyntaxError as error:
+        return not_imported(entrypoint, f"SyntaxError: {error}"), source
+    except WorkloadError as error:
+        return error, source
+    return None
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    """True if a node binds a name, wherever it stands."""
+    if isinstance(node, ast.Name):
+        return node.id == name and not isinstance(node.ctx, ast.Load)
+    if isinstance(node, ast.Global):
+        return name in node.names
+    return name == (getattr(node, "asname", None) or getattr(node, "name", None))
+
+
+def _signature(args: ast.arguments) -> inspect.Signature:
+    """The signature of a function; nothing of it runs, so an ellipsis stands for unknown defaults."""
+    for each in ast.walk(args):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    unknown = ast.Constant(...)
+    args.defaults = [each if isinstance(each, ast.Constant) else unknown for each in args.defaults]
+    args.kw_defaults = [
+        each and (each if isinstance(each, ast.Constant) else unknown) for each in args.kw_defaults
+    ]
+    stub = ast.fix_missing_locations(ast.Expression(ast.Lambda(args, ast.Constant(None))))
+    return inspect.signature(eval(compile(stub, "<signature>", "eval")))  # noqa: S307 - constants alone
 
 
 def find_module(name: str) -> tuple[ModuleSpec | None, str | None]:

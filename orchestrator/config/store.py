@@ -29,12 +29,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from warmrank.cache_store.backends.deadline import all_within
+from warmrank.cache_store.backends.deadline import ANSWER_S, all_within
 from warmrank.cache_store.backends.durability import FlushChoice
 from warmrank.cache_store.backends.object_client import KNOWN_OPTIONS, SCHEMES, is_usable
-from warmrank.cache_store.backends.places import ANSWER_S
-from warmrank.cache_store.connect import SpecMode
 from warmrank.cache_store.signing.trust import PolicyChoice, TrustPolicy, choose_policy
+from warmrank.cache_store.store import SpecMode
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.worker.settings import settings
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from warmrank.cache_store import connect
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.deadline import all_within
 from warmrank.cache_store.cache_dir.private_files import check_private, create_private, temporary_name
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.layout import TMP
+from warmrank.cache_store.store import open_backend
 from warmrank.orchestrator import stores
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig, is_url
@@ -246,7 +246,7 @@ def check_store(config: StoreConfig) -> Iterator[Finding]:
 def _tier(tier: TierConfig) -> list[Finding]:
     """One place; raises nothing."""
     try:
-        backend = connect.open_backend(stores.tier_spec(tier), create=False)
+        backend = open_backend(stores.tier_spec(tier), create=False)
     except (StoreError, OSError) as fault:
         if not is_url(tier.path) and tier.mode == "rw" and _can_be_made(tier.path):
             what = f"there is no store at {tier.path} yet; the first launch makes it"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from warmrank.cache_store import connect
+from warmrank.cache_store import store as cache_store
 from warmrank.cache_store.cache_dir.local import (
     companions,
     holds_what_it_says,
@@ -50,7 +50,7 @@ def open_to_look(config: Config | None, location: Path | str | None) -> Store:
     """
     if location is not None and config is None:
         tiers = [tier_spec(tier_at(str(location)))]
-        return connect.open_store(tiers, trust=Trust(policy="off"), create=False)
+        return cache_store.open_store(tiers, trust=Trust(policy="off"), create=False)
     if config is None or location is not None:
         raise BadArgument("expected either a CONFIG or --store PATH, to say which store")
     if config.store is None:

@@ -9,12 +9,17 @@ and, as blobs, in the store, so that the next one compiles what is left.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 
-from warmrank.cache_store.backends.places import TierState
+from filelock import Timeout
+
+from warmrank.cache_store.backends.deadline import TierState
+from warmrank.cache_store.cache_dir.single_flight import LOCKS, lock_in
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache
 from warmrank.cache_store.publish_pending import add_launch
 from warmrank.cache_store.records.manifest import environments_of, utc_now
@@ -30,6 +35,7 @@ from warmrank.orchestrator.errors import (
 )
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.gang.rank_host import RankHost
+from warmrank.orchestrator.gang.ray_session import way_in_now
 from warmrank.orchestrator.launch import steps
 from warmrank.orchestrator.launch.events import Listener, silence
 from warmrank.orchestrator.launch.report import (
@@ -54,6 +60,8 @@ from warmrank.orchestrator.text import grouped
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import PlannedCapture, Published, Verification, function_of_unit
 from warmrank.worker.settings import settings
+
+logger = logging.getLogger(__name__)
 
 
 class Launch:
@@ -103,7 +111,8 @@ class Launch:
         try:
             access = steps.open_store(self._stages)
             self._tiers = access.found() if access is not None else ()
-            return self._attempts(access)
+            with turn(self._config):
+                return self._attempts(access)
         finally:
             with undisturbed():
                 self._launcher.stop()
@@ -267,6 +276,37 @@ def ray_launcher(config: Config) -> Launcher:
     from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 
     return RayLauncher(config)
+
+
+@contextlib.contextmanager
+def turn(config: Config) -> Iterator[None]:
+    """Wait while another launch of the same workload fills this machine's cache directory for the first time.
+
+    Only where ranks run on this machine: what other nodes have is not known here. A directory that cannot be
+    used is left to the ranks to tell of.
+    """
+    name = f"launch-{launch_key(config)[:12]}"
+    ended = config.cache_dir / LOCKS / f"{name}.ended"
+    if way_in_now(config.ray) != "local" or ended.exists():
+        yield
+        return
+    with contextlib.ExitStack() as held:
+        try:
+            lock = lock_in(config.cache_dir, f"{name}.lock")
+            held.callback(lock.release)
+            try:
+                lock.acquire()
+            except Timeout:
+                said = "Another launch fills %s for the first time: waiting for its end"
+                logger.warning(said, config.cache_dir)
+                lock.acquire(timeout=config.timeouts.compile_s)
+        except Timeout:
+            logger.warning("It did not end within timeouts.compile_s, %g s", config.timeouts.compile_s)
+        except (UnusableCache, OSError, NotImplementedError) as error:
+            logger.debug("Launching without a lock, which may compile twice: %s", error)
+        yield
+        with contextlib.suppress(OSError):
+            ended.touch(mode=0o600)
 
 
 def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:

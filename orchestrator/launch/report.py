@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
-from warmrank.cache_store.backends.places import TierState
+from warmrank.cache_store.backends.deadline import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
 from warmrank.orchestrator.errors import BadArgument, Cause, ConfigError, ConfigProblem, about
 from warmrank.orchestrator.launch.events import Course

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from warmrank.worker.capture.captures import graph_pool_handle
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.groups import declare_groups
-    from warmrank.worker.hcom import patch_for_hcom
     from warmrank.worker.log import logger
     from warmrank.worker.rank.workload import Call, RankContext, Workload
     from warmrank.worker.results import Verification
     from warmrank.worker.runtime.runtime_state import declare_runtime_state
+    from warmrank.worker.torchair_scope import patch_for_hcom
 
 __all__ = [
     "Call",
@@ -54,7 +54,7 @@ _HOMES = {
     "graph_pool_handle": ("warmrank.worker.capture.captures", "graph_pool_handle"),
     "inference": ("warmrank.inference", ""),
     "logger": ("warmrank.worker.log", "logger"),
-    "patch_for_hcom": ("warmrank.worker.hcom", "patch_for_hcom"),
+    "patch_for_hcom": ("warmrank.worker.torchair_scope", "patch_for_hcom"),
     "readable_cache": ("warmrank.inference", "readable_cache"),
 }
 

@@ -7,7 +7,7 @@ from tests.npu.test_torchair_engine import (  # noqa: F401 - the same, on the de
     test_warm_process_compiles_nothing,
 )
 from tests.support.devices import is_here
-from tests.support.npu_runs import Seen, cold_and_warm
+from tests.support.npu_cases import AllSeen, cold_and_warm
 
 pytestmark = [
     pytest.mark.npu,
@@ -16,5 +16,5 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> AllSeen:
     return cold_and_warm("npu", tmp_path_factory.mktemp("caches"))

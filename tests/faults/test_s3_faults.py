@@ -17,11 +17,11 @@ import pytest
 
 from tests.support.s3_server import Fault, FaultyProxy, S3Server, new_prefix, running_proxy
 from warmrank.cache_store.backends.backend import NewFile
-from warmrank.cache_store.backends.object_client import connect
+from warmrank.cache_store.backends.object_client import ObjectClient
 from warmrank.cache_store.backends.object_store import WHOLE_BYTES, ObjectBackend
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, StoreError, StoreUnavailable
-from warmrank.cache_store.layout import blob_name
+from warmrank.cache_store.layout import PROBE, blob_name
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(0)]  # the full counts take longer than any one test
 
@@ -48,7 +48,7 @@ def backend(proxy: FaultyProxy) -> ObjectBackend:
 def impatient(backend: ObjectBackend, proxy: FaultyProxy) -> ObjectBackend:
     """Opened with patience all the same: that is not what its tests are about."""
     impatient = ObjectBackend(backend.url, answer_s=PATIENT_S, options=proxy.options)
-    impatient._client = connect(backend.url, answer_s=ANSWER_S, options=proxy.options)
+    impatient._client = ObjectClient(backend.url, answer_s=ANSWER_S, options=proxy.options)
     return impatient
 
 
@@ -187,6 +187,16 @@ def test_store_that_is_broken_from_the_start_is_not_opened(proxy, fault, fault_r
         with proxy.breaking(fault, "GET", times=FOR_EVER) as plan, pytest.raises(StoreError):
             ObjectBackend(url, answer_s=ANSWER_S, options=proxy.options)
         assert 1 <= plan.broken <= MAX_TRIES
+
+
+def test_lost_answer_to_the_probe_is_not_taken_for_an_ignored_condition(proxy, fault_rounds):
+    """The next try finds the name taken: by the first try, as its bytes tell."""
+    for _ in range(fault_rounds):
+        url = new_prefix()
+        ObjectBackend(url, answer_s=PATIENT_S, options=proxy.options).move(PROBE, None)
+        with proxy.breaking(Fault.LOST_ACK, "PUT", times=1) as plan:
+            ObjectBackend(url, answer_s=PATIENT_S, options=proxy.options)
+        assert plan.broken == 1
 
 
 def test_server_that_ignores_conditions_is_not_written(proxy, fault_rounds):

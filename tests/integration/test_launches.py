@@ -96,7 +96,8 @@ def test_silent_object_store_is_waited_for_once(
             "trust": {"policy": "off"},
         }
         report = house.launch(2, store=store)
-    silences = [record for record in caplog.records if record.name == "warmrank.cache_store.backends.places"]
+    said_by = "warmrank.cache_store.backends.deadline"
+    silences = [record for record in caplog.records if record.name == said_by]
     assert len(silences) == 1
     assert "no answer" in silences[0].getMessage()
     assert counts(report) == (2, 0, 2)

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 import yaml
 from pydantic import TypeAdapter
 
 from tests.support.checkout import ROOT, python
-from tests.support.devices import fake_world
 from tests.support.launching import loaded_config
-from tests.support.offline_ranks import small
+from tests.support.offline_ranks import rank_of, small
 from tests.support.processes import marked, still_there
 from tests.support.stored import open_store, store_config
 from warmrank.cache_store.seed import Wanted, seed
@@ -33,12 +29,10 @@ from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.errors import CannotStart
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.worker import groups
-from warmrank.worker.configs.compiler_config import LaunchDefaults, launch_scope
 from warmrank.worker.keys.request import environment
-from warmrank.worker.rank.workload import RankContext
 
 NUM_RANKS = 1024
+MAIN = "from warmrank.orchestrator.cli.main import main; main()"
 
 
 def write_config(root: Path, **changes: object) -> Path:
@@ -81,23 +75,6 @@ def test_all_ranks_are_built_with_one_compile_for_each_class(report):
     assert report.problems == ()
 
 
-@contextlib.contextmanager
-def rank_of(rank: int, world_size: int, cache: Path) -> Iterator[RankContext]:
-    """This process as a rank with real tensors, whose collectives change nothing."""
-    with fake_world(rank=rank, world_size=world_size) as world:
-        pair = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])
-        groups.declare_groups({"tp": pair, "world": world})
-        with launch_scope.of(LaunchDefaults(cache_dir=str(cache), no_compile=True)):
-            yield RankContext(
-                rank=rank,
-                world_size=world_size,
-                local_rank=0,
-                device_kind="cpu",
-                device=torch.device("cpu"),
-                groups={"tp": pair, "world": world},
-            )
-
-
 @pytest.mark.parametrize(("world_size", "ranks"), [(NUM_RANKS, (0, 3, 510, 1023)), (8, (0, 7))])
 def test_eight_ranks_load_all_of_it_from_the_store(world_size, ranks, report, config, tmp_path):
     assert config.store is not None
@@ -129,8 +106,7 @@ def test_process_that_does_not_come_up_is_an_error(tmp_path, monkeypatch, capfd)
 
 
 def test_command_prints_the_environment_that_a_build_elsewhere_takes():
-    code = "import sys; from warmrank.orchestrator.cli.main import main; main()"
-    assert json.loads(python("-c", code, "doctor", "--environment")) == environment()
+    assert json.loads(python("-c", MAIN, "doctor", "--environment")) == environment()
 
 
 @pytest.mark.slow
@@ -204,14 +180,7 @@ def test_device_npu_is_built_for_without_its_package(tmp_path):
 def test_build_that_is_stopped_leaves_no_process_and_the_store_as_it_was(number, status, tmp_path):
     mark = uuid.uuid4().hex
     path = write_config(tmp_path, workload={"entrypoint": "tests.support.offline_ranks:hangs"})
-    command = [
-        sys.executable,
-        "-u",
-        "-c",
-        "from warmrank.orchestrator.cli.main import main; main()",
-        "build",
-        str(path),
-    ]
+    command = [sys.executable, "-u", "-c", MAIN, "build", str(path)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "MARK": mark}
     ) as driver:

@@ -71,12 +71,6 @@ def test_each_value_has_its_artifact_and_finds_it_again(tmp_path: Path) -> None:
     assert sorted(names) == ["compiled_module", "compiled_module.1"]
 
 
-def test_forbidden_compile_names_the_value(tmp_path: Path) -> None:
-    launched(tmp_path, 512)
-    with pytest.raises(CompileForbidden, match="runtime state kv_cache_blocks: 512 -> 640"):
-        launched(tmp_path, 640, no_compile=True)
-
-
 def test_ranks_of_equal_values_share_and_others_compile_in_the_same_round(tmp_path: Path) -> None:
     report = launched(tmp_path, 512, 640, 512, 640)
     assert counts(report) == (4, 0, 4)

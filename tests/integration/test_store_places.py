@@ -11,11 +11,10 @@ import pytest
 from tests.support.launching import loaded_config
 from tests.support.s3_server import PATIENT_S, S3Server, new_prefix
 from tests.support.stored import OFF, publish_launch, tree
-from warmrank.cache_store.backends.deadline import ping
+from warmrank.cache_store.backends.deadline import Tier, TierMode
 from warmrank.cache_store.backends.object_store import ObjectBackend
-from warmrank.cache_store.backends.places import Tier, TierMode
-from warmrank.cache_store.connect import TierSpec, open_store
 from warmrank.cache_store.errors import StoreUnavailable
+from warmrank.cache_store.store import TierSpec, open_store
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
 from warmrank.orchestrator.inspect.doctor import check_store, diagnose
 
@@ -60,9 +59,9 @@ def test_launch_goes_through_both_places(near, s3_server, tmp_path):
 def test_ping_of_an_object_store_is_answered_and_leaves_nothing(s3_server):
     backend = ObjectBackend(new_prefix(), answer_s=PATIENT_S, options=s3_server.options)
     before = {info.name for info in backend.list("")}
-    answers: list[str] = []
-    ping(Tier(name="far", backend=backend), answers.append)
-    assert answers == [""]
+    tier = Tier(name="far", backend=backend)
+    tier.ping()
+    assert tier.state.state == "used"
     assert {info.name for info in backend.list("")} == before
 
 

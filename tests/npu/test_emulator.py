@@ -1,4 +1,4 @@
-"""The emulated NPU as users and the vendor's packages see it; torch_npu's own switches; the autoload trap."""
+"""The emulated NPU as users and vendors' packages see it; switches; the autoload trap; launches on it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from tests import npu_emulator
 from tests.contract import test_device_backend as contract
 from tests.contract.test_device_backend import backend, device  # noqa: F401 - its fixtures
 from tests.support.checkout import ended
+from tests.support.launching import rank_spec, write_config
 from warmrank.worker.ascend import installation
+from warmrank.worker.rank.workload import run_script
 from warmrank.worker.runtime.ambient import differences, encode, snapshot
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -113,44 +115,24 @@ def options_as_before(npu: Any) -> Iterator[None]:
     options.update(before)
 
 
-CHANGES: list[tuple[str, Callable[[Any], None], Callable[[Any], None]]] = [
-    (
-        "npu hf32 matmul: False -> True",
-        lambda npu: setattr(npu.matmul, "allow_hf32", True),
-        lambda npu: setattr(npu.matmul, "allow_hf32", False),
-    ),
-    (
-        "npu hf32 convolution: True -> False",
-        lambda npu: setattr(npu.conv, "allow_hf32", False),
-        lambda npu: setattr(npu.conv, "allow_hf32", True),
-    ),
-    (
-        "npu internal format: False -> True",
-        lambda npu: setattr(npu.config, "allow_internal_format", True),
-        lambda npu: setattr(npu.config, "allow_internal_format", False),
-    ),
-    (
-        "npu jit compile: disable -> enable",
-        lambda npu: npu.set_compile_mode(jit_compile=True),
-        lambda npu: npu.set_compile_mode(jit_compile=False),
-    ),
-    (
-        "npu compatible implementation: False -> True",
-        lambda npu: npu.use_compatible_impl(True),
-        lambda npu: npu.use_compatible_impl(False),
-    ),
-]
+CHANGES = {
+    "npu hf32 matmul: False -> True": lambda npu, on: setattr(npu.matmul, "allow_hf32", on),
+    "npu hf32 convolution: True -> False": lambda npu, on: setattr(npu.conv, "allow_hf32", not on),
+    "npu internal format: False -> True": lambda npu, on: setattr(npu.config, "allow_internal_format", on),
+    "npu jit compile: disable -> enable": lambda npu, on: npu.set_compile_mode(jit_compile=on),
+    "npu compatible implementation: False -> True": lambda npu, on: npu.use_compatible_impl(on),
+}
 
 
-@pytest.mark.parametrize(("expected", "change", "back"), CHANGES, ids=[name for name, *_ in CHANGES])
-def test_public_switch_of_torch_npu_is_a_condition(npu, expected, change, back):
-    back(npu)
+@pytest.mark.parametrize("expected", CHANGES)
+def test_public_switch_of_torch_npu_is_a_condition(npu: Any, expected: str) -> None:
+    CHANGES[expected](npu, False)
     traced = encode(snapshot("npu"))
-    change(npu)
+    CHANGES[expected](npu, True)
     try:
         assert differences(traced, snapshot("npu")) == (expected,)
     finally:
-        back(npu)
+        CHANGES[expected](npu, False)
 
 
 def test_deterministic_level_of_torch_npu_is_a_condition(npu: Any) -> None:
@@ -192,3 +174,59 @@ def test_plain_import_of_torch_fails_and_the_doctor_says_why() -> None:
     assert found["ascend.cann"]["level"] == "error"
     assert found["versions.import"]["level"] == "error"
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in found["versions.import"]["remedy"]
+
+
+# Launches.
+
+
+def launch(directory: Path) -> dict[str, Any]:
+    config = write_config(
+        directory,
+        workload={"entrypoint": "tests.support.tiny_workload:workload"},
+        device="npu",
+        ray={"num_cpus": 4},
+    )
+    environ = npu_emulator.environ() | {"RAY_OVERRIDE_RESOURCES": '{"NPU": 2}'}
+    report = directory / "report.json"
+    done = ended("-m", "warmrank", "launch", str(config), "--json", str(report), more=environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(report.read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    directory = tmp_path_factory.mktemp("launch")
+    return [launch(directory) for _ in range(2)]
+
+
+def outcomes(report: dict[str, Any]) -> list[str]:
+    return [function["outcome"] for rank in report["ranks"] for function in rank["functions"]]
+
+
+@pytest.mark.timeout(480)
+def test_first_launch_compiles_and_the_second_loads(reports: list[dict[str, Any]]) -> None:
+    cold, warm = reports
+    assert sorted(outcomes(cold)) == ["adopted", "adopted", "compiled", "compiled"]
+    assert outcomes(warm) == ["loaded"] * 4
+
+
+@pytest.mark.timeout(480)
+def test_launch_is_verified(reports: list[dict[str, Any]]) -> None:
+    for report in reports:
+        assert all(rank["verification"]["ok"] for rank in report["ranks"])
+
+
+def test_script_of_a_rank_finds_the_emulated_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in npu_emulator.environ({})["PYTHONPATH"].split(":"):
+        monkeypatch.syspath_prepend(place)
+    out = tmp_path / "out"
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, torch, torch_npu\n"
+        "from pathlib import Path\n"
+        "Path(sys.argv[1]).write_text(torch_npu.npu.get_device_name())\n"
+    )
+    run_script(rank_spec(tmp_path / "cache", device_kind="npu"), str(script), (str(out),))
+    assert out.read_text().startswith("Ascend910")

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests import npu_emulator
-from tests.support.devices import fake_world
-from tests.support.offline_ranks import small
+from tests.support.offline_ranks import rank_of, small
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import BuildReport, target_here
 from warmrank.orchestrator.config.reading import Config, parse
-from warmrank.worker import groups
-from warmrank.worker.configs.compiler_config import LaunchDefaults, launch_scope
 from warmrank.worker.keys import request as fingerprint
-from warmrank.worker.rank.workload import RankContext, Workload
 
 NUM_RANKS = 8
 
@@ -63,26 +56,6 @@ def report(config: Config) -> BuildReport:
         return build(config, BuildOptions(target=target_here(), num_jobs=2))
 
 
-@contextlib.contextmanager
-def rank_of(rank: int, cache: Path) -> Iterator[Workload]:
-    """The workload of a rank with real tensors, whose collectives change nothing."""
-    with fake_world(rank=rank, world_size=NUM_RANKS) as world:
-        for _ in ("dp", "pp"):  # a launch makes them before, and TorchAir's text has the groups' names
-            dist.new_group([rank])
-        pair = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])
-        groups.declare_groups({"tp": pair, "world": world})
-        context = RankContext(
-            rank=rank,
-            world_size=NUM_RANKS,
-            local_rank=0,
-            device_kind="npu",
-            device=torch.device("cpu"),
-            groups={"tp": pair, "world": world},
-        )
-        with launch_scope.of(LaunchDefaults(cache_dir=str(cache))):
-            yield small(context, method="summed")
-
-
 def test_one_compile_makes_the_partitions_of_all_ranks(report, config):
     assert [(item.outcome, item.num_ranks) for item in report.classes] == [("compiled", NUM_RANKS)]
     assert len(list(config.cache_dir.rglob("compiled_module"))) == NUM_RANKS
@@ -90,8 +63,8 @@ def test_one_compile_makes_the_partitions_of_all_ranks(report, config):
 
 @pytest.mark.parametrize("rank", [1, 6])
 def test_rank_of_a_launch_loads_it_and_computes_what_eager_does(rank, report, config):
-    with rank_of(rank, config.cache_dir) as workload:
-        (call,) = workload.calls
+    with rank_of(rank, NUM_RANKS, config.cache_dir, device_kind="npu", no_compile=False) as context:
+        (call,) = small(context, method="summed").calls
         assert call.function.engine().name == "torchair"
         expected = call.function.module.summed(*call.args)  # type: ignore[operator] # a method of `Small`
         assert torch.equal(call.function(*call.args), expected)
@@ -101,7 +74,7 @@ def test_rank_of_a_launch_loads_it_and_computes_what_eager_does(rank, report, co
 
 
 def test_artifact_has_the_bytes_that_a_rank_of_a_launch_compiles(report, tmp_path):
-    with rank_of(3, tmp_path) as workload:
-        (call,) = workload.calls
+    with rank_of(3, NUM_RANKS, tmp_path, device_kind="npu", no_compile=False) as context:
+        (call,) = small(context, method="summed").calls
         compiled = call.function.compile(call.args, call.kwargs, reason="")
         assert compiled.stored.sha256 == report.classes[0].digest

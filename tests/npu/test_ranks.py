@@ -1,6 +1,6 @@
 """Launches of tensor-parallel ranks with engine torchair, on a Ray of two nodes; faults; a script.
 
-`make test-npu` launches two ranks in `test_emulated_launch.py`. The NPUs are emulated, and CANN's op_compiler
+`make test-npu` launches two ranks in `test_emulator.py`. The NPUs are emulated, and CANN's op_compiler
 is made up; TorchAir's own Python does all between.
 """
 

@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.npu_cases import CASES
-from tests.support.npu_runs import CAPTURES, MODES, Seen, cold_and_warm, run
+from tests.support.npu_cases import CAPTURES, CASES, MODES, AllSeen, cold_and_warm, run
 from tests.support.script_runs import FUNCTIONS, UNKEPT, Runs
 from tests.support.selected import selected
 from warmrank import CompilerConfig
@@ -27,14 +26,14 @@ from warmrank.worker.keys.sources import patch_sources
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> AllSeen:
     return cold_and_warm("emulated", tmp_path_factory.mktemp("caches"))
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("temperature", ["cold", "warm"])
 @pytest.mark.parametrize("mode", MODES)
-def test_case_equals_eager(seen: Seen, mode: str, temperature: str, case: str) -> None:
+def test_case_equals_eager(seen: AllSeen, mode: str, temperature: str, case: str) -> None:
     found = seen[mode, temperature][case]
     assert not found["wrong"], "\n".join(found["wrong"])
     assert found["captures"] == CAPTURES.get(case, [1])
@@ -42,14 +41,14 @@ def test_case_equals_eager(seen: Seen, mode: str, temperature: str, case: str) -
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mode", MODES)
-def test_warm_process_compiles_nothing(seen: Seen, mode: str, case: str) -> None:
+def test_warm_process_compiles_nothing(seen: AllSeen, mode: str, case: str) -> None:
     cold, warm = (seen[mode, temperature][case]["outcomes"] for temperature in ("cold", "warm"))
     assert cold
     assert "compiled" in cold
     assert warm == ["loaded"] * len(cold)
 
 
-def test_function_over_the_limit_of_captures_runs_eagerly(seen: Seen) -> None:
+def test_function_over_the_limit_of_captures_runs_eagerly(seen: AllSeen) -> None:
     for found in seen.values():
         assert found["capture_limit"]["notes"] == {"eager": 3}
 

@@ -13,16 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.options import (
-    ERROR,
-    SET,
-    a_pass,
-    assign,
-    declared,
-    outcome,
-    samples,
-    with_value,
-)
+from tests.support import options as table
 from tests.support.small_models import Plain
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.options import MODES, options
@@ -113,7 +104,7 @@ def in_their_terms(name: str, value: Any, mode: str) -> Any:
 
 def found(name: str, value: Any, mode: str) -> str:
     """What comes of one option in one mode; what is set is read back, what is not set is as it was."""
-    config, theirs = with_value(name, value, mode), theirs_for(mode)
+    config, theirs = table.with_value(name, value, mode), theirs_for(mode)
     before = their_options(theirs)
     problems: tuple[str, ...] = ()
     try:
@@ -123,19 +114,19 @@ def found(name: str, value: Any, mode: str) -> str:
     if problems:
         assert len(problems) == 1
         assert f"config.{name} = {value!r}" in problems[0]
-        return ERROR
+        return table.ERROR
     if {**their_options(theirs), "mode": ""} == {**before, "mode": ""}:
         return LEFT
     assert read(theirs, their_name(name, mode)) == in_their_terms(name, value, mode)
-    return SET
+    return table.SET
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", _NAMES)
 def test_every_value_is_set_or_said_as_the_table_has_it(name: str, mode: str, tmp_path: Path) -> None:
-    for value in samples(declared(name), tmp_path):
-        expected = outcome(name, value, mode)
-        expected = expected if expected in (SET, ERROR) else LEFT
+    for value in table.samples(table.declared(name), tmp_path):
+        expected = table.outcome(name, value, mode)
+        expected = expected if expected in (table.SET, table.ERROR) else LEFT
         assert found(name, value, mode) == expected, f"config.{name} = {value!r} in {mode}"
 
 
@@ -143,7 +134,7 @@ def test_every_value_is_set_or_said_as_the_table_has_it(name: str, mode: str, tm
 def test_our_defaults_differ_from_theirs_in_the_mode_only(mode: str) -> None:
     theirs = theirs_for(mode)
     before = their_options(theirs)
-    translated(with_value("mode", mode, mode), theirs)
+    translated(table.with_value("mode", mode, mode), theirs)
     changed = {name for name, value in their_options(theirs).items() if value != before[name]}
     assert changed <= {"mode"}
     assert read(theirs, "mode") == mode
@@ -189,7 +180,7 @@ def test_names_and_opposites_are_those_of_the_real_package() -> None:
 )
 def test_values_reach_the_compiler_in_its_own_form(name, value, mode, key, text):
     theirs = theirs_for(mode)
-    translated(with_value(name, value, mode), theirs)
+    translated(table.with_value(name, value, mode), theirs)
     local_options, global_options = theirs.as_dict()
     assert {**local_options, **global_options}[key] == text
 
@@ -197,7 +188,7 @@ def test_values_reach_the_compiler_in_its_own_form(name, value, mode, key, text)
 @pytest.mark.parametrize("mode", ["reduce-overhead", "npugraph_ex"])
 def test_a_shared_pool_is_handed_over(mode: str) -> None:
     theirs = theirs_for(mode)
-    translation = translated(with_value("aclgraph_config.use_custom_pool", (0, 7), mode), theirs)
+    translation = translated(table.with_value("aclgraph_config.use_custom_pool", (0, 7), mode), theirs)
     assert translation.pool == (0, 7)
     assert read(theirs, their_name("aclgraph_config.use_custom_pool", mode)) == (0, 7)
 
@@ -211,7 +202,7 @@ def test_a_shared_pool_is_handed_over(mode: str) -> None:
     ],
 )
 def test_the_path_of_a_dump_is_told(name: str, mode: str, key: str, tmp_path: Path) -> None:
-    config = with_value(name, True, mode)
+    config = table.with_value(name, True, mode)
     config.dump_config.dump_path = str(tmp_path)
     translation = translated(config, theirs_for(mode))
     assert translation.paths == {key: f"{tmp_path}/worldsize1_global_rank0"}
@@ -220,8 +211,8 @@ def test_the_path_of_a_dump_is_told(name: str, mode: str, key: str, tmp_path: Pa
 def test_passes_are_handed_over_as_they_are() -> None:
     for mode in MODES:
         theirs = theirs_for(mode)
-        translated(with_value("post_grad_custom_post_pass", a_pass, mode), theirs)
-        assert theirs.post_grad_custom_post_pass.value is a_pass
+        translated(table.with_value("post_grad_custom_post_pass", table.a_pass, mode), theirs)
+        assert theirs.post_grad_custom_post_pass.value is table.a_pass
 
 
 @pytest.mark.parametrize(
@@ -240,7 +231,7 @@ def test_passes_are_handed_over_as_they_are() -> None:
 def test_torchair_keeps_nothing_where_we_refuse_and_something_where_not(changes, mode, tmp_path):
     config = CompilerConfig()
     for name, value in {"mode": mode, **changes}.items():
-        assign(config, name, value)
+        table.assign(config, name, value)
     theirs = theirs_for(mode)
     paths = translated(config, theirs, kept=False).paths
     package = importlib.import_module(

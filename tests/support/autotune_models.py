@@ -1,9 +1,18 @@
-"""A module whose one function does what compiled graphs get wrong, and a smaller one."""
+"""A module whose one function does what compiled graphs get wrong, and a smaller one.
+
+Run as a module, with a cache directory, it calls the first in mode max-autotune, and prints JSON.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
+
 import torch
 from torch import Tensor, nn
+
+from warmrank import CompilerConfig
+from warmrank.inference import cache_compile
 
 
 class Mixed(nn.Module):
@@ -41,14 +50,6 @@ class Sum(nn.Module):
         return torch.tanh(self.linear(x))
 
 
-class Step(nn.Module):
-    """A step that writes to its cache at a position."""
-
-    def forward(self, cache: Tensor, x: Tensor, pos: int, n: int) -> Tensor:
-        cache.narrow(0, pos, 1).copy_(x * n + 1)
-        return cache[: pos + 1].sum(0)
-
-
 def mixed() -> Mixed:
     """The same weights in every process."""
     torch.manual_seed(0)
@@ -65,3 +66,23 @@ def mixed_call(batch: int = 4, n: int = 3) -> tuple[Tensor, Tensor, Tensor, int]
     """Arguments of `Mixed.forward`: the first one is no contiguous tensor."""
     values = torch.linspace(-1, 1, 8 * batch).reshape(8, batch).t()
     return values, torch.zeros(6, 8), torch.arange(batch) % 2 == 0, n
+
+
+def main(cache_dir: str) -> None:
+    config = CompilerConfig()
+    config.mode = "max-autotune"
+    function = cache_compile(mixed().forward, config=config, cache_dir=cache_dir)
+    call = mixed_call()
+    with torch.no_grad():
+        function(*call)
+    heavy = [name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules]
+    result = function.last_result
+    assert result is not None
+    found = {"outcome": result.outcome, "cache": call[1].tolist(), "heavy": heavy}
+    print(json.dumps(found), file=sys.__stdout__)
+
+
+if __name__ == "__main__":
+    from tests.support import autotune_models  # under its own name, by which the model's class is known
+
+    autotune_models.main(*sys.argv[1:])

@@ -84,6 +84,7 @@ class WaywardBackend(MemoryBackend):
     Attributes:
         calls: the verbs that were called, the pings of the supervisor included.
         hangs: from now on every call waits until `thaw`.
+        hangs_while_read: from now on so does whoever reads a file, once it is open.
         failure: from now on every call raises this.
         fails_on: only these verbs fail; empty for all.
         hung: set once a call waits.
@@ -94,7 +95,7 @@ class WaywardBackend(MemoryBackend):
         super().__init__()
         super().put_new([new_file(FORMAT_FILE, b"{}")])
         self.calls: list[str] = []
-        self.hangs = False
+        self.hangs = self.hangs_while_read = False
         self.failure: StoreUnavailable | None = None
         self.fails_on: frozenset[str] = frozenset()
         self.hung = threading.Event()
@@ -111,7 +112,11 @@ class WaywardBackend(MemoryBackend):
 
     def open(self, name: str) -> BinaryIO:
         self._come("open")
-        return super().open(name)
+        file = super().open(name)
+        if not self.hangs_while_read:
+            return file
+        self.hangs = True  # for pings too
+        return _Waiting(file.read(), self._thawed)
 
     def stat(self, names: Iterable[str]) -> dict[str, FileInfo]:
         self._come("stat")
@@ -132,6 +137,16 @@ class WaywardBackend(MemoryBackend):
             self._thawed.wait()
         if self.failure is not None and (not self.fails_on or verb in self.fails_on):
             raise self.failure
+
+
+class _Waiting(io.BytesIO):
+    def __init__(self, data: bytes, until: threading.Event) -> None:
+        super().__init__(data)
+        self._until = until
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._until.wait()
+        return super().read(size)
 
 
 def new_file(name: str, data: bytes) -> NewFile:

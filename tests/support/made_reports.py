@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
-from warmrank.cache_store.backends.places import TierState
+from warmrank.cache_store.backends.deadline import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
 from warmrank.orchestrator.errors import Cause
 from warmrank.orchestrator.gang.launcher import ProcessStatus

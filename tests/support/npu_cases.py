@@ -1,22 +1,32 @@
 """What TorchAir's documents say a cached function can be: one function per case, the same cold and warm.
 
 A case builds its model anew, calls the cached function, and compares each result with eager, at once. It
-returns what was seen; `Seen.run` collects it. Weights come from a seed, so a later process has the same.
+returns what was seen. Weights come from a seed, so a later process has the same.
+
+Usage: python -m tests.support.npu_cases emulated|npu MODE CACHE_DIR [CASE ...]
+prints as JSON what it saw.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import json
+import sys
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree
 
+from tests import npu_emulator
+from tests.support.checkout import printed_by
 from warmrank.inference import cache_compile, set_dim_gears
 from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.devices import backend_for
 
 
 @dataclasses.dataclass
@@ -163,13 +173,6 @@ def ready() -> Model:
     return Model().to(DEVICE)
 
 
-def parameters(bench: Bench) -> None:
-    model = ready()
-    function = bench.cached(model.plain)
-    for seed in range(3):
-        bench.same(function, model.plain, data(3, 4, seed=seed))
-
-
 def closures(bench: Bench) -> None:
     factor, shift = 1.5, torch.full((4,), 0.25, device=DEVICE)
 
@@ -181,27 +184,6 @@ def closures(bench: Bench) -> None:
     function = bench.cached(model.closing)
     bench.same(function, model.closing, data(3, 4))
     bench.same(function, model.closing, data(3, 4, seed=2))
-
-
-def dataclass_arguments(bench: Bench) -> None:
-    model = ready()
-    function = bench.cached(model.meta)
-    for is_prompt in (True, False, True):
-        bench.same(function, model.meta, InputMeta(data(2, 4), is_prompt), [data(2, 4, seed=3)])
-
-
-def dynamic_shapes(bench: Bench) -> None:
-    model = ready()
-    function = bench.cached(model.plain)
-    for rows in (8, 4, 2, 8, 4):
-        bench.same(function, model.plain, data(rows, 4, seed=rows))
-
-
-def static_shapes(bench: Bench) -> None:
-    model = ready()
-    function = bench.cached(model.plain, dynamic=False)
-    for rows in (4, 2, 4):
-        bench.same(function, model.plain, data(rows, 4, seed=rows))
 
 
 def mutated_inputs(bench: Bench) -> None:
@@ -221,13 +203,6 @@ def capture_limit(bench: Bench) -> None:
     for rows in (2, 3, 5, 6, 2):
         bench.same(function, model.decode, data(rows, 4), data(rows, 4, seed=9))
     bench.seen.notes["eager"] = function.variants[0].runner.statistics.eager_calls
-
-
-def recompile(bench: Bench) -> None:
-    model = ready()
-    function = bench.cached(model.flagged)
-    for twice in (True, False, True, False):
-        bench.same(function, model.flagged, data(3, 4), twice=twice)
 
 
 def custom_pools(bench: Bench) -> None:
@@ -272,14 +247,6 @@ def buffer_of_the_module(bench: Bench) -> None:
         bench.seen.wrong.append(f"buffer is {model.calls} instead of {eager.calls}")
 
 
-def nested_results(bench: Bench) -> None:
-    model = ready()
-    function = bench.cached(model.nested)
-    bench.same(function, model.nested, data(3, 4))
-    bench.same(function, model.nested, data(3, 4), other=data(3, 4, seed=2))
-    bench.same(function, model.nested, data(3, 4), factor=5)
-
-
 def views(bench: Bench) -> None:
     model = ready()
     function = bench.cached(model.views)
@@ -292,35 +259,6 @@ def views(bench: Bench) -> None:
         result[1].fill_(3)
         if not torch.equal(result[0][0], result[1]):
             bench.seen.wrong.append("a view of an output does not share its memory")
-
-
-def constants(bench: Bench) -> None:
-    model = ready()
-    function = bench.cached(model.constant)
-    bench.same(function, model.constant, data(3, 4))
-    bench.same(function, model.constant, data(3, 4, seed=2))
-
-
-def returned_types(bench: Bench) -> None:
-    model = ready()
-    function = bench.cached(model.kind)
-    bench.same(function, model.kind, data(3, 4))
-
-
-def decompositions(bench: Bench) -> None:
-    model = ready()
-    function = bench.cached(
-        model.silu, custom_decompositions={torch.ops.aten.silu.default: lambda x: x * torch.sigmoid(x)}
-    )
-    bench.same(function, model.silu, data(3, 4))
-    bench.same(function, model.silu, data(3, 4, seed=2))
-
-
-def fused_patterns(bench: Bench) -> None:
-    model = ready()
-    function = bench.cached(model.norm)
-    bench.same(function, model.norm, data(3, 4), data(3, 4, seed=2))
-    bench.same(function, model.norm, data(3, 4, seed=3), data(3, 4, seed=4))
 
 
 def two_models(bench: Bench) -> None:
@@ -373,12 +311,111 @@ def eager(bench: Bench) -> None:
         bench.same(function, model.decode, data(3, 4, seed=seed), data(3, 4))
 
 
+def calls(method: str, *given: Any, **options: Any) -> Callable[[Bench], None]:
+    """A case that calls one method; ``given`` are tuples of arguments, or functions that make these."""
+
+    def case(bench: Bench) -> None:
+        model = ready()
+        function = bench.cached(getattr(model, method), **options)
+        for make in given:
+            args, kwargs = make()
+            bench.same(function, getattr(model, method), *args, **kwargs)
+
+    return case
+
+
+def x(rows: int = 3, seed: int = 1, **kwargs: Any) -> Callable[[], Any]:
+    """One call's arguments: a tensor, and others by name."""
+    return lambda: ((data(rows, 4, seed=seed),), kwargs)
+
+
+def meta(is_prompt: bool) -> Callable[[], Any]:
+    return lambda: ((InputMeta(data(2, 4), is_prompt), [data(2, 4, seed=3)]), {})
+
+
+def pair(one: int, other: int) -> Callable[[], Any]:
+    return lambda: ((data(3, 4, seed=one), data(3, 4, seed=other)), {})
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(x)
+
+
 CASES: dict[str, Callable[[Bench], None]] = {
+    "parameters": calls("plain", x(), x(seed=2), x(seed=3)),
+    "dataclass_arguments": calls("meta", meta(True), meta(False), meta(True)),
+    "dynamic_shapes": calls("plain", x(8), x(4), x(2), x(8), x(4)),
+    "static_shapes": calls("plain", x(4), x(2), x(4), dynamic=False),
+    "recompile": calls("flagged", x(twice=True), x(twice=False), x(twice=True), x(twice=False)),
+    "nested_results": calls("nested", x(), lambda: (x()()[0], {"other": data(3, 4, seed=2)}), x(factor=5)),
+    "constants": calls("constant", x(), x(seed=2)),
+    "returned_types": calls("kind", x()),
+    "decompositions": calls(
+        "silu", x(), x(seed=2), custom_decompositions={torch.ops.aten.silu.default: silu}
+    ),
+    "fused_patterns": calls("norm", pair(1, 2), pair(3, 4)),
+} | {
     case.__name__: case
     for case in (
-        parameters, closures, dataclass_arguments, dynamic_shapes, static_shapes, mutated_inputs,
-        capture_limit, recompile, custom_pools, output_clone, without_input_clone, buffer_of_the_module,
-        nested_results, views, constants, returned_types, decompositions, fused_patterns,
-        two_models, gradient_modes, gears, warm_up, eager,
+        closures, mutated_inputs, capture_limit, custom_pools, output_clone, without_input_clone,
+        buffer_of_the_module, views, two_models, gradient_modes, gears, warm_up, eager,
     )
 }  # fmt: skip
+
+
+MODES = ("reduce-overhead", "npugraph_ex")
+# How many graphs TorchAir holds at the end, per cached function of the case.
+CAPTURES = {
+    "dynamic_shapes": [3],
+    "static_shapes": [2],
+    "capture_limit": [0],
+    "dataclass_arguments": [2],
+    "recompile": [2],
+    "nested_results": [3],
+    "custom_pools": [1, 1],
+    "two_models": [1, 1],
+    "gears": [3],
+    "eager": [0],
+}
+
+AllSeen = dict[tuple[str, str], dict[str, Any]]
+"""What was seen of each case, by mode and ``cold`` or ``warm``."""
+
+
+def run(device: str, mode: str, cache_dir: Path, *cases: str) -> dict[str, Any]:
+    """What was seen of each case in one new process; ``device`` is ``emulated`` or ``npu``."""
+    printed = printed_by("tests.support.npu_cases", device, mode, str(cache_dir), *cases)
+    found: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return found
+
+
+def cold_and_warm(device: str, directory: Path) -> AllSeen:
+    """All cases in all modes, each compiled in one process and loaded in the next."""
+    return {
+        (mode, temperature): run(device, mode, directory / mode)
+        for mode in MODES
+        for temperature in ("cold", "warm")
+    }
+
+
+def main(device: str, mode: str, cache_dir: str, *names: str) -> None:
+    if device == "emulated":
+        npu_emulator.install()
+    else:
+        backend_for("npu")  # imports torch_npu
+        globals()["DEVICE"] = torch.device("npu", 0)
+    found = {}
+    for name in names or CASES:
+        bench = Bench(mode, str(Path(cache_dir) / name))
+        try:
+            CASES[name](bench)
+        except Exception:  # noqa: BLE001 - told to the test
+            bench.seen.wrong.append(traceback.format_exc(limit=-6))
+        found[name] = dataclasses.asdict(bench.done())
+    print(json.dumps(found), file=sys.__stdout__)
+
+
+if __name__ == "__main__":
+    from tests.support import npu_cases  # under its own name, by which the models' classes are known
+
+    npu_cases.main(*sys.argv[1:])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.support.devices import fake_world
 from tests.support.fake_rank import FakeRank, FakeWorld
 from tests.support.in_process import InProcessLauncher
 from tests.support.stored import make_partition
@@ -19,7 +21,8 @@ from warmrank.orchestrator.build.ranks import OfflineHost
 from warmrank.orchestrator.gang.launcher import Process, seat_ranks
 from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit
 from warmrank.orchestrator.nodes import Gang
-from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker import groups
+from warmrank.worker.configs.compiler_config import CompilerConfig, LaunchDefaults, launch_scope
 from warmrank.worker.rank.workload import Call, RankContext, Workload
 from warmrank.worker.results import LeftOut
 
@@ -107,6 +110,27 @@ def small(context: RankContext, *, method: str = "forward", kernels: bool = Fals
         config.mode = "max-autotune"
         calls.append(Call(function=cache_compile(model.by_rank, config=config), args=(x,)))
     return Workload(model=model, calls=tuple(calls))
+
+
+@contextlib.contextmanager
+def rank_of(
+    rank: int, world_size: int, cache: Path, *, device_kind: str = "cpu", no_compile: bool = True
+) -> Iterator[RankContext]:
+    """This process as a rank with real tensors, whose collectives change nothing."""
+    with fake_world(rank=rank, world_size=world_size) as world:
+        for _ in ("dp", "pp"):  # a launch makes them before, and TorchAir's text has the groups' names
+            dist.new_group([rank])
+        pair = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])
+        groups.declare_groups({"tp": pair, "world": world})
+        with launch_scope.of(LaunchDefaults(cache_dir=str(cache), no_compile=no_compile)):
+            yield RankContext(
+                rank=rank,
+                world_size=world_size,
+                local_rank=0,
+                device_kind=device_kind,
+                device=torch.device("cpu"),
+                groups={"tp": pair, "world": world},
+            )
 
 
 def asks_for_values(context: RankContext) -> Workload:

@@ -9,63 +9,43 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from warmrank.worker.configs import options as declarations
+from warmrank.worker.configs import torchair_sections as sections
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.configs.options import (
-    MODES,
-    TORCHAIR,
-    Choice,
-    Directory,
-    Effect,
-    Flag,
-    Function,
-    IntRange,
-    Option,
-    Part,
-    PoolHandle,
-    Section,
-    names,
-    no_effect,
-    options,
-)
-from warmrank.worker.configs.torchair_sections import (
-    FLAT,
-    ExistingDirectory,
-    ExistingFile,
-    IntList,
-    NpuGraphEx,
-    Number,
-    PlainMapping,
-    Text,
-)
 from warmrank.worker.engines.torchair_options import OURS_ALONE, REFUSED
 
 SET, WARNS, ERROR, HERE = "set", "warns", "error", "here"
-_FLAT_NAMES = {"mode", "post_grad_custom_pre_pass", "post_grad_custom_post_pass", *names(NpuGraphEx)}
+_FLAT_NAMES = {
+    "mode",
+    "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass",
+    *declarations.names(sections.NpuGraphEx),
+}
 
 
 def a_pass(graph_module: Any, example_inputs: Any, config: Any) -> None:
     """A pass that changes nothing."""
 
 
-def samples(option: Option[Any], directory: Path) -> list[Any]:
+def samples(option: declarations.Option[Any], directory: Path) -> list[Any]:
     """Values other than the default: every one of an option with few, one of another."""
-    if isinstance(option, Flag):
+    if isinstance(option, declarations.Flag):
         return [value for value in (True, False) if value is not option.default]
-    if isinstance(option, Choice):
+    if isinstance(option, declarations.Choice):
         return [value for value in option.choices if value != option.default]
     file = directory / f"file{getattr(option, 'suffix', '')}"
     file.touch()
-    others: dict[type[Option[Any]], Callable[[], list[Any]]] = {
-        IntRange: lambda: [7],
-        IntList: lambda: [[1, 2], (3,)],
-        Text: lambda: [option.words.partition("such as ")[2].strip("'") or "word"],
-        Number: lambda: [4, "8"],
-        PlainMapping: lambda: [{"a": 1}],
-        PoolHandle: lambda: [(0, 7)],
-        Function: lambda: [a_pass],
-        Directory: lambda: [str(directory / "new")],
-        ExistingDirectory: lambda: [str(directory)],
-        ExistingFile: lambda: [str(file)],
+    others: dict[type[declarations.Option[Any]], Callable[[], list[Any]]] = {
+        declarations.IntRange: lambda: [7],
+        sections.IntList: lambda: [[1, 2], (3,)],
+        sections.Text: lambda: [option.words.partition("such as ")[2].strip("'") or "word"],
+        sections.Number: lambda: [4, "8"],
+        sections.PlainMapping: lambda: [{"a": 1}],
+        declarations.PoolHandle: lambda: [(0, 7)],
+        declarations.Function: lambda: [a_pass],
+        declarations.Directory: lambda: [str(directory / "new")],
+        sections.ExistingDirectory: lambda: [str(directory)],
+        sections.ExistingFile: lambda: [str(file)],
     }
     return others[type(option)]()
 
@@ -87,24 +67,26 @@ def assign(config: CompilerConfig, dotted: str, value: Any) -> None:
     setattr(section, last, value)
 
 
-def declared(name: str) -> Option[Any]:
+def declared(name: str) -> declarations.Option[Any]:
     """The declaration of an option."""
-    return {found: option for found, option, _ in options(CompilerConfig())}[name]
+    return {found: option for found, option, _ in declarations.options(CompilerConfig())}[name]
 
 
 def outcome(name: str, value: Any, mode: str) -> str:
     """What engine torchair makes of a value, by the declarations; tests/npu compares it with the real one."""
-    if no_effect(declared(name).effect_of(value), mode=mode, engine=TORCHAIR):
+    if declarations.no_effect(declared(name).effect_of(value), mode=mode, engine=declarations.TORCHAIR):
         return WARNS
     if mode in OURS_ALONE.get(name, ()):
         return HERE
-    flat = FLAT.get(name, name.removeprefix("npugraphex_config."))
+    flat = sections.FLAT.get(name, name.removeprefix("npugraphex_config."))
     theirs = flat if mode == "npugraph_ex" else name
     if theirs == "npugraphex_config.force_eager":
         theirs = "debug.run_eagerly"
     if theirs.startswith("npugraphex_config.") or (mode == "npugraph_ex" and theirs not in _FLAT_NAMES):
         return ERROR
-    held = {found: option.default for found, option, _ in options(CompilerConfig())} | {theirs: value}
+    held = {found: option.default for found, option, _ in declarations.options(CompilerConfig())} | {
+        theirs: value
+    }
     refused = any(
         refusal.mode == mode
         and theirs in refusal.values
@@ -135,20 +117,20 @@ def write() -> None:
     PAGE.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}")
 
 
-def _rows(kind: type[Section]) -> Iterator[str]:
+def _rows(kind: type[declarations.Section]) -> Iterator[str]:
     meanings = _meanings(kind)
     for name, value in vars(kind).items():
-        if isinstance(value, Option):
+        if isinstance(value, declarations.Option):
             yield _row(kind, value, meanings[name])
     for value in vars(kind).values():
-        if isinstance(value, Part):
+        if isinstance(value, declarations.Part):
             yield from _rows(value.kind)
 
 
-def _row(kind: type[Section], option: Option[Any], meaning: str) -> str:
+def _row(kind: type[declarations.Section], option: declarations.Option[Any], meaning: str) -> str:
     effect = option.effect
-    modes = "all" if effect.modes == MODES else ", ".join(effect.modes)
-    words = option.of_ascend if isinstance(option, Choice) else ()
+    modes = "all" if effect.modes == declarations.MODES else ", ".join(effect.modes)
+    words = option.of_ascend if isinstance(option, declarations.Choice) else ()
     exception = f" ({', '.join(map(repr, words))}: engine torchair only)" if words else ""
     dotted = f"{kind._at}.{option.name}" if kind._at else option.name
     cells = (
@@ -163,17 +145,20 @@ def _row(kind: type[Section], option: Option[Any], meaning: str) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _here(effect: Effect) -> str:
+def _here(effect: declarations.Effect) -> str:
     return f"no effect: {effect.why}" if effect.why else "yes"
 
 
-def _torchair(name: str, option: Option[Any]) -> str:
+def _torchair(name: str, option: declarations.Option[Any]) -> str:
     """What becomes of the values, mode by mode where that differs; a mode that is not named warns."""
     if name == "mode":
         return SET
     with TemporaryDirectory() as directory:
         values = samples(option, Path(directory)) or [option.default]
-    words = {mode: _in_mode([(value, outcome(name, value, mode)) for value in values]) for mode in MODES}
+    words = {
+        mode: _in_mode([(value, outcome(name, value, mode)) for value in values])
+        for mode in declarations.MODES
+    }
     named = {mode: word for mode, word in words.items() if word != WARNS}
     if not named:
         return WARNS
@@ -195,7 +180,7 @@ def _in_mode(outcomes: list[tuple[Any, str]]) -> str:
     )
 
 
-def _meanings(kind: type[Section]) -> dict[str, str]:
+def _meanings(kind: type[declarations.Section]) -> dict[str, str]:
     """The comment beside or above each option in its class."""
     found = {}
     above: list[str] = []

@@ -11,8 +11,6 @@ from typing import Any
 from warmrank.cache_store.backends.backend import BlobBackend
 from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.canonical import key_of
-from warmrank.cache_store.connect import TierSpec
-from warmrank.cache_store.connect import open_store as open_tiers
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
@@ -25,7 +23,8 @@ from warmrank.cache_store.records.manifest import (
 )
 from warmrank.cache_store.signing.keyring import Signer, save_private_key, save_public_key
 from warmrank.cache_store.signing.trust import Trust
-from warmrank.cache_store.store import Store
+from warmrank.cache_store.store import Store, TierSpec
+from warmrank.cache_store.store import open_store as open_tiers
 
 LAUNCH_KEY = key_of({"entrypoint": "sample:workload"})
 ENVIRONMENT = {"python": "3.11.9", "torch": "2.13.0"}
@@ -46,7 +45,7 @@ def store_config(root: Path) -> dict[str, Any]:
 
 def backend_of(store: Store) -> BlobBackend:
     """What keeps the files of a store with one tier, for tests that let it fail."""
-    (tier,) = store._deadline.tiers
+    (tier,) = store.places
     return tier.backend
 
 

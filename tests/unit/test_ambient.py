@@ -338,31 +338,6 @@ def test_change_in_a_process_is_noticed_by_the_next_call_and_the_way_back_needs_
     assert len(function.variants) == 2
 
 
-def test_swapped_submodule_that_declares_something_else_is_noticed_by_the_next_call(tmp_path: Path) -> None:
-    model = Plain().requires_grad_(requires_grad=False)
-    model.cache, large = nn.Module(), nn.Module()
-    declare_runtime_state(model.cache, {"blocks": 512})
-    declare_runtime_state(large, {"blocks": 640})
-    function = cached(model.affine, tmp_path)
-    function(ROWS)
-    model.cache = large
-    function(ROWS)
-    assert reason(function) == "runtime state blocks: 512 -> 640"
-    assert len(function.variants) == 2
-
-
-def test_next_process_loads_by_value(model: Plain, tmp_path: Path) -> None:
-    for blocks in (512, 640):
-        declare_runtime_state(model, {"blocks": blocks})
-        cached(model.affine, tmp_path)(ROWS)
-    for blocks in (512, 640):
-        declare_runtime_state(model, {"blocks": blocks})
-        again = cached(model.affine, tmp_path)
-        again(ROWS)
-        assert outcome(again) == "loaded"
-        assert again.variants[0].stored.artifact.guards.runtime_state == {"blocks": str(blocks)}
-
-
 @pytest.mark.parametrize(
     ("declared", "why"),
     [

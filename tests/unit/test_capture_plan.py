@@ -339,25 +339,6 @@ def test_shapes_of_one_function_share_a_pool() -> None:
     assert held.saved_bytes >= SMALL * 4
 
 
-def test_without_mode_two_each_shape_has_a_pool_of_its_own() -> None:
-    run = runner_of(LARGE, SMALL, pool_for_each_shape=True)
-    kept = run(numbers(LARGE))[0]
-    run(numbers(SMALL) * NAN)
-    assert torch.equal(kept, numbers(LARGE) * 2 + 1)
-    assert [held.num_graphs for held in run.statistics.pools] == [1, 1]
-    assert run.statistics.saved_bytes == 0
-
-
-def test_functions_with_one_handle_share_a_pool() -> None:
-    handle = warmrank.graph_pool_handle("cpu")
-    first, second = runner_of(LARGE, pool=handle), runner_of(LARGE, pool=handle)
-    kept = first(numbers(LARGE))[0]
-    second(numbers(LARGE) * 5)
-    assert torch.equal(kept, numbers(LARGE) * 10 + 1)
-    assert first.statistics.pools == second.statistics.pools
-    assert first.statistics.pools[0].num_graphs == 2
-
-
 # Inputs that lie in the pool.
 
 

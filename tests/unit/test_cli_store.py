@@ -23,8 +23,6 @@ from tests.support.stored import (
 )
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.cache_dir.marks import mark_signers
-from warmrank.cache_store.connect import TierSpec
-from warmrank.cache_store.connect import open_store as open_tiers
 from warmrank.cache_store.errors import NoStoreYet, StoreUnavailable
 from warmrank.cache_store.gc import evict as evicting
 from warmrank.cache_store.records.documents import Documents
@@ -40,7 +38,8 @@ from warmrank.cache_store.signing.keyring import (
     revoke,
 )
 from warmrank.cache_store.signing.trust import Trust
-from warmrank.cache_store.store import Store
+from warmrank.cache_store.store import Store, TierSpec
+from warmrank.cache_store.store import open_store as open_tiers
 from warmrank.cache_store.sync.pull import plan_pull, pull
 from warmrank.cache_store.sync.push import push
 from warmrank.orchestrator.cli.main import app

@@ -53,6 +53,13 @@ def test_show_prints_a_config_that_is_the_same(file: Path, tmp_path: Path):
     assert load(shown) == load(file, ("ranks=4", "parallel.dp=4"))
 
 
+def test_module_with_the_name_of_the_package_is_named(file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(file.parent)
+    (file.parent / "warmrank.py").touch()
+    result = run("config", "check", file)
+    assert (result.exit_code, "warmrank.py in place of the package" in result.stdout) == (2, True)
+
+
 CONFIGS = sorted((ROOT / "cluster_configs").glob("*.yaml"))
 NAMES: tuple[SchemaOf, ...] = get_args(SchemaOf)
 LEAST: dict[str, Any] = {"workload": {"entrypoint": "a:b"}, "ranks": 2, "parallel": {"dp": 2}}
@@ -137,6 +144,7 @@ FILES = {
     "pack/__init__.py": "",
     "pack/model.py": "",
     "open.py": "from there import *\n",
+    "broken.py": "def workload(:\n",
     "whole_p/__init__.py": RAISES,
     "whole_p/inner.py": RAISES,
     "open_p/deep/leaf.py": RAISES,
@@ -180,17 +188,21 @@ def test_call_that_may_work_is_left_to_the_ranks_and_nothing_runs(entrypoint: st
 
 
 @pytest.mark.parametrize(
-    ("entrypoint", "said"),
+    ("entrypoint", "arguments", "said"),
     [
-        ("qwen:wrkload", "has no function 'wrkload'; did you mean qwen:workload?"),
-        ("absent_of_all:f", "No module named 'absent_of_all'. It"),
-        ("qwne:workload", "No module named 'qwne'; did you mean qwen:workload? It"),
-        ("pack.modell:f", "No module named 'pack.modell'; did you mean pack.model:f?"),
-        ("qwen.py:workload", "No module named 'qwen.py'; leave out .py"),
+        ("qwen:wrkload", {"dim": 1}, "has no function 'wrkload'; did you mean qwen:workload?"),
+        ("qwen:workload", {"dim": 1, "layerz": 2}, "unexpected keyword argument 'layerz'"),
+        ("qwen:workload", {"layers": 2}, "it takes the rank's context and layers=2, dim"),
+        ("qwen:nothing", {}, "too many positional arguments"),
+        ("broken:workload", {}, "does not import: SyntaxError"),
+        ("absent_of_all:f", {}, "No module named 'absent_of_all'. It"),
+        ("qwne:workload", {}, "No module named 'qwne'; did you mean qwen:workload? It"),
+        ("pack.modell:f", {}, "No module named 'pack.modell'; did you mean pack.model:f?"),
+        ("qwen.py:workload", {}, "No module named 'qwen.py'; leave out .py"),
     ],
 )
-def test_entrypoint_that_is_certain_to_be_missing_is_named(entrypoint: str, said: str):
-    fault = fault_of(parse({"workload": {"entrypoint": entrypoint}}))
+def test_call_that_is_certain_to_fail_is_named(entrypoint: str, arguments: dict[str, object], said: str):
+    fault = fault_of(parse({"workload": {"entrypoint": entrypoint, "arguments": arguments}}))
     assert fault is not None
     assert said in str(fault[0])
 

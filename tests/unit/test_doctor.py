@@ -161,7 +161,7 @@ def store_levels(*tiers: dict[str, Any]) -> list[tuple[str, Level]]:
 
 def made_store(path: Path) -> dict[str, Any]:
     from tests.support.stored import OFF
-    from warmrank.cache_store.connect import TierSpec, open_store
+    from warmrank.cache_store.store import TierSpec, open_store
 
     open_store([TierSpec(location=str(path))], trust=OFF)
     return {"path": str(path)}

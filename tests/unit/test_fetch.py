@@ -29,7 +29,8 @@ from tests.support.stored import (
     stored,
 )
 from tests.support.stored import tree as all_files
-from warmrank.cache_store.backends.places import Tier, TieredBackend
+from warmrank.cache_store.backends.deadline import Tier
+from warmrank.cache_store.backends.places import TieredBackend
 from warmrank.cache_store.cache_dir.local import variants
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED, Permit
 from warmrank.cache_store.digests import digest_bytes
@@ -206,12 +207,6 @@ def test_full_local_disk_is_no_fault_of_the_store(store, root, ref, cache, monke
     assert (tree(cache), stored(root, "quarantine")) == ({}, [])
 
 
-# Trust of the directory.
-
-
-# One blob by its name alone.
-
-
 @pytest.fixture
 def fetch_decode(store: Store, cache: Path) -> Callable[[], Path]:
     return lambda: store.fetch_blob(digest_bytes(DECODE).sha256, cache / "decode", cache_root=cache)
@@ -296,7 +291,7 @@ class Places:
 def test_blob_that_the_near_place_cannot_read_is_read_from_the_far_one(tmp_path):
     places = Places()
     places.near.failure, places.near.readable_bytes = bad_sector(), 3
-    Blobs(backend=places.view, permit=Permit(tmp_path)).copy(DIGEST, tmp_path / "copy")
+    Blobs(backend=places.view, permit=Permit(tmp_path)).copy(*DIGEST, tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == DATA
     assert [("store near" in line, os.strerror(errno.EIO) in line) for line in places.view.problems] == [
         (True, True)

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.devices import fake_world
 from tests.support.small_models import Cached, Collective, Plain, Spread
@@ -22,7 +21,9 @@ from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.engines.graph import GraphEngine, unpack_constants
 from warmrank.worker.engines.graph_source import BINDINGS, pack_constants
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.torch_private.dynamo_guards import TracedGuard
+from warmrank.worker.torch_private.operators import at_path
+from warmrank.worker.torch_private.patching import Watch
+from warmrank.worker.torch_private.recording import leaves
 from warmrank.worker.torch_private.tracing import Trace
 
 ROWS = torch.arange(8.0).reshape(2, 4)
@@ -229,32 +230,21 @@ _ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "scaled_dot_product_attention.default": (_A, _B, _A),
 }
 _UNARY = {
-    "neg",
-    "rsqrt",
-    "sqrt",
-    "exp",
-    "cos",
-    "sin",
-    "tanh",
-    "sigmoid",
-    "relu",
-    "contiguous",
-    "detach",
-    "gelu",
+    "neg", "rsqrt", "sqrt", "exp", "cos", "sin", "tanh", "sigmoid", "relu", "contiguous", "detach", "gelu",
     "silu",
-}
+}  # fmt: skip
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(Watch):
     """Records the overloads that are dispatched."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[str] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         self.seen.append(str(func))
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _arguments(path: str) -> tuple[Any, ...]:
@@ -276,25 +266,14 @@ def _run(function: Any, arguments: tuple[Any, ...]) -> tuple[Any, list[str]]:
     return result, recorder.seen
 
 
-def _resolve(path: str) -> Any:
-    value: Any = torch
-    for part in path.split(".")[1:]:
-        value = getattr(value, part)
-    return value
-
-
 @pytest.mark.parametrize("path", sorted(BINDINGS))
 def test_binding_reaches_the_same_overload(path: str) -> None:
     arguments = _arguments(path)
-    wanted, wanted_operators = _run(_resolve(path), arguments)
-    got, got_operators = _run(_resolve(BINDINGS[path]), arguments)
+    wanted, wanted_operators = _run(at_path(path), arguments)
+    got, got_operators = _run(at_path(BINDINGS[path]), arguments)
     assert got_operators == wanted_operators
-    for ours, theirs in zip(_leaves(got), _leaves(wanted), strict=True):
+    for ours, theirs in zip(leaves(got), leaves(wanted), strict=True):
         assert torch.equal(ours, theirs)
-
-
-def _leaves(value: Any) -> list[torch.Tensor]:
-    return list(value) if isinstance(value, list | tuple) else [value]
 
 
 PLAIN_ROWS = torch.ones(2, 4)
@@ -320,12 +299,9 @@ class Doubles(nn.Module):
         return x * 2
 
 
-def guards(trace_: Trace, kind: str) -> list[TracedGuard]:
-    return [guard for guard in trace_.guards if guard.kind == kind]
-
-
 def sizes_of_x(trace_: Trace) -> tuple[Any, Any]:
-    (guard,) = [guard for guard in guards(trace_, "TENSOR_MATCH") if guard.source == "L['x']"]
+    found = [guard for guard in trace_.guards if (guard.kind, guard.source) == ("TENSOR_MATCH", "L['x']")]
+    (guard,) = found
     return guard.sizes, guard.strides
 
 

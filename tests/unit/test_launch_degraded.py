@@ -12,8 +12,9 @@ import pytest
 from tests.support.backends import WaywardBackend
 from tests.support.fake_rank import FakeWorld
 from tests.support.in_process import InProcessLauncher
-from warmrank.cache_store import connect
-from warmrank.cache_store.backends.deadline import TICK_S, Ticks
+from warmrank.cache_store import store as cache_store
+from warmrank.cache_store.backends import deadline
+from warmrank.cache_store.backends.deadline import TICK_S, Call, Ticks
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE
 from warmrank.cache_store.publish_pending import pending
@@ -54,7 +55,7 @@ class House:
         self.stores: list[Any] = []
         self.places: dict[str, WaywardBackend] = {"/store": WaywardBackend()}
         self._monkeypatch = monkeypatch
-        monkeypatch.setattr(connect, "open_backend", self._open)
+        monkeypatch.setattr(cache_store, "open_backend", self._open)
         monkeypatch.setattr(Ticks, "until", self._until)
         self.new_process()
 
@@ -64,7 +65,7 @@ class House:
 
     def new_process(self) -> None:
         """Forget which places were silent, as a process that starts does."""
-        self._monkeypatch.setattr(connect, "_circuits", {})
+        self._monkeypatch.setattr(deadline, "_circuits", {})
 
     def comes_back(self, place: WaywardBackend) -> None:
         place.hangs, place.failure = False, None
@@ -94,13 +95,13 @@ class House:
         self.stores.append(open_store())
         return self.world.make_worker(spec, open_store)
 
-    def _until(self, event: threading.Event) -> Iterator[float]:
+    def _until(self, call: Call[object]) -> Iterator[float]:
         """Time passes only while a place hangs: to answer late on a busy machine is no silence."""
-        while not event.wait(TICK_S):
+        while not call.wait(TICK_S):
             if any(place.hangs for place in self.places.values()):
                 yield TICK_S
 
-    def _open(self, spec: connect.TierSpec, *, create: bool) -> WaywardBackend:
+    def _open(self, spec: cache_store.TierSpec, *, create: bool) -> WaywardBackend:
         del create
         place = self.places[spec.location]
         place.open(FORMAT_FILE).close()
@@ -117,7 +118,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
 
 def num_silences(caplog: pytest.LogCaptureFixture) -> int:
     """How often a place was left alone: each costs its ``answer_s``, and nothing else waits."""
-    return sum(record.name == "warmrank.cache_store.backends.places" for record in caplog.records)
+    return sum(record.name == "warmrank.cache_store.backends.deadline" for record in caplog.records)
 
 
 def tiers(near: str = "rw", far: str = "rw") -> dict[str, Any]:

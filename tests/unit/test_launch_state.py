@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import io
+import logging
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from tests.support.launching import loaded_config
 from tests.support.made_reports import failing, made_report, result, seats, state_of
 from warmrank.orchestrator.config.models import Retries
 from warmrank.orchestrator.errors import (
@@ -28,7 +32,7 @@ from warmrank.orchestrator.errors import (
 )
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch import events as e
-from warmrank.orchestrator.launch.driver import reason_for_another
+from warmrank.orchestrator.launch.driver import reason_for_another, turn
 from warmrank.orchestrator.launch.events import LaunchState
 from warmrank.orchestrator.ui.page import timeline_rows
 from warmrank.orchestrator.ui.progress import PlainLines
@@ -183,3 +187,35 @@ def test_each_budget_is_spent_by_its_own_failures_only() -> None:
 @pytest.mark.parametrize("error", [failed(DIED), failed(CLUSTER_LOST), CannotStart("late", budget="start")])
 def test_launch_that_another_one_may_mend_is_lost(error: LaunchFailed | CannotStart) -> None:
     assert error.is_lost
+
+
+def test_second_launch_waits_for_the_first_on_an_empty_cache_and_later_ones_do_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    config, order, waits = loaded_config(tmp_path), [], threading.Event()
+
+    def note(_record: logging.LogRecord) -> bool:
+        waits.set()
+        return True
+
+    caplog.handler.addFilter(note)
+
+    def second() -> None:
+        with turn(config):
+            order.append("second")
+
+    with pytest.raises(RuntimeError), turn(config):
+        raise RuntimeError  # who failed leaves the first turn to the next
+    thread = threading.Thread(target=second)
+    with turn(config):
+        thread.start()
+        assert waits.wait(60)
+        order.append("first")
+    thread.join(60)
+    assert order == ["first", "second"]
+    assert "waiting for its end" in caplog.text
+    caplog.clear()
+    with turn(config), turn(config):
+        pass
+    assert not caplog.records

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import subprocess
@@ -10,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,11 +27,10 @@ from warmrank.cache_store.cache_dir.private_files import (
     check_private,
     ensure_cache_dir,
     open_private,
-    os_errors_are_unusable,
     sweep_debris,
 )
 from warmrank.cache_store.digests import CHUNK_BYTES, Digest, digest_bytes, digest_stream
-from warmrank.cache_store.errors import Corrupt, UnusableCache, UnwritableDisk
+from warmrank.cache_store.errors import Corrupt, UnusableCache
 from warmrank.cache_store.fetch.blobs import Blobs
 from warmrank.cache_store.layout import blob_name
 
@@ -121,14 +118,11 @@ def ended_pid() -> int:
     return process.pid
 
 
-def test_sweep_debris_removes_what_an_ended_process_left(tmp_path, ended_pid):
-    debris = make_debris(tmp_path, host=os.uname().nodename, pid=ended_pid, age_s=2 * DEBRIS_AGE_S)
+def test_sweep_debris_removes_what_an_ended_process_left_and_nothing_that_may_be_in_use(tmp_path, ended_pid):
+    host = os.uname().nodename
+    debris = make_debris(tmp_path, host=host, pid=ended_pid, age_s=2 * DEBRIS_AGE_S)
     sweep_debris(tmp_path, ".tmp-")
     assert not debris.exists()
-
-
-def test_sweep_debris_leaves_what_may_be_in_use(tmp_path, ended_pid):
-    host = os.uname().nodename
     kept = [
         make_debris(tmp_path, host=host, pid=os.getpid(), age_s=2 * DEBRIS_AGE_S),
         make_debris(tmp_path, host=host, pid=ended_pid, age_s=60.0),
@@ -136,18 +130,6 @@ def test_sweep_debris_leaves_what_may_be_in_use(tmp_path, ended_pid):
     ]
     sweep_debris(tmp_path, ".tmp-")
     assert [path.exists() for path in kept] == [True, True, True]
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-def test_disk_that_takes_nothing_is_named_once_for_all_its_files(tmp_path, number):
-    said = set()
-    for name in ("a/one.tmp", "b/two.tmp"):
-        with pytest.raises(UnwritableDisk) as caught, os_errors_are_unusable("file", tmp_path / name):
-            raise OSError(number, os.strerror(number))
-        said.add(str(caught.value))
-    (text,) = said
-    assert os.strerror(number) in text
-    assert "name another cache_dir" in text
 
 
 DATA = b"bytes of an artifact"
@@ -312,20 +294,13 @@ def store(backend: MemoryBackend, named: bytes, data: bytes) -> None:
     backend._times[blob_name(digest_bytes(named).sha256)] = backend.now_s
 
 
-def kernel_cannot(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def refuse(*args: Any) -> int:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "copy_file_range", refuse)
-
-
 @pytest.mark.parametrize("size_bytes", [len(COPIED), None])
 @pytest.mark.parametrize("bad", [COPIED[:-1], b"", COPIED + b"x", bytes(len(COPIED))])
 def test_damaged_blob_leaves_nothing_and_goes_into_quarantine(backend, tmp_path, bad, size_bytes):
     store(backend, COPIED, bad)
     blobs = Blobs(backend=backend, permit=Permit(Path("/")))
     with pytest.raises(Corrupt):
-        blobs.copy_stored(digest_bytes(COPIED).sha256, size_bytes, tmp_path / "copy")
+        blobs.copy(digest_bytes(COPIED).sha256, size_bytes, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
     assert len(list(backend.list("quarantine/"))) == 2
 

@@ -10,15 +10,11 @@ from typing import Any
 import pytest
 
 from tests.support.in_process import InProcessLauncher
-from tests.support.launching import loaded_config
-from tests.support.node_artifacts import destinations, kept, publish_nodes
+from tests.support.node_artifacts import destinations, publish_nodes
 from tests.support.stored import (
     ENVIRONMENT,
     LAUNCH_KEY,
     blob_path,
-    make_partition,
-    make_record,
-    open_store,
     overwrite,
     store_config,
 )
@@ -34,18 +30,13 @@ from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
 from warmrank.cache_store.cache_dir.node_files import kept_files
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.gc.evict import EvictPolicy
-from warmrank.cache_store.records.manifest import PartitionManifest
 from warmrank.cache_store.seed import SeedReport, Wanted, seed
 from warmrank.cache_store.store import Store
-from warmrank.orchestrator.config.models import identity, launch_key
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import ConfigError
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import Report, from_json, to_json
 from warmrank.orchestrator.nodes import NodeArtifacts
-from warmrank.orchestrator.seed.seeding import seed_here
-from warmrank.worker.keys.request import environment
-from warmrank.worker.rank.manifests import with_node_files
 from warmrank.worker.rank.rank_worker import RankWorker
 
 ADD, MUL = "operators/kernel_cache/add.o", "operators/kernel_cache/mul.o"
@@ -122,21 +113,12 @@ def test_of_an_engines_artifact_one_archive_comes(store, root, source, node):
     assert placed(other) == early | {"ge/b/c/3.tar": b"b"}
 
 
-# What goes wrong keeps nothing else back.
-
-
 def test_damaged_blob_of_a_node_artifact_is_never_placed(store, root, source, node):
     publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
     overwrite(blob_path(root, b"add"), b"bad")
     report = run(store, node, ranks=(0, 1))
     assert (len(report.partitions), placed(node), kept_files(node / "cache")) == (2, {}, ())
     assert "corrupt" in report.node.skipped[0]
-
-
-# Trust.
-
-
-# The rest of a manifest's life.
 
 
 def test_evict_takes_node_artifacts_with_their_launch_and_keeps_those_of_others(store, root, source):
@@ -160,14 +142,6 @@ def config(tmp_path: Path, **changes: Any) -> Config:
     )
 
 
-def manifest(tmp_path: Path) -> PartitionManifest:
-    """What the first rank has by itself."""
-    return make_partition(tmp_path / "work")
-
-
-# The config.
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -185,44 +159,6 @@ def test_node_caches_that_are_none_are_refused(given: Any, expected: str, tmp_pa
     with pytest.raises(ConfigError) as caught:
         config(tmp_path, node_caches=given)
     assert expected in str(caught.value)
-
-
-# The keeper.
-
-
-# Other commands.
-
-
-def launched(tmp_path: Path) -> Config:
-    """A config whose store has a launch with node artifacts, one of them a package."""
-    found = loaded_config(
-        tmp_path,
-        node_caches={
-            "tools": {"path": str(tmp_path / "tools")},
-            "others": {"path": str(tmp_path / "others")},
-        },
-    )
-    assert found.store is not None
-    store, work = open_store(Path(found.store.tiers[0].path)), tmp_path / "work"
-    refs = []
-    for rank in range(2):
-        manifest = make_partition(work, rank=rank, world_size=2, environment=environment())
-        of_node = (
-            kept(work, tmp_path / "made", f"{name}/a.o", name.encode()) for name in ("tools", "others")
-        )
-        files = tuple(of_node) if rank == 0 else ()
-        refs.append(store.publish_partition(launch_key(found), with_node_files(manifest, files), work).ref)
-    record = make_record(tuple(refs), launch_key=launch_key(found), environment=environment())
-    store.commit_launch(record.model_copy(update={"identity": identity(found)}))
-    return found
-
-
-def test_preseed_puts_node_artifacts_in_place(tmp_path: Path) -> None:
-    found = seed_here(launched(tmp_path))
-    assert found.node_artifacts is not None
-    assert (found.node_artifacts.num_fetched, found.node_artifacts.num_placed) == (2, 2)
-    assert (tmp_path / "tools/a.o").read_bytes() == b"tools"
-    assert found.node_artifacts.skipped == ()
 
 
 KERNEL = "atc_data/kernel_cache/Ascend910/add.o"

@@ -63,9 +63,6 @@ def placed_at(node: Path) -> Path:
     return node / "atc_data/kernel_cache/Ascend910/add.o"
 
 
-# Keeping.
-
-
 def test_file_that_holds_something_else_than_expected_is_kept_as_it_is(
     cache: Path, tmp_path: Path, file: NodeFile
 ):
@@ -87,9 +84,6 @@ def test_file_replaced_by_one_of_its_size_while_it_is_read_is_not_kept(
     monkeypatch.setattr(node_files, "copy_and_digest", swap)
     with pytest.raises(UnusableCache, match="its times, size or inode changed"):
         keep(cache, path)
-
-
-# Placing.
 
 
 def test_file_is_placed_once_private_and_on_its_own(cache: Path, node: Path, file: NodeFile, placed_at: Path):
@@ -148,9 +142,6 @@ def test_nothing_is_placed_below_a_directory_that_others_can_rename_in(
     assert place_files(cache, [file], destinations(node), REQUIRE).new == (file,)
 
 
-# Trust.
-
-
 ARTIFACT = "0f" * 16
 ROOM = Room(artifacts=frozenset({ARTIFACT}))
 
@@ -195,14 +186,8 @@ def test_links_and_files_that_others_can_write_are_left_out_with_a_reason(cache:
     ] == [True, True]
 
 
-# What came from the store.
-
-
 def fetched(cache: Path, tmp_path: Path, relative: str, data: bytes) -> NodeFile:
     return kept(cache, tmp_path / "fetched", f"operators/{relative}", data)
-
-
-# Trust.
 
 
 def test_what_another_launch_put_there_meanwhile_is_not_signed(cache: Path, tool: Path, tmp_path: Path):
@@ -217,9 +202,6 @@ def test_what_another_launch_put_there_meanwhile_is_not_signed(cache: Path, tool
     found = collect(cache_of(tool), cache, ROOM, refusal=lambda directory: refusal(directory, "require", ()))
     assert found.files == ()
     assert "nobody" in found.left_out[0] or "signed" in found.left_out[0]
-
-
-# An engine's files.
 
 
 def engines(tool: Path) -> tuple[NodeCache, ...]:
@@ -263,9 +245,6 @@ def test_carried_archives_are_those_of_this_manifests_artifacts_that_the_node_di
 
 CACHE = Path("/data/cache")
 OWN = {name: engine_directory(CACHE, name) for name in ("static_kernels", "ge")}
-
-
-# Where they may lie.
 
 
 def faults(**directories: str) -> dict[str, str]:

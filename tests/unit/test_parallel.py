@@ -13,7 +13,7 @@ import pytest
 from filelock import FileLock
 
 from tests.support.checkout import ROOT, python
-from warmrank.cache_store.backends.deadline import Ticks, all_within
+from warmrank.cache_store.backends.deadline import Call, Ticks, all_within
 from warmrank.cache_store.cache_dir import single_flight as flight
 from warmrank.cache_store.cache_dir.single_flight import LOCK_NAME, LOCKS, one_compile
 
@@ -98,11 +98,11 @@ def test_all_silent_calls_together_cost_one_timeout() -> None:
     now_s = 0.0
     waits: list[float] = []
 
-    def wait(event: threading.Event, seconds: float) -> bool:
+    def wait(call: Call[object], seconds: float) -> bool:
         nonlocal now_s
         waits.append(seconds)
         now_s += seconds
-        return event.is_set()
+        return call.wait(0.0)
 
     try:
         ticks = Ticks(clock=lambda: now_s, wait=wait)
@@ -116,11 +116,11 @@ def test_time_in_which_this_process_did_not_run_is_not_counted() -> None:
     asked = threading.Event()
     now_s = 0.0
 
-    def wait(event: threading.Event, seconds: float) -> bool:
+    def wait(call: Call[object], seconds: float) -> bool:
         nonlocal now_s
         now_s += 100  # far more than was asked for
         asked.set()
-        return event.wait(60) if now_s > 250 else False
+        return call.wait(60) if now_s > 250 else False
 
     def answer() -> str:
         asked.wait(60)

@@ -22,8 +22,9 @@ from tests.support.stored import (
     stored,
 )
 from warmrank.cache_store.backends.backend import NewFile
+from warmrank.cache_store.backends.deadline import Tier
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.places import Tier, TieredBackend
+from warmrank.cache_store.backends.places import TieredBackend
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable, Untrusted
 from warmrank.cache_store.fetch.fetch import replicate
 from warmrank.cache_store.layout import trash_name

@@ -20,7 +20,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from tests.support.made_reports import MIB, faults_of, made_report, whole
-from warmrank.cache_store.backends.places import TierState
+from warmrank.cache_store.backends.deadline import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.errors import BadArgument

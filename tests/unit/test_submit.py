@@ -156,16 +156,17 @@ def submit(name: str, *words: str, **config: Any) -> Result:
     return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["submit", name, *words])
 
 
-def test_job_runs_the_launch_of_the_command_line_with_its_id(
+def test_job_runs_the_launch_with_the_id_and_the_metadata_of_the_command_line(
     directory: Path, job_server: tuple[str, list[dict[str, Any]]]
 ):
     address, taken = job_server
-    words = ["--address", address, "--no-wait", "--job-id", "mine"]
+    words = ["--address", address, "--no-wait", "--job-id", "mine", "--metadata", "team=a=b"]
     launch = ["--set", "name=a", "--no-compile", "--json", "/var/a.json"]
     result = submit("my launch.yaml", *words, *launch)
     assert (result.exit_code, "job raysubmit_1 submitted" in result.stdout) == (0, True), result.output
     command = "python -m warmrank launch 'my launch.yaml' --set name=a --json /var/a.json --no-compile"
     assert (taken[0]["entrypoint"], taken[0]["submission_id"]) == (command, "mine")
+    assert taken[0]["metadata"] == {"team": "a=b"}
     assert taken[0]["runtime_env"]["working_dir"].startswith("gcs://")
     refused = submit("a.yaml", "--address", address, "--job-id", "taken")
     assert (refused.exit_code, "the cluster refused the job" in refused.stderr) == (1, True)

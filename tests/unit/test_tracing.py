@@ -14,20 +14,13 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tests.support.devices import fake_world
 from tests.support.faulty import Faulty
-from tests.support.small_models import Cached, Unfit
+from tests.support.small_models import Unfit
 from tests.support.tracing import compiled, misfits, tells_arguments, traced
 from warmrank.worker.errors import FunctionRaised, GraphBreak, NotPortable
 from warmrank.worker.torch_private.lowering import LoweredGraph
 from warmrank.worker.torch_private.symbols import Symbols, free_symbols, size_text
-from warmrank.worker.torch_private.tracing import Trace
 
 PLAIN_ROWS = torch.ones(2, 4)
-
-
-@pytest.fixture(scope="module")
-def store() -> Trace:
-    """A method with a parameter, a buffer that it writes to, and a dynamic input."""
-    return traced(Cached().store, PLAIN_ROWS)
 
 
 def unseen(x: torch.Tensor) -> torch.Tensor:
@@ -35,16 +28,6 @@ def unseen(x: torch.Tensor) -> torch.Tensor:
 
 
 torch._dynamo.allow_in_graph(unseen)
-
-
-def test_capture_lifts_parameters_and_buffers_to_inputs(store: Trace) -> None:
-    sources = [item.source for item in store.lowered.inputs if item.is_tensor]
-    assert [source.replace('"', "'") for source in sources] == [
-        "L['self']._buffers['cache']",
-        "L['x']",
-        "L['self']._modules['linear']._parameters['weight']",
-        "L['self']._modules['linear']._parameters['bias']",
-    ]
 
 
 def test_capture_of_a_branch_on_data_gives_dynamos_reason_and_the_line() -> None:
@@ -124,15 +107,6 @@ def test_function_that_is_not_traced_strictly_is_refused() -> None:
 
     with pytest.raises(NotPortable, match="nonstrict_trace"):
         traced(Calls().forward, PLAIN_ROWS)
-
-
-def shape_conditions(model: nn.Module, x: torch.Tensor) -> str:
-    guards = traced(model.forward, x).guards
-    return " and ".join(text for guard in guards if guard.kind == "SHAPE_ENV" for text in guard.conditions)
-
-
-def test_sizes_that_happen_to_be_equal_are_not_bound_to_each_other() -> None:
-    assert "x'].size()[0] == " not in shape_conditions(nn.ReLU(), torch.ones(4, 4).clone())
 
 
 def test_function_that_asks_for_a_base_is_refused_by_its_argument() -> None:

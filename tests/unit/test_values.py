@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import os
@@ -11,8 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from warmrank.orchestrator.gang.ray_session import inherited
 from warmrank.worker import collection, errors
@@ -60,16 +59,6 @@ KINDS = sorted(
     (kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, WorkerError)),
     key=lambda kind: kind.__name__,
 )
-PLAIN = st.one_of(st.none(), st.integers(), st.text(), st.lists(st.text()), st.booleans())
-NAMES = st.from_regex(r"[a-z]{1,8}", fullmatch=True).filter(
-    lambda name: name not in ("args", "self", "message")
-)
-
-
-def pickled_errors(error: WorkerError) -> WorkerError:
-    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - made here
-    assert isinstance(copy, WorkerError)
-    return copy
 
 
 def make(kind: type[WorkerError]) -> WorkerError:
@@ -83,16 +72,8 @@ def make(kind: type[WorkerError]) -> WorkerError:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_error_of_every_kind_survives_pickling(kind: type[WorkerError]) -> None:
     error = make(kind)
-    copy = pickled_errors(error)
-    assert type(copy) is kind
-    assert str(copy) == str(error)
-    assert copy.fields == error.fields
-
-
-@given(message=st.text(), fields=st.dictionaries(NAMES, PLAIN, max_size=4))
-def test_error_round_trips(message: str, fields: dict[str, object]) -> None:
-    copy = pickled_errors(WorkerError(message, **fields))
-    assert (copy.message, copy.fields) == (message, fields)
+    copy = pickle.loads(pickle.dumps(error))  # noqa: S301 - made here
+    assert (type(copy), str(copy), copy.fields) == (kind, str(error), error.fields)
 
 
 @pytest.fixture(autouse=True)
@@ -166,19 +147,11 @@ NAME = "WARMRANK_TEST_VARIABLE"
 
 
 @pytest.mark.parametrize("before", [None, "old"])
-def test_variable_is_set_inside_and_as_before_outside(
-    monkeypatch: pytest.MonkeyPatch, before: str | None
-) -> None:
+def test_variable_is_set_inside_and_as_before_outside_also_after_an_error(monkeypatch, before):
     monkeypatch.delenv(NAME, raising=False)
     if before is not None:
         monkeypatch.setenv(NAME, before)
-    with inherited(NAME, "new"):
+    with contextlib.suppress(KeyError), inherited(NAME, "new"):
         assert os.environ[NAME] == "new"
-    assert os.environ.get(NAME) == before
-
-
-def test_variable_is_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(NAME, raising=False)
-    with pytest.raises(KeyError), inherited(NAME, "new"):
         raise KeyError
-    assert NAME not in os.environ
+    assert os.environ.get(NAME) == before

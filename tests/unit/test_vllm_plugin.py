@@ -26,7 +26,6 @@ from warmrank.orchestrator.vllm_plugin.entries import (
     ranks_of,
     read_components,
     read_outcomes,
-    set_aside,
     write_components,
 )
 from warmrank.orchestrator.vllm_plugin.factors import HASH, differences
@@ -48,6 +47,7 @@ def entry(tmp_path: Path) -> Entry:
 def test_plugin_imports_nothing_unless_a_store_is_named():
     code = """
 import sys
+import threading
 from warmrank.orchestrator.vllm_plugin import register
 register()
 loaded = {"torch", "pydantic", "vllm", "cryptography", "warmrank.cache_store"} & set(sys.modules)
@@ -95,49 +95,6 @@ def test_note_that_cannot_be_read_is_of_another_artifact(entry, text):
     (entry.root / entry.rank / "warmrank.json").write_text(text)
     assert "warmrank.json" in differences(read_components(entry.artifact), COMPONENTS)
     assert ranks_of(entry) == {"rank_0_0": {}}
-
-
-def test_refused_entry_is_out_of_vllm_s_sight(entry):
-    (entry.root / "inductor_cache").mkdir()
-    aside = set_aside(entry)
-    assert not entry.artifact.exists()
-    assert (entry.root / "inductor_cache").is_dir()
-    assert (aside / "rank_0_0" / "model").read_bytes() == b"artifact"
-
-
-class SlowAccess:
-    """Settings whose reader waits, as for a slow store."""
-
-    def __init__(self) -> None:
-        self.is_asked, self.answers = threading.Event(), threading.Event()
-
-    @property
-    def publishes(self) -> bool:
-        self.is_asked.set()
-        return not self.answers.wait(10)
-
-
-def test_program_that_ends_waits_for_what_is_being_published(entry):
-    write_components(entry.artifact, COMPONENTS)
-    opened = SlowAccess()
-    publisher = Publisher(opened)  # type: ignore[arg-type]
-    publisher.take(
-        entry,
-        Outcome(
-            entry="a", rank=entry.rank, model="", outcome="loaded", source="disk", why="", fetch_s=0,
-            fetched_bytes=0, compile_s=0, at_s=0,
-        ),
-    )  # fmt: skip
-    looks = [threading.Thread(target=publisher.step, kwargs={"is_last": True}) for _ in range(2)]
-    looks[0].start()
-    assert opened.is_asked.wait(10)
-    looks[1].start()
-    looks[1].join(0.2)
-    assert looks[1].is_alive()
-    opened.answers.set()
-    for look in looks:
-        look.join(10)
-        assert not look.is_alive()
 
 
 X = torch.arange(3.0)
@@ -335,3 +292,38 @@ def test_unknown_vllm_ascend_is_left_alone(node, monkeypatch, caplog, module):
         monkeypatch.setitem(sys.modules, module, SimpleNamespace())
     assert node("first").start() is None
     assert "not served" in caplog.text
+
+
+class SlowAccess:
+    """Settings whose reader waits, as for a slow store."""
+
+    def __init__(self) -> None:
+        self.is_asked, self.answers = threading.Event(), threading.Event()
+
+    @property
+    def publishes(self) -> bool:
+        self.is_asked.set()
+        return not self.answers.wait(10)
+
+
+def test_program_that_ends_waits_for_what_is_being_published(entry):
+    write_components(entry.artifact, COMPONENTS)
+    opened = SlowAccess()
+    publisher = Publisher(opened)  # type: ignore[arg-type]
+    publisher.take(
+        entry,
+        Outcome(
+            entry="a", rank=entry.rank, model="", outcome="loaded", source="disk", why="", fetch_s=0,
+            fetched_bytes=0, compile_s=0, at_s=0,
+        ),
+    )  # fmt: skip
+    looks = [threading.Thread(target=publisher.step, kwargs={"is_last": True}) for _ in range(2)]
+    looks[0].start()
+    assert opened.is_asked.wait(10)
+    looks[1].start()
+    looks[1].join(0.2)
+    assert looks[1].is_alive()
+    opened.answers.set()
+    for look in looks:
+        look.join(10)
+        assert not look.is_alive()

@@ -15,7 +15,7 @@ from warmrank.worker.runtime.runner import CaptureOptions, GraphRunner
 if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
     from warmrank.worker.devices import DeviceBackend
-    from warmrank.worker.engines.port import SelfCapturing
+    from warmrank.worker.engines import SelfCapturing
     from warmrank.worker.runtime.artifact import GraphFacts
 
 _ONE_AT_A_TIME = threading.RLock()

@@ -13,21 +13,7 @@ import torch
 from warmrank.worker.errors import RandomOp
 from warmrank.worker.runtime.artifact import MUTATED, NUMBER, STATE, USER, GraphFacts, readable
 from warmrank.worker.settings import kind_of
-from warmrank.worker.torch_private.lowering import (
-    higher_order_name,
-    line_of,
-    nodes_within,
-    refuse_writes_within,
-)
-from warmrank.worker.torch_private.operators import (
-    DROPOUTS,
-    aliased_arguments,
-    memory_of,
-    nodes_at,
-    schema_name,
-    size_depends_on_data,
-    written_arguments,
-)
+from warmrank.worker.torch_private import lowering, operators
 from warmrank.worker.torch_private.recording import draws_nothing
 
 if TYPE_CHECKING:
@@ -57,25 +43,32 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
     returned: list[Any] = []
     data_dependent = random = ""
     position = 0
-    refuse_writes_within(lowered.graph)
-    for node in nodes_within(lowered.graph):
-        if node.op == "call_function" and _draws(node):
+    lowering.refuse_writes_within(lowered.graph)
+    for node in lowering.nodes_within(lowered.graph):
+        is_seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if (
+            node.op == "call_function"
+            and is_seeded
+            and not draws_nothing(node.target, node.args, node.kwargs)
+        ):
             _refuse_random(node, random_on)
             random = random or str(node.target)
     for node in lowered.graph.graph.nodes:
         if node.op == "placeholder":
             aliases[node] = frozenset((position,))
-            for memory in memory_of(node.meta.get("val")):
+            for memory in operators.memory_of(node.meta.get("val")):
                 owners.setdefault(memory, set()).add(position)
             position += 1
         elif node.op == "call_function":
-            shared = (owners.get(memory, ()) for memory in memory_of(node.meta.get("val")))
+            shared = (owners.get(memory, ()) for memory in operators.memory_of(node.meta.get("val")))
             aliases[node] = _aliases(node, aliases).union(*shared)
-            written = written_arguments(node.target, node.args, node.kwargs)
-            mutated |= _inputs_behind(nodes_at(node, written), aliases)
-            if schema_name(node.target) in _ABSOLUTE:
-                anchored |= _inputs_behind(nodes_at(node, (0,)), aliases)
-            if not data_dependent and (higher_order_name(node.target) or size_depends_on_data(node)):
+            written = operators.written_arguments(node.target, node.args, node.kwargs)
+            mutated |= _inputs_behind(operators.nodes_at(node, written), aliases)
+            if operators.schema_name(node.target) in _ABSOLUTE:
+                anchored |= _inputs_behind(operators.nodes_at(node, (0,)), aliases)
+            if not data_dependent and (
+                lowering.higher_order_name(node.target) or operators.size_depends_on_data(node)
+            ):
                 data_dependent = str(node.target)
         elif node.op == "output":
             returned = list(node.args[0])
@@ -123,15 +116,8 @@ def _aliases(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
     Composite operators say nothing there (`type_as`, `einsum`): for them the traced memory is asked as well.
     Dropout that does not draw returns its argument, but its trace does not show it.
     """
-    positions = (0,) if str(node.target) in DROPOUTS else aliased_arguments(node.target)
-    return _inputs_behind(nodes_at(node, positions), aliases)
-
-
-def _draws(node: Node) -> bool:
-    """True if an operator draws random numbers; not if told not to: probability zero, or not training."""
-    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
-        return False
-    return not draws_nothing(node.target, node.args, node.kwargs)
+    positions = (0,) if str(node.target) in operators.DROPOUTS else operators.aliased_arguments(node.target)
+    return _inputs_behind(operators.nodes_at(node, positions), aliases)
 
 
 def _refuse_random(node: Node, allowed_on: str) -> None:
@@ -150,7 +136,7 @@ def _refuse_random(node: Node, allowed_on: str) -> None:
     kinds = {kind_of(item.device.type) for item in items if isinstance(item, torch.Tensor)}
     if allowed_on and allowed_on in kinds:
         return
-    where = line_of(node)
+    where = lowering.line_of(node)
     if allowed_on:
         msg = (
             f"operator {node.target} draws random numbers on another device than {allowed_on}, which a "

@@ -23,7 +23,7 @@ from warmrank.worker.groups import role_of
 from warmrank.worker.runtime.runner import CaptureOptions, runner_for
 from warmrank.worker.settings import kind_of
 from warmrank.worker.torch_private import facts as torch_facts
-from warmrank.worker.torch_private.lowering import LoweredGraph, lower
+from warmrank.worker.torch_private.lowering import lower
 from warmrank.worker.torch_private.symbols import make_static
 from warmrank.worker.torch_private.tracer_python import make_floats_constants
 from warmrank.worker.torch_private.warm import known_groups
@@ -84,19 +84,16 @@ def compile_graph(
     runner = runner_for(engine, graph, facts, backend_for(kind), capture)
     if geared:
         policy = compiler_config.inference_config.dynamic_gears_merge_policy
-        gears = record(lowered, facts, _traced_gears(lowered, example_inputs), policy)
+        # Dynamo's own guards see to the rest, so the geared inputs have no node.
+        traced = [
+            TracedGears(source=item.source, node=-1, gears=found)
+            for item, value in zip(lowered.inputs, example_inputs, strict=True)
+            if (found := carried(value))
+        ]
+        gears = record(lowered, facts, traced, policy)
         if gears is not None:
             return GearedRunner(runner, gears, on_miss="error")
     return runner
-
-
-def _traced_gears(lowered: LoweredGraph, example_inputs: list[Any]) -> list[TracedGears]:
-    """The geared inputs; Dynamo's own guards see to the rest, so they have no node."""
-    return [
-        TracedGears(source=item.source, node=-1, gears=gears)
-        for item, value in zip(lowered.inputs, example_inputs, strict=True)
-        if (gears := carried(value))
-    ]
 
 
 def _records_gradients(graph_module: GraphModule) -> bool:

@@ -37,20 +37,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.worker import data_dump
+from warmrank.worker import data_dump, errors
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.compile.readable import about
 from warmrank.worker.devices import backend_for
-from warmrank.worker.engines import Site
-from warmrank.worker.engines.port import Built
-from warmrank.worker.errors import (
-    BackwardNotSupported,
-    BadPass,
-    FunctionRaised,
-    GraphBreak,
-    NotPortable,
-    WorkerError,
-)
+from warmrank.worker.engines import Built, Site
 from warmrank.worker.gears.compiling import GearsApart, compiling
 from warmrank.worker.gears.rules import geared_arguments
 from warmrank.worker.groups import role_of
@@ -144,9 +135,7 @@ def compile_call(  # noqa: PLR0913 - a call, and how it is compiled
             decompositions=options.custom_decompositions,
             ge_cache=options.ge_cache,
         )
-        if for_audit:
-            return lowered, facts, Built(sections=engine.outline(lowered, facts, site=site))
-        return lowered, facts, engine.compile(lowered, facts, site=site)
+        return lowered, facts, engine.compile(lowered, facts, site=site, kernels=not for_audit)
 
     def attempt(*, dynamic: bool) -> tuple[Trace, tuple[LoweredGraph, GraphFacts, Built]]:
         return trace(
@@ -168,7 +157,7 @@ def compile_call(  # noqa: PLR0913 - a call, and how it is compiled
         ):
             try:
                 traced, (lowered, facts, built) = attempt(dynamic=options.dynamic and not alone)
-            except (FunctionRaised, GraphBreak) as error:
+            except (errors.FunctionRaised, errors.GraphBreak) as error:
                 if not options.dynamic or geared_arguments(function, args, kwargs):
                     raise
                 traced, (lowered, facts, built) = _of_these_sizes(attempt, error, method.__qualname__)
@@ -205,7 +194,7 @@ def compile_call(  # noqa: PLR0913 - a call, and how it is compiled
     return Compiled(artifact=artifact, files=built.files, trace_s=traced.trace_s, compile_s=compile_s)
 
 
-def _of_these_sizes(attempt: Callable[..., _Made], error: WorkerError, name: str) -> _Made:
+def _of_these_sizes(attempt: Callable[..., _Made], error: errors.WorkerError, name: str) -> _Made:
     """Trace for the exact sizes of a call after a trace with symbolic sizes failed.
 
     Not all that Python makes of numbers (``str``, ``divmod``, ``math.gcd``) can be made of symbols.
@@ -216,9 +205,9 @@ def _of_these_sizes(attempt: Callable[..., _Made], error: WorkerError, name: str
     """
     try:
         made = attempt(dynamic=False)
-    except FunctionRaised:
+    except errors.FunctionRaised:
         raise
-    except WorkerError:
+    except errors.WorkerError:
         raise error from error.__cause__
     _log.warning(
         "%s is compiled for the very sizes of this call, and once more for others: of a size it makes "
@@ -248,7 +237,7 @@ def _refuse_backward(lowered: LoweredGraph, method: MethodType) -> None:
                 "backward. Call it under torch.no_grad() or torch.inference_mode(), or pass a detached "
                 "tensor."
             )
-            raise BackwardNotSupported(msg, function=name, argument=item.source)
+            raise errors.BackwardNotSupported(msg, function=name, argument=item.source)
 
 
 def prepared(lowered: LoweredGraph, config: CompilerConfig) -> LoweredGraph:
@@ -284,7 +273,7 @@ def _with_pass(lowered: LoweredGraph, config: CompilerConfig, option: str) -> Lo
         function(graph, inputs, config)
     except Exception as error:  # whatever it is, it is the pass's own
         msg = f"{named} raised {type(error).__name__}: {error}"
-        raise BadPass(msg, option=option) from error
+        raise errors.BadPass(msg, option=option) from error
     try:
         graph.graph.lint()
         graph.recompile()
@@ -295,7 +284,7 @@ def _with_pass(lowered: LoweredGraph, config: CompilerConfig, option: str) -> Lo
             f"{named} leaves a graph that does not run: {type(error).__name__}: {error}. Change nodes "
             "through graph_module.graph, keep its inputs, and erase what nothing uses."
         )
-        raise BadPass(msg, option=option) from error
+        raise errors.BadPass(msg, option=option) from error
 
 
 def _dump_graph(name: str, graph: GraphModule, config: CompilerConfig) -> None:
@@ -355,7 +344,7 @@ def portable_frame(trace: Trace, function: FunctionType) -> Frame:
                 f"{function.__qualname__} sets the global {instruction.argval}, which a cached function must "
                 "not; keep it as an attribute of the module, or return it"
             )
-            raise NotPortable(msg, what=str(instruction.argval))
+            raise errors.NotPortable(msg, what=str(instruction.argval))
     user_names = {name for code in trace.codes for name in code.co_names}
     renames = {trace.graph_name: _GRAPH_NAME}
     names: dict[str, Any] = {"graph": _GRAPH_NAME, "imports": {}, "objects": {}, "builtins": []}
@@ -381,12 +370,12 @@ def portable_frame(trace: Trace, function: FunctionType) -> Frame:
 def _encode_object(name: str, function: FunctionType) -> Any:
     if name not in function.__globals__:
         msg = f"the frame of {function.__qualname__} refers to {name}, which is nowhere defined"
-        raise NotPortable(msg, what=name)
+        raise errors.NotPortable(msg, what=name)
     try:
         return constants.encode(function.__globals__[name])
-    except NotPortable as error:
+    except errors.NotPortable as error:
         msg = f"the frame of {function.__qualname__} holds what no later process can find: {error.message}"
-        raise NotPortable(msg, what=name) from error
+        raise errors.NotPortable(msg, what=name) from error
 
 
 def _canonical(code: CodeType, renames: Mapping[str, str]) -> CodeType:

@@ -35,18 +35,7 @@ from warmrank.cache_store.errors import UnusableCache
 from warmrank.worker.engines import engine_named
 from warmrank.worker.errors import ArtifactCorrupt, NoSuchCache
 from warmrank.worker.keys.code import is_pinned_module, modules_by_file
-from warmrank.worker.runtime.artifact import (
-    ABOUT,
-    MAGIC,
-    MUTATED,
-    NUMBER,
-    PICKLES,
-    STATE,
-    USER,
-    Artifact,
-    PortableGuards,
-    parse,
-)
+from warmrank.worker.runtime import artifact as artifacts
 from warmrank.worker.runtime.asked import text as call_text
 from warmrank.worker.runtime.describe import check_words, readable_shape, written
 from warmrank.worker.values import Value
@@ -54,7 +43,7 @@ from warmrank.worker.values import Value
 if TYPE_CHECKING:
     from types import CodeType
 
-    from warmrank.worker.engines.port import Engine
+    from warmrank.worker.engines import Engine
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
 WIDTH = 100
@@ -69,16 +58,16 @@ _NUMBERED = re.compile(r"\.([0-9]+)(?=\.|$)")
 _INPUT_COLUMNS = ("position", "class", "name", "dtype or value", "sizes", "strides", "device")
 _OUTPUT_COLUMNS = ("position", "lies in", "dtype or value", "sizes", "strides", "device")
 _CAPTURED_WORDS = {
-    STATE: "used where it lies; at another address it is captured again",
-    MUTATED: "written to, where it lies; at another address it is captured again",
-    USER: "copied into memory of the graph before each replay, unless clone_input=False",
-    NUMBER: "part of the shape key: each value has a graph of its own",
+    artifacts.STATE: "used where it lies; at another address it is captured again",
+    artifacts.MUTATED: "written to, where it lies; at another address it is captured again",
+    artifacts.USER: "copied into memory of the graph before each replay, unless clone_input=False",
+    artifacts.NUMBER: "part of the shape key: each value has a graph of its own",
 }
 _COMPILED_WORDS = {
-    STATE: "of the module; read where it lies at each call",
-    MUTATED: "written to, where it lies at each call",
-    USER: "read where the caller has it",
-    NUMBER: "handed to the kernels at each call, within the conditions among the guards",
+    artifacts.STATE: "of the module; read where it lies at each call",
+    artifacts.MUTATED: "written to, where it lies at each call",
+    artifacts.USER: "read where the caller has it",
+    artifacts.NUMBER: "handed to the kernels at each call, within the conditions among the guards",
 }
 
 
@@ -99,7 +88,7 @@ class Origins(Value):
 
 def origins_in(sections: Mapping[str, bytes]) -> Origins:
     """The origins that an artifact's sections hold."""
-    content = json.loads(sections.get(ABOUT, b"{}"))
+    content = json.loads(sections.get(artifacts.ABOUT, b"{}"))
     return Origins(**{name: content[name] for name in Origins.value_fields if name in content})
 
 
@@ -150,7 +139,7 @@ def _described(value: Any) -> list[Any]:
     return ["tensor", str(value.dtype).removeprefix("torch."), *sizes, value.device.type]
 
 
-def conditions(guards: PortableGuards) -> list[str]:
+def conditions(guards: artifacts.PortableGuards) -> list[str]:
     """Every condition, one readable line each."""
     return [
         *(f"source {item.module}:{item.name or 'whole file'} is {item.digest}" for item in guards.sources),
@@ -200,7 +189,7 @@ def render(path: str | os.PathLike[str]) -> str:
     file = Path(path)
     _refuse_other_files(file)
     data = read_private(file)
-    artifact = parse(data, str(file))
+    artifact = artifacts.parse(data, str(file))
     digest = digest_bytes(data)
     known = origins_in(artifact.sections)
     engine = engine_named(artifact.engine)
@@ -285,7 +274,7 @@ def _refuse_other_files(path: Path) -> None:
         return  # looked at, and refused, as what it should be
     with os_errors_are_unusable("artifact", path), path.open("rb") as stream:
         first = stream.read(64)
-    if not first.startswith((MAGIC, *PICKLES)):  # whole or not
+    if not first.startswith((artifacts.MAGIC, *artifacts.PICKLES)):  # whole or not
         msg = (
             f"{path} is not an artifact: expected a compiled_module of a cache directory, found a file that "
             f"begins with {first[:24]!r}"
@@ -318,7 +307,7 @@ def _literal(name: str, content: Iterable[Any], columns: Sequence[str] = ()) -> 
     return "\n".join([f"{name} = {opening}", *heads, *lines, closing])
 
 
-def _inputs(artifact: Artifact, known: Origins, *, of_module: bool) -> Iterator[tuple[Any, ...]]:
+def _inputs(artifact: artifacts.Artifact, known: Origins, *, of_module: bool) -> Iterator[tuple[Any, ...]]:
     """Inputs of the graph: those that are the module's, or the others."""
     facts = artifact.facts
     for index, kind in enumerate(facts.input_classes):
@@ -327,7 +316,7 @@ def _inputs(artifact: Artifact, known: Origins, *, of_module: bool) -> Iterator[
             yield index, kind, _NUMBERED.sub(r"[\1]", name), *_words(known.inputs, index)
 
 
-def _outputs(artifact: Artifact, known: Origins) -> Iterator[tuple[Any, ...]]:
+def _outputs(artifact: artifacts.Artifact, known: Origins) -> Iterator[tuple[Any, ...]]:
     for index in range(artifact.facts.num_outputs):
         shared = "an input's memory" if index in artifact.facts.aliased_outputs else "its own memory"
         yield index, shared, *_words(known.outputs, index)
@@ -338,7 +327,7 @@ def _words(described: Sequence[Sequence[Any]], index: int) -> tuple[Any, ...]:
     return tuple(described[index][1:]) if index < len(described) else ("unknown", [], [], "")
 
 
-def _capture(artifact: Artifact, engine: Engine) -> dict[str, Any]:
+def _capture(artifact: artifacts.Artifact, engine: Engine) -> dict[str, Any]:
     """The facts, apart from those that stand with the inputs and outputs."""
     facts = asdict(artifact.facts)
     for name in ("input_classes", "input_names", "module_inputs", "num_outputs", "aliased_outputs"):
@@ -352,7 +341,7 @@ def _capture(artifact: Artifact, engine: Engine) -> dict[str, Any]:
     return {"can be captured": can_be, "process groups, by role": list(artifact.roles), **facts}
 
 
-def _graph(artifact: Artifact, known: Origins) -> Iterator[str]:
+def _graph(artifact: artifacts.Artifact, known: Origins) -> Iterator[str]:
     """The graph's source, with the user's line above the operations that come from it."""
     if "torchair.py" in artifact.sections:
         yield from map(_comment, artifact.sections["torchair.txt"].decode().splitlines())

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker.devices import picker
-from warmrank.worker.engines import Site
+from warmrank.worker.engines import Built, Site
 from warmrank.worker.engines.graph import SECTIONS, GraphEngine, unpack_constants
 from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing, BadConfig, NotPortable, ToolchainError
@@ -47,7 +47,7 @@ from warmrank.worker.runtime.artifact import STATE
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from warmrank.worker.engines.port import Built, Files, Graph, Groups, Sections
+    from warmrank.worker.engines import Files, Graph, Groups, Sections
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
@@ -138,14 +138,16 @@ class CompiledGraph:
         if self._open is not None:
             if self._numbers is not None and max(map(abs, self._numbers(inputs))) > _LARGEST_NUMBER:
                 return self._replay(*inputs)
-            if self._overlap is not None and self._may_not_be_written(inputs):
-                return self._replay(*inputs)  # which raises as eager does
-            if self._overlap is not None and self._overlap(inputs):
-                self._warn(
-                    "inputs of a graph that writes to its inputs share memory, which compiled kernels "
-                    "are not made for; the graph is replayed operator by operator whenever they do"
-                )
-                return self._replay(*inputs)
+            if self._overlap is not None:
+                from_inference = any(map(torch.Tensor.is_inference, self._written(inputs)))
+                if from_inference and not torch.is_inference_mode_enabled():
+                    return self._replay(*inputs)  # may not be written to; raises as eager does
+                if self._overlap(inputs):
+                    self._warn(
+                        "inputs of a graph that writes to its inputs share memory, which compiled kernels "
+                        "are not made for; the graph is replayed operator by operator whenever they do"
+                    )
+                    return self._replay(*inputs)
             taken = self._take(inputs)
             if self._run is None:
                 on = (item.device for item in taken if item.device.type != "cpu")
@@ -183,11 +185,6 @@ class CompiledGraph:
             "operator whenever they do"
         )
         return results
-
-    def _may_not_be_written(self, inputs: Sequence[Any]) -> bool:
-        """True if an input that the library writes to was made in inference mode, which this is not."""
-        is_one = any(map(torch.Tensor.is_inference, self._written(inputs)))
-        return is_one and not torch.is_inference_mode_enabled()
 
     def _own(self, made: Sequence[torch.Tensor], taken: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """The results, copied where they lie in the memory of an input or of an earlier result."""
@@ -242,35 +239,11 @@ class AotiEngine:
         if device_kind == "cuda":
             check_cuda()
 
-    def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Built:
+    def compile(
+        self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None, kernels: bool = True
+    ) -> Built:
         """See `Engine.compile`; raises `NotPortable` where a library cannot return what eager does."""
-        from warmrank.worker.engines.aoti_compile import compile_parts
-        from warmrank.worker.engines.port import Built
-
-        sections = dict(self.outline(lowered, facts, site=site))
-        digest = hashlib.sha256(b"".join(sections[name] for name in sorted(sections))).hexdigest()[:32]
-        library, tail, call = compile_parts(lowered, facts, digest)
-        files: dict[str, bytes] = {}
-        if library:
-            package = pack(library)
-            files = {f"ge_cache_{hashlib.sha256(package).hexdigest()[:16]}.pt2": package}
-            _compiled.update(files)
-        values = [node.meta.get("val") for node in lowered.graph.graph.nodes if node.op == "placeholder"]
-        kinds = [value.device.type for value in values if isinstance(value, torch.Tensor)]
-        call |= {
-            **json.loads(sections[_SECTION]),
-            "device": next((kind for kind in kinds if kind != "cpu"), "cpu"),
-            "classes": list(facts.input_classes),
-            "file": next(iter(files), ""),
-        }
-        sections[_SECTION] = json.dumps(call, sort_keys=True, separators=(",", ":")).encode()
-        if tail:
-            sections |= dict(zip(_TAIL, (tail[name] for name in SECTIONS), strict=True))
-        return Built(sections=sections, files=files)
-
-    def outline(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Sections:
-        """See `Engine.outline`; section ``aoti`` holds only what was traced."""
-        from warmrank.worker.engines.aoti_compile import refuse_inputs
+        from warmrank.worker.engines.aoti_compile import compile_parts, refuse_inputs
         from warmrank.worker.torch_private.symbols import described
 
         if facts.data_dependent:
@@ -280,8 +253,27 @@ class AotiEngine:
             )
             raise NotPortable(msg, what=facts.data_dependent)
         refuse_inputs(lowered, facts)
-        traced = json.dumps({"traced": described(lowered.graph)}).encode()
-        return {**GraphEngine().outline(lowered, facts, site=site), _SECTION: traced}
+        sections = {**GraphEngine().compile(lowered, facts, site=site).sections}
+        call: dict[str, Any] = {"traced": described(lowered.graph)}  # before Inductor adds conditions
+        files: dict[str, bytes] = {}
+        if kernels:
+            digest = hashlib.sha256(sections["graph.py"] + sections["constants"] + json.dumps(call).encode())
+            library, tail, parts = compile_parts(lowered, facts, digest.hexdigest()[:32])
+            if library:
+                package = pack(library)
+                files = {f"ge_cache_{hashlib.sha256(package).hexdigest()[:16]}.pt2": package}
+                _compiled.update(files)
+            sections |= dict(zip(_TAIL, (tail[name] for name in SECTIONS), strict=True)) if tail else {}
+            values = [node.meta.get("val") for node in lowered.graph.graph.nodes if node.op == "placeholder"]
+            devices = [value.device.type for value in values if isinstance(value, torch.Tensor)]
+            call |= {
+                **parts,
+                "device": next((kind for kind in devices if kind != "cpu"), "cpu"),
+                "classes": list(facts.input_classes),
+                "file": next(iter(files), ""),
+            }
+        sections[_SECTION] = json.dumps(call, sort_keys=True, separators=(",", ":")).encode()
+        return Built(sections=sections, files=files)
 
     def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
         """See `Engine.load`.

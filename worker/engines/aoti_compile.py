@@ -34,21 +34,8 @@ from warmrank.worker.errors import NotPortable, NotYet
 from warmrank.worker.keys.request import instruction_set
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.settings import settings
+from warmrank.worker.torch_private import lowering, operators
 from warmrank.worker.torch_private.inductor import compile_library
-from warmrank.worker.torch_private.lowering import (
-    LoweredGraph,
-    has_effect,
-    line_of,
-    operators_as_they_are,
-)
-from warmrank.worker.torch_private.operators import (
-    DROPOUTS,
-    arguments_at,
-    memory_of,
-    mutated_arguments,
-    nodes_at,
-    returns_its_input,
-)
 from warmrank.worker.values import Value
 
 _log = logging.getLogger("torchair")
@@ -135,17 +122,23 @@ def divide(graph: GraphModule) -> Division:
     for node in graph.graph.nodes:
         if "c10d" in str(node.target):
             raise NotYet(f"process groups in mode max-autotune ({node.target})", instead=_INSTEAD)
-        is_left_out = node.op == "call_function" and has_effect(node) and not node.is_impure()
+        is_left_out = node.op == "call_function" and lowering.has_effect(node) and not node.is_impure()
         if is_left_out and str(node.target) not in _SAID:
-            msg = f"{node.target} returns nothing, so compiled kernels leave it out:\n{line_of(node)}\n"
-            raise NotPortable(
-                f"{msg}Return a tensor from it that is used, or {_INSTEAD}.", what=str(node.target)
+            msg = (
+                f"{node.target} returns nothing, so compiled kernels leave it out:\n"
+                f"{lowering.line_of(node)}\nReturn a tensor from it that is used, or {_INSTEAD}."
             )
+            raise NotPortable(msg, what=str(node.target))
     graph = _with_new_views(graph)
     (results,) = next(node for node in graph.graph.nodes if node.op == "output").args
     inputs, bases, order = _needed_by_tail(graph, results)
     library = _library_of(graph, bases)
-    written = set() if library is None else set(_written_memory(library))
+    changed = [
+        target
+        for node in (library.graph.nodes if library is not None else ())
+        for target in operators.nodes_at(node, operators.mutated_arguments(node.target))
+    ]
+    written = {memory for target in changed for memory in operators.memory_of(target.meta.get("val"))}
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     is_identity = list(results) == bases and not inputs
     return Division(
@@ -153,7 +146,9 @@ def divide(graph: GraphModule) -> Division:
         tail=None if is_identity else _tail_of(graph, results, [*inputs, *bases], order),
         tail_inputs=tuple(placeholders.index(node) for node in inputs),
         written=tuple(
-            index for index, node in enumerate(placeholders) if written & set(memory_of(node.meta.get("val")))
+            index
+            for index, node in enumerate(placeholders)
+            if written & set(operators.memory_of(node.meta.get("val")))
         ),
     )
 
@@ -166,13 +161,13 @@ def _with_new_views(graph: GraphModule) -> GraphModule:
     present: dict[Node, Node] = {}  # what a node's tensor is by now, in the copy
     owner: dict[Node, Node] = {}  # the node that made the tensor which a node returns once more
     for node in graph.graph.nodes:
-        owner[node] = owner[node.args[0]] if returns_its_input(node.target) else node
+        owner[node] = owner[node.args[0]] if operators.returns_its_input(node.target) else node
         copied = made.node_copy(node, present.__getitem__)
         if _changes_shape(node):
             if owner[node].op != "call_function" or str(node.target) not in _VIEWS:
                 msg = (
                     f"{node.target} changes the shape of a tensor in place, which no compiled library can:\n"
-                    f"{line_of(node)}\nUse the operator that returns a view instead, or {_INSTEAD}."
+                    f"{lowering.line_of(node)}\nUse the operator that returns a view instead, or {_INSTEAD}."
                 )
                 raise NotPortable(msg, what=str(node.target))
             copied.target = _VIEWS[str(node.target)]
@@ -184,13 +179,6 @@ def _with_new_views(graph: GraphModule) -> GraphModule:
 def _changes_shape(node: Node) -> bool:
     is_change = torch.Tag.inplace_view in getattr(node.target, "tags", ())
     return node.op == "call_function" and is_change and str(node.target) != "aten.detach_.default"
-
-
-def _written_memory(graph: GraphModule) -> Iterator[int]:
-    """Identities of the memory that operators of a graph write to."""
-    for node in graph.graph.nodes:
-        for item in nodes_at(node, mutated_arguments(node.target)):
-            yield from memory_of(item.meta.get("val"))
 
 
 def _needed_by_tail(graph: GraphModule, results: Any) -> tuple[list[Node], list[Node], list[Node]]:
@@ -239,17 +227,17 @@ def _is_view(node: Node) -> bool:
     if node.target is operator.getitem:
         # Of an operator with several results, each owns its memory unless the operator as a whole is a view.
         return _is_view(node.args[0])  # type: ignore[arg-type]
-    if str(node.target) in DROPOUTS:
+    if str(node.target) in operators.DROPOUTS:
         return True  # those that draw are refused; the others return their argument, which no trace shows
-    mine = set(memory_of(node.meta.get("val")))
-    return any(mine & set(memory_of(argument.meta.get("val"))) for argument in node.all_input_nodes)
+    mine = set(operators.memory_of(node.meta.get("val")))
+    return any(mine & set(operators.memory_of(argument.meta.get("val"))) for argument in node.all_input_nodes)
 
 
 def _written_argument(node: Node) -> Node | None:
     """The argument that an operator writes to and returns (``add_``); None for all others."""
-    mine = set(memory_of(node.meta.get("val")))
-    for value in arguments_at(node, mutated_arguments(node.target)):
-        if isinstance(value, Node) and mine & set(memory_of(value.meta.get("val"))):
+    mine = set(operators.memory_of(node.meta.get("val")))
+    for value in operators.arguments_at(node, operators.mutated_arguments(node.target)):
+        if isinstance(value, Node) and mine & set(operators.memory_of(value.meta.get("val"))):
             return value
     return None
 
@@ -261,7 +249,7 @@ def _library_of(source: GraphModule, bases: list[Node]) -> GraphModule | None:
     for node in source.graph.nodes:
         if node.op == "output":
             graph.output(tuple(made[base] for base in bases))
-        elif str(node.target) in DROPOUTS:
+        elif str(node.target) in operators.DROPOUTS:
             made[node] = made[node.args[0]]
         else:
             made[node] = graph.node_copy(node, made.__getitem__)
@@ -276,7 +264,7 @@ def _library_of(source: GraphModule, bases: list[Node]) -> GraphModule | None:
 
 
 def compile_parts(
-    lowered: LoweredGraph, facts: GraphFacts, digest: str
+    lowered: lowering.LoweredGraph, facts: GraphFacts, digest: str
 ) -> tuple[Mapping[str, bytes], Mapping[str, bytes], dict[str, Any]]:
     """Compile a traced graph, within its tracing context; ``digest`` names it.
 
@@ -294,12 +282,12 @@ def compile_parts(
     call |= {"tail_inputs": list(division.tail_inputs), "written": list(division.written)}
     tail: Mapping[str, bytes] = {}
     if division.tail is not None:
-        tail = GraphEngine().outline(LoweredGraph(graph=division.tail, inputs=()), facts)
+        tail = GraphEngine().compile(lowering.LoweredGraph(graph=division.tail, inputs=()), facts).sections
     if division.library is None:
         return {}, tail, call
     # Constants in the order in which engine graph keeps them.
     order = list(dict.fromkeys(str(node.target) for node in graph.graph.nodes if node.op == "get_attr"))
-    with compile_place(digest) as (directory, cache), operators_as_they_are():
+    with compile_place(digest) as (directory, cache), lowering.operators_as_they_are():
         library = compile_library(
             division.library,
             directory=directory,
@@ -312,7 +300,7 @@ def compile_parts(
     return library.files, tail, call
 
 
-def refuse_inputs(lowered: LoweredGraph, facts: GraphFacts) -> None:
+def refuse_inputs(lowered: lowering.LoweredGraph, facts: GraphFacts) -> None:
     """Reject tensors whose raw storage differs from their values, or whose storage is read beyond them.
 
     Inputs without a lazy bit have an artifact of their own: the bits are among its conditions.

@@ -20,8 +20,7 @@ import torch
 from warmrank.worker.torch_private.warm import is_called, replaced_operator
 
 if TYPE_CHECKING:
-    from warmrank.worker.engines import Site
-    from warmrank.worker.engines.port import Built, Files, Graph, Groups, Sections
+    from warmrank.worker.engines import Built, Files, Graph, Groups, Sections, Site
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
@@ -40,11 +39,13 @@ class GraphEngine:
     def check(self, device_kind: str) -> None:
         """See `Engine.check`; torch alone is enough."""
 
-    def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Built:
-        """See `Engine.compile`."""
-        del facts, site
+    def compile(
+        self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None, kernels: bool = True
+    ) -> Built:
+        """See `Engine.compile`; there are no kernels."""
+        del facts, site, kernels
+        from warmrank.worker.engines import Built
         from warmrank.worker.engines.graph_source import pack_constants, written
-        from warmrank.worker.engines.port import Built
 
         source, constants = written(lowered)
         code = compile(source, "<warmrank graph>", "exec", dont_inherit=True)
@@ -54,10 +55,6 @@ class GraphEngine:
             "constants": pack_constants(constants),
         }
         return Built(sections=sections)
-
-    def outline(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Sections:
-        """See `Engine.outline`; there are no kernels."""
-        return self.compile(lowered, facts, site=site).sections
 
     def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
         """See `Engine.load`; raises `NotPortable` where an operator was replaced in this process."""

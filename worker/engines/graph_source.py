@@ -21,14 +21,8 @@ import torch
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.groups import role_of
 from warmrank.worker.runtime.decoding import device_name
+from warmrank.worker.torch_private import operators
 from warmrank.worker.torch_private.lowering import BRANCH, LOOP, LoweredGraph, higher_order_name
-from warmrank.worker.torch_private.operators import (
-    argument_name,
-    at_path,
-    calls_python,
-    constant_of,
-    operator_path,
-)
 from warmrank.worker.torch_private.symbols import size_of_inputs, sizes_of_inputs
 from warmrank.worker.torch_private.warm import is_called
 
@@ -114,7 +108,7 @@ class _SourceWriter:
                 # The name is for readers, who find the operator's source line by it.
                 named = "" if assigned else f"  # {node.name}"
                 yield f"{_INDENT}{assigned}{self._target(node)}({', '.join(arguments)}){named}"
-                if assigned and module is self._module and calls_python(node.target):
+                if assigned and module is self._module and operators.calls_python(node.target):
                     results = node.meta["val"]
                     results = results if isinstance(results, list | tuple) else (results,)
                     tensors = (value for value in results if isinstance(value, torch.Tensor))
@@ -151,13 +145,15 @@ class _SourceWriter:
         for prefix, module in _MODULES.items():  # of functions over sizes
             if getattr(module, name, None) is node.target:
                 return f"{prefix}{name}"
-        path = operator_path(node.target)
+        path = operators.operator_path(node.target)
         short = path.removeprefix("torch.ops.").replace(".", "_")
         binding = BINDINGS.get(path, path)
-        return self._operators.setdefault(binding if is_called(at_path(binding), short) else path, short)
+        return self._operators.setdefault(
+            binding if is_called(operators.at_path(binding), short) else path, short
+        )
 
     def _argument(self, node: Node, index: int, value: Any) -> str:
-        name = argument_name(node.target, index)
+        name = operators.argument_name(node.target, index)
         text = self._keyword(node, name, value)
         # Python's bindings take this one, which is always the last, by keyword only.
         return f"memory_format={text}" if name == "memory_format" else text
@@ -180,7 +176,7 @@ class _SourceWriter:
             self._bodies[name] = []  # its place: a graph within it comes after it
             self._bodies[name] = self._function(name, value, first=[])
             return name
-        self.constants.append(constant_of(module, target))
+        self.constants.append(operators.constant_of(module, target))
         return f"constant_{len(self.constants) - 1}"
 
     def _value(self, value: Any) -> str:

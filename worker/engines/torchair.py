@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 from warmrank.cache_store.cache_dir.private_files import discard_tree
 from warmrank.worker.devices import backend_for
-from warmrank.worker.engines import Site
-from warmrank.worker.engines.port import Built
+from warmrank.worker.engines import Built, Site
+from warmrank.worker.engines import torchair_vendor as vendors
 from warmrank.worker.engines.torchair_code import (
     Written,
     bound,
@@ -40,17 +40,6 @@ from warmrank.worker.engines.torchair_code import (
     taken,
 )
 from warmrank.worker.engines.torchair_options import translated
-from warmrank.worker.engines.torchair_vendor import (
-    Vendor,
-    complaints,
-    handed,
-    instead_of_torch_compile,
-    numbered_anew,
-    own_of,
-    private_directory,
-    vendor_for,
-    written_privately,
-)
 from warmrank.worker.errors import ArtifactCorrupt, BadConfig, CompileFailed, NotPortable
 from warmrank.worker.groups import role_of
 from warmrank.worker.node_caches import KernelFiles
@@ -62,7 +51,7 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
     from warmrank.worker.configs.compiler_config import CompilerConfig
-    from warmrank.worker.engines.port import Files, Graph, Groups, Sections
+    from warmrank.worker.engines import Files, Graph, Groups, Sections
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import CapturedCall, LoweredGraph
 
@@ -90,11 +79,14 @@ class TorchairEngine:
         backend_for(device_kind)
         torch_facts.require("torchair")
 
-    def compile(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Built:
-        """See `worker.engines.Engine.compile`.
+    def compile(
+        self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None, kernels: bool = True
+    ) -> Built:
+        """See `worker.engines.Engine.compile`; GE makes kernels of TorchAir's code later.
 
         Raises `NotPortable`: TorchAir does not cache the function, or its cache would give other results.
         """
+        del kernels
         call = lowered.captured
         assert site is not None and call is not None  # noqa: S101, PT018 - TorchAir takes methods
         _refuse(site, call, facts)
@@ -110,10 +102,6 @@ class TorchairEngine:
             )
             raise NotPortable(msg, what="process groups")
         return Built(sections=written.to_sections())
-
-    def outline(self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None) -> Sections:
-        """See `worker.engines.Engine.outline`; GE makes kernels of TorchAir's code later."""
-        return self.compile(lowered, facts, site=site).sections
 
     def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
         """See `worker.engines.Engine.load`; raises `ArtifactCorrupt`: TorchAir does not load it."""
@@ -165,11 +153,11 @@ def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Writt
         BadConfig: the configuration has options that the installed TorchAir has not.
         CompileFailed: TorchAir raises an error.
     """
-    vendor, name = vendor_for(site.config.mode), site.method.__qualname__
-    with private_directory() as directory:
-        lazy, _, translation = handed(vendor, site, directory)
+    vendor, name = vendors.vendor_for(site.config.mode), site.method.__qualname__
+    with vendors.private_directory() as directory:
+        lazy, _, translation = vendors.handed(vendor, site, directory)
         given: dict[str, Any] = {}
-        with instead_of_torch_compile(vendor, lambda *_, **options: given.update(options)):
+        with vendors.instead_of_torch_compile(vendor, lambda *_, **options: given.update(options)):
             saver = lazy.compile(site.method.__func__.__globals__)
         if "backend" not in given:
             msg = (
@@ -178,7 +166,7 @@ def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Writt
             )
             raise NotPortable(msg, what=vendor.name)
         # In the other modes the number is text, which `portable` finds, and events are named after it.
-        with numbered_anew(vendor) if site.config.mode == "max-autotune" else nullcontext():
+        with vendors.numbered_anew(vendor) if site.config.mode == "max-autotune" else nullcontext():
             try:
                 given["backend"](call.graph_module, list(call.example_inputs))
             except Exception as error:
@@ -186,11 +174,11 @@ def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Writt
                 why = f"{type(error).__name__}: {lines[0] if lines else 'no message'}"
                 msg = f"TorchAir fails to compile {name}: {why}. See the error above, or use engine graph."
                 raise CompileFailed(msg, function=name, why=why) from error
-        with written_privately(directory), complaints(vendor.name) as said:
+        with vendors.written_privately(directory), vendors.complaints(vendor.name) as said:
             saver.save_compiled_fn(id(call.frame))
         model = _model_of(saver, vendor, name, said)
     fx = model.compiled_fx
-    own = own_of(site, translation, groups, os.path.realpath(directory))
+    own = vendors.own_of(site, translation, groups, os.path.realpath(directory))
     code, constants, packed = taken(str(fx.py_code), vendor.serializer)
     return Written(
         vendor=vendor.name,
@@ -203,7 +191,7 @@ def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Writt
     )
 
 
-def _model_of(saver: Any, vendor: Vendor, name: str, said: list[str]) -> Any:
+def _model_of(saver: Any, vendor: vendors.Vendor, name: str, said: list[str]) -> Any:
     """Model that TorchAir wrote, or would have but for a frame that it cannot write: ours is used.
 
     Raises `NotPortable`: TorchAir does not cache the function.
@@ -226,7 +214,7 @@ def compiled_by_backend(
     decompositions: Mapping[Any, Callable[..., Any]],
 ) -> Callable[..., Any]:
     """Graph compiled by TorchAir's own backend for ``torch.compile``, in memory only."""
-    vendor = vendor_for(config.mode)
+    vendor = vendors.vendor_for(config.mode)
     theirs = vendor.package.CompilerConfig()
     translated(config, theirs, kept=False)
     backend = vendor.package.get_npu_backend(
@@ -295,11 +283,11 @@ def loaded(written: Written, site: Site, groups: Mapping[str, str]) -> LoadedGra
         ArtifactCorrupt: TorchAir does not take it; says why, in its words.
         BadConfig: the configuration has options that the installed TorchAir has not.
     """
-    vendor = vendor_for(site.config.mode)
-    with private_directory(kept=True) as directory:
-        lazy, options, translation = handed(vendor, site, directory)
+    vendor = vendors.vendor_for(site.config.mode)
+    with vendors.private_directory(kept=True) as directory:
+        lazy, options, translation = vendors.handed(vendor, site, directory)
         try:
-            code = bound(written, own_of(site, translation, groups, ""))
+            code = bound(written, vendors.own_of(site, translation, groups, ""))
         except (KeyError, SyntaxError) as error:
             why = f"what is kept of TorchAir's file cannot be read or bound to this process ({error!r})"
             raise ArtifactCorrupt(f"{why}; it is compiled again", where="torchair.py", why=why) from error
@@ -309,7 +297,7 @@ def loaded(written: Written, site: Site, groups: Mapping[str, str]) -> LoadedGra
         model.meta.version = written.version
         model.compiled_fn = _frame(site.frame)
         model.compiled_fx = vendor.cache.CompiledFX(written.signature, code, list(written.parameters))
-        with written_privately(directory):
+        with vendors.written_privately(directory):
             path.parent.mkdir(mode=0o700, parents=True)
             model.save(str(path))
         graph = _graph_of(_taken_by(vendor, lazy, site, path))
@@ -328,12 +316,12 @@ def _frame(code: bytes) -> CodeType:
     return frame
 
 
-def _taken_by(vendor: Vendor, lazy: Any, site: Site, path: Path) -> Any:
+def _taken_by(vendor: vendors.Vendor, lazy: Any, site: Site, path: Path) -> Any:
     """TorchAir's model, loaded from its file; raises `ArtifactCorrupt` if it refuses it."""
     tried: list[Any] = []
     with (
-        complaints(vendor.name) as said,
-        instead_of_torch_compile(vendor, lambda *args, **_: tried.append(args)),
+        vendors.complaints(vendor.name) as said,
+        vendors.instead_of_torch_compile(vendor, lambda *args, **_: tried.append(args)),
     ):
         found = lazy.compile(site.method.__func__.__globals__)
     if tried or not path.is_file():

@@ -140,8 +140,8 @@ class _Portable(ast.NodeTransformer):
     def __init__(self, own: Own, tree: ast.AST, given: list[tuple[str | None, ast.expr]]) -> None:
         self._own = own
         self._roles = {group: role for role, group in own.groups.items()}
-        names = [value.value for name, value in given if name == "fx_graph_name" and _is_text(value)]  # type: ignore[attr-defined]
-        self._name = str(names[0]) if names else ""
+        names = [node for name, value in given if name == "fx_graph_name" for node in _texts(value)]
+        self._name = str(names[0].value) if names else ""
         lists = [value for name, value in given if name == "tagged_event_names"]
         listed = {id(node): str(node.value) for part in lists for node in _texts(part)}
         # TorchAir made those that begin with the graph's name; of others, those that its code uses stay.
@@ -292,20 +292,17 @@ def portable_signature(text: str, own: Own) -> str:
 
     The request has the options; here they would name pools and paths.
     """
-    graph = _OPTIONS.split(text)[0]
-    lines = (line for line in graph.splitlines() if not line.lstrip().startswith("# "))
-    return "\n".join(_of_no_rank(line, own) for line in lines)
-
-
-def _of_no_rank(line: str, own: Own) -> str:
-    if "c10d" in line:
-        for role, name in own.groups.items():
-            line = line.replace(repr(name), repr(GROUP + role))
-    if own.device is not None:
-        kind, index = own.device
-        line = line.replace(f"device(type='{kind}', index={index})", f"device(type='{kind}')")
-        line = line.replace(f"'{kind}:{index}'", f"'{kind}'")
-    return line
+    kind, index = own.device or ("", 0)
+    lines = []
+    for line in _OPTIONS.split(text)[0].splitlines():
+        for role, name in own.groups.items() if "c10d" in line else ():
+            line = line.replace(repr(name), repr(GROUP + role))  # noqa: PLW2901 - of no rank
+        if kind:
+            line = line.replace(f"device(type='{kind}', index={index})", f"device(type='{kind}')")  # noqa: PLW2901
+            line = line.replace(f"'{kind}:{index}'", f"'{kind}'")  # noqa: PLW2901
+        if not line.lstrip().startswith("# "):
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def roles_in(code: str) -> frozenset[str]:
@@ -321,10 +318,6 @@ def _lies_in(value: str, path: str) -> bool:
 def _called(call: ast.Call) -> str:
     """Name of a function that is called by a plain name."""
     return call.func.id if isinstance(call.func, ast.Name) else ""
-
-
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _texts(tree: ast.AST) -> list[ast.Constant]:

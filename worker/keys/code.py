@@ -225,7 +225,7 @@ def digested_functions(cls: type) -> Iterator[types.FunctionType]:
             continue
         for layer in layers(value):
             if isinstance(layer, types.FunctionType) and (
-                not is_pinned_module(globals_module(layer)) if pinned else not _has_file(layer)
+                is_users_function(layer) if pinned else not _has_file(layer)
             ):
                 yield layer
 
@@ -274,7 +274,7 @@ def _foreign_members(cls: type) -> list[str]:
             continue
         function = None
         for function in layers(value):
-            if isinstance(function, types.FunctionType) and not is_pinned_module(globals_module(function)):
+            if is_users_function(function):
                 place = f"{function.__module__}.{function.__qualname__}"
                 found.append(f"{name}={place}#{function_digest(function)}")
         if cls.__module__ in _COMPARED_ELSEWHERE:

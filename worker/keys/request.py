@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from warmrank.worker.configs.compiler_config import CacheOptions, CompilerConfig
-    from warmrank.worker.engines.port import Engine
+    from warmrank.worker.engines import Engine
 
 _KEY_CHARS = 32
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -123,7 +123,7 @@ def _of_kernels(engine: Engine, options: CacheOptions) -> dict[str, str]:
     package = "npugraph_ex" if mode == "npugraph_ex" else "torchair"
     has_ge = mode == "max-autotune"  # then TorchAir's code has GE's part
     registered = {
-        "patterns": [repr(pattern) for pattern in registered_patterns(package, reachable_digest)],
+        "patterns": registered_patterns(package, reachable_digest),
         "converters": registered_converters(reachable_digest) if has_ge else [],
     }
     counted = {

@@ -47,7 +47,7 @@ from warmrank.worker.values import replace
 if TYPE_CHECKING:
     from warmrank.worker.capture.statistics import CaptureStatistics
     from warmrank.worker.configs.compiler_config import EngineChoice, GuardMode
-    from warmrank.worker.engines.port import Engine
+    from warmrank.worker.engines import Engine
     from warmrank.worker.results import FunctionResult, Outcome
     from warmrank.worker.runtime.artifact import Artifact
     from warmrank.worker.runtime.compiling import TraceLimit

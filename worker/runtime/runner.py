@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from warmrank.worker.capture.statistics import CaptureStatistics, PoolStatistics
     from warmrank.worker.configs.compiler_config import CompilerConfig
     from warmrank.worker.devices import DeviceBackend, PoolHandle
-    from warmrank.worker.engines.port import Engine, Graph
+    from warmrank.worker.engines import Engine, Graph
     from warmrank.worker.torch_private.unchanged import TensorWatch
 
 _log = logging.getLogger("torchair")

@@ -9,7 +9,6 @@ import itertools
 import json
 import marshal
 from collections.abc import Callable, Collection, Mapping
-from time import perf_counter
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +41,6 @@ class Variant:
         device_kind: of the module.
         ambient: the process's state when it was loaded.
         runner: runs its graph.
-        bind_s: seconds that loading took.
     """
 
     def __init__(
@@ -55,7 +53,6 @@ class Variant:
         on_gear_miss: OnGearMiss = "error",
         code_in_options: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        started = perf_counter()
         artifact, facts = stored.artifact, stored.artifact.facts
         self.stored = stored
         self.method = site.method
@@ -85,7 +82,6 @@ class Variant:
         self._frame = bind(artifact.frame, function_of(site.method), runner)
         self._unpack: FunctionType | None = None
         self.settle()
-        self.bind_s = perf_counter() - started
 
     def __repr__(self) -> str:
         artifact = self.stored.artifact

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,33 +33,17 @@ FACTS = {
 }
 
 
-class _AbsentModule:
-    """``torch.npu`` where there is none: as much as torch asks of a device type's module.
-
-    It says that no device is available, so that a fake mode makes literals on the CPU and copies them, as it
-    does for CUDA without a GPU, and does not want to run anything on the device.
-    """
-
-    def is_available(self) -> bool:
-        return False
-
-    def is_initialized(self) -> bool:
-        return False
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def manual_seed_all(self, seed: int) -> None:
-        """Nothing draws numbers."""
-
-    def device_count(self) -> int:
-        return 1
-
-    def current_device(self) -> int:
-        return 0
-
-    def set_device(self, device: object) -> None:
-        """There is one only."""
+# ``torch.npu`` where there is none: as much as torch asks of a device type's module. It says that no device
+# is available, so that a fake mode makes literals on the CPU and copies them, as for CUDA without a GPU.
+_ABSENT_NPU = SimpleNamespace(
+    is_available=lambda: False,
+    is_initialized=lambda: False,
+    _is_in_bad_fork=lambda: False,
+    manual_seed_all=lambda _seed: None,
+    device_count=lambda: 1,
+    current_device=lambda: 0,
+    set_device=lambda _device: None,
+)
 
 
 def start_world(rank: int, world_size: int) -> None:
@@ -86,7 +71,7 @@ def fake_device(kind: str) -> torch.device:
     if memory == "npu" and not hasattr(torch, "npu"):
         from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-        _setup_privateuseone_for_python_backend("npu", backend_module=_AbsentModule())
+        _setup_privateuseone_for_python_backend("npu", backend_module=_ABSENT_NPU)
     return torch.device(memory, 0)
 
 
@@ -123,17 +108,16 @@ def import_tracer() -> None:
 
 def asked_for_values(error: BaseException) -> bool:
     """True if an error says that a fake tensor was asked for what only a real one has."""
-    from torch._subclasses.fake_tensor import (
-        DataDependentOutputException,
-        DynamicOutputShapeException,
-        UnsupportedFakeTensorException,
-    )
+    from torch._subclasses import fake_tensor
 
-    kinds = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException)
-    if isinstance(error, kinds):
-        return True
+    kinds = (
+        fake_tensor.DataDependentOutputException,
+        fake_tensor.DynamicOutputShapeException,
+        fake_tensor.UnsupportedFakeTensorException,
+    )
     texts = ("tensor subclasses", "data pointer", "meta tensor", "'meta' device")
-    return isinstance(error, RuntimeError | TypeError) and any(text in str(error) for text in texts)
+    is_said = isinstance(error, RuntimeError | TypeError) and any(text in str(error) for text in texts)
+    return is_said or isinstance(error, kinds)
 
 
 def is_fake(value: Any) -> bool:

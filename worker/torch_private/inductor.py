@@ -108,10 +108,8 @@ def _made(graph: GraphModule, inputs: Sequence[Any], cache: Path, settings: dict
     from torch._inductor.compile_fx import compile_fx_aot
     from torch._inductor.exc import InductorError
 
-    changes = [SizeChecks(), WrittenDefaults(), LikeEager()]
-    if _writes_twice(graph.graph):
-        changes.append(OutOfPlace())
-    with _cache_at(cache), config.patch(settings), torch.no_grad(), intercepted(hooks_of(*changes)):
+    hooks = hooks_of(AsEager(graph.graph))
+    with _cache_at(cache), config.patch(settings), torch.no_grad(), intercepted(hooks):
         try:
             return compile_fx_aot(graph, list(inputs))
         except (
@@ -146,6 +144,7 @@ def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, An
         NotYet: a setting that decides what is compiled is unknown to this torch.
     """
     from torch._inductor import config
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
     known = config.get_config_copy()
     patches: dict[str, Any] = {
@@ -176,7 +175,7 @@ def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, An
         "post_grad_custom_post_pass": _as_libraries_can,
     }
     unknown = sorted(patches.keys() - set(known) - _OPTIONAL)
-    unknown += [] if any(hooks_of(SizeChecks())) else ["checks of sizes"]
+    unknown += [] if hasattr(CppWrapperCpu, "_codegen_assert_size_stride") else ["checks of sizes"]
     if unknown:
         feature = (
             f"mode max-autotune with torch {torch.__version__}, whose Inductor has no {', '.join(unknown)}"
@@ -222,6 +221,11 @@ def _bind_numbers(library: GraphModule, placeholders: list[Node]) -> tuple[int, 
     }
     first = next(node for node in graph.nodes if node.op != "placeholder")
     carried: list[int] = []
+    literals: dict[Node, Any] = {}
+
+    def literal(given: Node) -> Any:
+        return literals.get(given, given)
+
     for index, node in enumerate(placeholders):
         if _is_tensor(node):
             continue
@@ -240,8 +244,10 @@ def _bind_numbers(library: GraphModule, placeholders: list[Node]) -> tuple[int, 
             read.meta["val"] = value
             node.replace_all_uses_with(read)
         elif type(known) in (bool, int, float):
+            literals[node] = known
             for user in tuple(node.users):
-                _replace(user, node, known)
+                user.args = torch.fx.node.map_arg(user.args, literal)
+                user.kwargs = torch.fx.node.map_arg(user.kwargs, literal)
         else:
             msg = f"the graph has an input {value!r} ({type(value).__qualname__}), which no library can take"
             raise NotPortable(msg, what=repr(value))
@@ -294,45 +300,46 @@ def _fake_mode(library: GraphModule, env: Any = None) -> Any:
     return next(found, None) or FakeTensorMode(shape_env=env)
 
 
-def _replace(user: Node, node: Node, literal: Any) -> None:
-    def swap(argument: Node) -> Any:
-        return literal if argument is node else argument
+class AsEager:
+    """Steps in where Inductor would compute something else than eager does."""
 
-    user.args = torch.fx.node.map_arg(user.args, swap)
-    user.kwargs = torch.fx.node.map_arg(user.kwargs, swap)
-
-
-class SizeChecks:
-    """Steps in where Inductor writes what compares a result with the trace.
-
-    Kernels are compiled for the sizes that a fake kernel answered. Those of an operator that is Python may
-    hang on what changes later, and kernels would then read and write beyond its result.
-    """
+    def __init__(self, graph: Graph) -> None:
+        self._writes_twice = _writes_twice(graph)
 
     @steps_in(
         "torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu",
         "_codegen_assert_size_stride(code, name, size, stride, op_name)",
         is_optional=True,  # from torch 2.13 on
     )
-    def _write(self, original: Any, wrapper: Any, code: Any, *checked: Any) -> None:
+    def _compare(self, original: Any, wrapper: Any, code: Any, *checked: Any) -> None:
+        """Compare results with the trace.
+
+        Kernels are compiled for the sizes that a fake kernel answered. Those of an operator that is Python
+        may hang on what changes later, and kernels would then read and write beyond its result.
+        """
+        from torch._inductor.virtualized import V
+
         name, size, stride, operator, *_ = checked  # the last, from torch 2.14 on, is the dtype or None
         if operator == "input" or operator.startswith(_IN_CPP):
             original(wrapper, code, *checked)
-        else:
-            code.writeline(f'assert_size_stride({name}, {size}, {stride}, "{operator}");')
-            code.writeline(_compared_dtype(wrapper, name, operator))
-
-
-class WrittenDefaults:
-    """Steps in where Inductor writes down the arguments of an operator that the library calls by name.
-
-    It leaves out defaults of keywords, and yet hands over those that are integers, which are then too many.
-    """
+            return
+        dtype = V.graph.get_dtype(name)
+        code.writeline(f'assert_size_stride({name}, {size}, {stride}, "{operator}");')
+        code.writeline(
+            "{ int32_t found; "
+            f"AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype({name}, &found)); "
+            f"if (found != {wrapper.codegen_dtype(dtype)}) "
+            f'throw std::runtime_error("expected dtype {dtype}\\nError in op: {operator}"); }}'
+        )
 
     @steps_in("torch._export.serde.serialize:GraphModuleSerializer", "serialize_inputs(target, args, kwargs)")
     def _complete(
         self, original: Any, serializer: Any, target: Any, args: Any, kwargs: Mapping[str, Any]
     ) -> Any:
+        """Write down defaults of an operator that the library calls by name.
+
+        Inductor leaves those of keywords out, yet hands over integers among them, which are too many then.
+        """
         arguments = target._schema.arguments if isinstance(target, torch._ops.OpOverload) else ()
         defaults = {
             argument.name: argument.default_value
@@ -341,15 +348,9 @@ class WrittenDefaults:
         }
         return original(serializer, target, args, {**defaults, **kwargs})
 
-
-class LikeEager:
-    """Steps in where Inductor makes kernels of a node.
-
-    Some have another dtype (``any`` of bytes), and some other results of nothing (``var_mean``).
-    """
-
     @steps_in("torch._inductor.graph:GraphLowering", "call_function(target, args, kwargs)")
     def _lower(self, original: Any, lowering: Any, target: Any, args: Any, kwargs: Any) -> Any:
+        """Give kernels eager's dtype (``any`` of bytes), and eager's results of nothing (``var_mean``)."""
         from torch._inductor.ir import TensorBox
         from torch._inductor.lowering import fallback_handler, to_dtype
 
@@ -360,6 +361,15 @@ class LikeEager:
         if isinstance(made, TensorBox) and isinstance(traced, torch.Tensor):
             return made if made.get_dtype() == traced.dtype else to_dtype(made, traced.dtype)
         return made
+
+    @steps_in("torch._inductor.fx_passes.post_grad", "reinplace_inplaceable_ops")
+    def _leave(self, original: Any, *given: Any) -> Any:
+        """Leave operators out of place in a graph that writes to one memory twice.
+
+        Inductor writes in place where nothing reads the memory later, and then computes what is read between
+        two writes after the second one.
+        """
+        return None if self._writes_twice else original(*given)
 
 
 def _makes_something_of_nothing(node: Node) -> bool:
@@ -375,18 +385,6 @@ def _makes_something_of_nothing(node: Node) -> bool:
     )
 
 
-class OutOfPlace:
-    """Leaves operators out of place; of a graph with several writes to one memory.
-
-    Inductor writes in place where nothing reads the memory later, and then computes what is read between two
-    writes after the second one.
-    """
-
-    @steps_in("torch._inductor.fx_passes.post_grad", "reinplace_inplaceable_ops")
-    def _leave(self, original: Any, *given: Any) -> None:
-        """Changes nothing."""
-
-
 def _writes_twice(graph: Graph) -> bool:
     """True if two operators write to one memory."""
     written: set[int] = set()
@@ -399,22 +397,9 @@ def _writes_twice(graph: Graph) -> bool:
     return False
 
 
-def _compared_dtype(wrapper: Any, name: str, operator: str) -> str:
-    """The C++ that compares the dtype of a result with that of the trace."""
-    from torch._inductor.virtualized import V
-
-    dtype = V.graph.get_dtype(name)
-    return (
-        "{ int32_t found; "
-        f"AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype({name}, &found)); "
-        f"if (found != {wrapper.codegen_dtype(dtype)}) "
-        f'throw std::runtime_error("expected dtype {dtype}\\nError in op: {operator}"); }}'
-    )
-
-
 def _as_libraries_can(graph: Graph) -> None:
     """Change a graph to what a library computes right; Inductor's own passes are over."""
-    read_before_overwritten(graph)
+    _read_before_overwritten(graph)
     _numbers_beside_complex(graph)
 
 
@@ -456,7 +441,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(known, int | float | complex | torch.SymInt | torch.SymFloat)
 
 
-def read_before_overwritten(graph: Graph) -> None:
+def _read_before_overwritten(graph: Graph) -> None:
     """Copy what the last writes of a graph read of inputs that earlier ones of them overwrite."""
     *_, output = graph.nodes
     found = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)

@@ -157,52 +157,36 @@ def _binding(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _B
     found = [_Binding(getattr(home, name), outs=outs) for home in _HOMES if hasattr(home, name)]
     if not outs and args and isinstance(args[0], torch.Tensor) and hasattr(_METHODS, name):
         found.insert(0, _Binding(getattr(_METHODS, name)))
-    wanted = _arriving(overload, functools.partial(overload, *args, **kwargs)) if found else None
-    if wanted is None:
+    wanted = _arriving(functools.partial(overload, *args, **kwargs)) if found else None
+    if wanted is None or wanted[0] is not overload:  # a composite, which is taken apart on the way
         return itself
-    for binding in found:
-        try:
-            arrived = _arriving(overload, binding.call(args, kwargs))
-        except (TypeError, ValueError, RuntimeError, NotImplementedError):
-            continue  # the binding does not take these arguments
-        if arrived is not None and _same(arrived, wanted):
-            return binding
-    return itself
+    return next(
+        (binding for binding in found if _same(_arriving(binding.call(args, kwargs)), wanted)), itself
+    )
 
 
-class _Elsewhere(Exception):
-    """A call reached another overload than it should: a way out before a kernel runs."""
+class _Arrived(Exception):
+    """Takes the operator that a call reaches, and its arguments, out of it before a kernel runs."""
 
 
 class _Arrivals(Watch):  # type: ignore[no-untyped-call]
-    """Notes the arguments with which one overload is reached."""
-
-    def __init__(self, overload: Any) -> None:
-        super().__init__()
-        self._overload = overload
-        self.arrived: list[tuple[Any, Any]] = []
+    """Lets no operator run."""
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Notes the arguments, and returns what the operator would without running it."""
-        if func is not self._overload:
-            raise _Elsewhere
-        self.arrived.append((args, kwargs))
-        outs = [kwargs[item.name] for item in func._schema.arguments if item.is_out]
-        if outs:
-            return outs[0] if len(outs) == 1 else tuple(outs)
-        if len(func._schema.returns) == 1 and mutated_arguments(func) == (0,):
-            return args[0]
-        raise _Elsewhere  # nothing to return in place of its result
+        """Raises `_Arrived`."""
+        raise _Arrived(func, args, kwargs)
 
 
-def _arriving(overload: Any, call: Call) -> list[tuple[Any, Any]] | None:
-    with torch._C._AutoDispatchBelowAutograd(), _Arrivals(overload) as watch:  # as it is going to be run
+def _arriving(call: Call) -> tuple[Any, ...] | None:
+    """The first operator that a call reaches, and its arguments; None if it does not take these."""
+    with torch._C._AutoDispatchBelowAutograd(), _Arrivals():  # as it is going to be run
         try:
             call()
-        except _Elsewhere:
+        except _Arrived as arrived:
+            return arrived.args
+        except (TypeError, ValueError, RuntimeError):
             return None
-        arrived: list[tuple[Any, Any]] = watch.arrived
-    return arrived
+    return None
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -127,36 +127,37 @@ def functions_called(graph_module: GraphModule) -> dict[FunctionType, None]:
     """Python functions of torch that a graph of Dynamo's calls, and those of their modules that these name.
 
     Dynamo takes them for operators, and looks into none of them.
+
+    Raises:
+        NotPortable: somebody put one where nothing would notice another one.
     """
     found: dict[FunctionType, None] = {}
-    waiting: list[Any] = [_function_of(node) for node in nodes_within(graph_module)]
+    waiting: list[Any] = [
+        inspect.getattr_static(torch.Tensor, str(node.target), None)
+        if node.op == "call_method"
+        else node.target
+        for node in nodes_within(graph_module)
+        if node.op in ("call_method", "call_function")
+    ]
     while waiting:
         for function in layers(waiting.pop()):
-            if not isinstance(function, FunctionType) or function in found:
-                continue
-            if not is_pinned_module(globals_module(function)):
+            is_new = isinstance(function, FunctionType) and function not in found
+            if not is_new or not is_pinned_module(globals_module(function)):
                 continue
             found[function] = None
-            scope = function.__globals__
-            named = [scope.get(name) for name in function.__code__.co_names]
+            scope, names = function.__globals__, function.__code__.co_names
+            named = [scope.get(name) for name in names]
             waiting += [item for item in named if getattr(item, "__globals__", None) is scope]
-            waiting += [
-                item
-                for module in named
-                if isinstance(module, ModuleType)
-                for name in function.__code__.co_names
-                if _is_of(module, name, item := vars(module).get(name))
-            ]
+            for module in named:
+                if isinstance(module, ModuleType):
+                    waiting += [item for name in names if (item := _own(module, name)) is not None]
             waiting += [cell.cell_contents for cell in function.__closure__ or ()]
     return found
 
 
-def _is_of(module: ModuleType, name: str, item: Any) -> bool:
-    """True if a function is a module's own.
-
-    Raises:
-        NotPortable: somebody put it there, where nothing would notice another one.
-    """
+def _own(module: ModuleType, name: str) -> Any:
+    """A function of a module's own; None for anything else."""
+    item = vars(module).get(name)
     is_torchs = module.__name__.startswith("torch.") and module.__name__ not in _COMPARED
     if is_torchs and isinstance(item, FunctionType) and not is_pinned_module(globals_module(item)):
         msg = (
@@ -164,13 +165,7 @@ def _is_of(module: ModuleType, name: str, item: Any) -> bool:
             "noticed; put it back, or replace the function of torch that calls it"
         )
         raise NotPortable(msg, what=name)
-    return getattr(item, "__globals__", None) is vars(module)
-
-
-def _function_of(node: Node) -> Any:
-    if node.op == "call_method":
-        return inspect.getattr_static(torch.Tensor, str(node.target), None)
-    return node.target if node.op == "call_function" else None
+    return item if getattr(item, "__globals__", None) is vars(module) else None
 
 
 def group_names(graph_module: GraphModule) -> set[str]:
@@ -180,40 +175,27 @@ def group_names(graph_module: GraphModule) -> set[str]:
     return {str(name) for name in names if name is not None}
 
 
-def transforms(graph_module: GraphModule) -> bool:
-    """True if a graph of Dynamo's uses ``torch.func``; composite operators cannot stay whole there."""
-    return any(
-        "_functorch" in str(getattr(node.target, "__module__", ""))
-        or higher_order_name(node.target) in _BATCHED
-        for node in nodes_within(graph_module)
-        if node.op == "call_function"
-    )
-
-
 @contextlib.contextmanager
 def _bodies_inlined(graph_module: GraphModule) -> Iterator[None]:
     """Make the operators of a graph of Dynamo's run their bodies, for as long as this lasts."""
-    replaced: list[tuple[GraphModule, Node, Any]] = [
-        (module, node, node.target)
-        for module in graphs_of(graph_module)
-        for node in module.graph.nodes
-        if higher_order_name(node.target)
+    operators = {node: node.target for node in nodes_within(graph_module) if higher_order_name(node.target)}
+    modules = [
+        module for module in graphs_of(graph_module) if not operators.keys().isdisjoint(module.graph.nodes)
     ]
-    modules = {module for module, _, _ in replaced}
-    for _, node, operator in replaced:
+    for node, operator in operators.items():
         node.target = _replacement(node, operator)
     for module in modules:
         module.recompile()
     try:
         yield
     finally:
-        for _, node, operator in replaced:
+        for node, operator in operators.items():
             node.target = operator
         for module in modules:
             module.recompile()
 
 
-def _replacement(node: Node, operator: HigherOrderOperator) -> Callable[..., Any]:
+def _replacement(node: Node, operator: Any) -> Callable[..., Any]:
     name = higher_order_name(operator)
     lowered = _LOWERED.get(name)
     if lowered is None:
@@ -243,19 +225,14 @@ def refuse_writes_within(graph_module: GraphModule) -> None:
             for memory in memory_of(node.meta.get("val"))
         }
         for node in module.graph.nodes:
-            if any(given.intersection(memory_of(item.meta.get("val"))) for item in _touched(node)):
+            is_output = node.op == "output"
+            touched = node.all_input_nodes if is_output else nodes_at(node, mutated_arguments(node.target))
+            if any(given.intersection(memory_of(item.meta.get("val"))) for item in touched):
                 msg = (
                     "a branch or loop over data writes to, or returns, a tensor that it is given:\n"
                     f"{line_of(node)}\nReturn a new tensor (clone()), and write it outside."
                 )
                 raise NotPortable(msg, what=str(node.target))
-
-
-def _touched(node: Node) -> list[Node]:
-    """Tensors that a node returns or writes to."""
-    if node.op == "output":
-        return node.all_input_nodes
-    return nodes_at(node, mutated_arguments(node.target))
 
 
 class TracedInput(Value):
@@ -302,8 +279,17 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
     ]
     # Detached, because a buffer that a graph with gradients wrote to has a history by now.
     fakes = [value.detach() if isinstance(value, torch.Tensor) else value for _, value in given]
-    transformed = transforms(graph_module)
-    whole_composites = not (transformed or _casts_by_itself(graph_module))
+    # Composite operators (``linear``) stay whole, for fewer calls, and eager's kernels; but not within
+    # ``torch.func``, and not with autocast, whose casts happen below the level at which they are whole.
+    called = [node.target for node in nodes_within(graph_module) if node.op == "call_function"]
+    transformed = any(
+        "_functorch" in str(getattr(target, "__module__", "")) or higher_order_name(target) in _BATCHED
+        for target in called
+    )
+    casts = any(map(torch.is_autocast_enabled, ("cpu", "cuda"))) or any(
+        getattr(target, "__name__", "") in (*_AUTOCAST, "wrap_with_autocast") for target in called
+    )
+    whole_composites = not (transformed or casts)
     _rewrite(graph_module, drop_grad_switches=not transformed)
     with torch.no_grad(), fx_traceback.preserve_node_meta(), _bodies_inlined(graph_module):
         graph = graph_of(
@@ -394,19 +380,6 @@ def has_effect(node: Node) -> bool:
     """True if a node is needed though nothing uses it: an operator without results has only its effect."""
     schema = getattr(node.target, "_schema", None)
     return node.is_impure() or (schema is not None and not schema.returns)
-
-
-def _casts_by_itself(graph_module: GraphModule) -> bool:
-    """True if autocast is on, or is switched in the graph.
-
-    Its casts happen below the level at which composite operators (``linear``) are still whole, so such a
-    graph is recorded further down. All others keep their composites: fewer calls, and eager's kernels.
-    """
-    switched = any(
-        getattr(node.target, "__name__", "") in (*_AUTOCAST, "wrap_with_autocast")
-        for node in nodes_within(graph_module)
-    )
-    return switched or any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
 
 
 def _refuse_wrappers(graph_module: GraphModule) -> None:

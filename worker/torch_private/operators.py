@@ -92,7 +92,6 @@ def constant_of(module: Any, target: str) -> torch.Tensor:
 
 
 def _schema_arguments(target: Any) -> Sequence[Any]:
-    """The arguments in an operator's schema; none for whatever has no schema."""
     schema = getattr(target, "_schema", None)
     return () if schema is None else schema.arguments
 
@@ -113,12 +112,6 @@ def mutated_arguments(target: Any) -> tuple[int, ...]:
     )
 
 
-def returns_its_input(target: Any) -> bool:
-    """True of an operator that returns the very tensor that it changed, its first argument."""
-    returned: Sequence[Any] = getattr(getattr(target, "_schema", None), "returns", ())
-    return len(returned) == 1 and bool(getattr(returned[0].alias_info, "is_write", False))
-
-
 def written_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
     """The `mutated_arguments` that this call writes to; norms keep statistics in training only."""
     positions = mutated_arguments(target)
@@ -126,6 +119,12 @@ def written_arguments(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any
     if not switch or argument_of(target, args, kwargs, switch) is not False:
         return positions
     return tuple(index for index in positions if argument_name(target, index) not in _RUNNING)
+
+
+def returns_its_input(target: Any) -> bool:
+    """True of an operator that returns the very tensor that it changed, its first argument."""
+    returned: Sequence[Any] = getattr(getattr(target, "_schema", None), "returns", ())
+    return len(returned) == 1 and bool(getattr(returned[0].alias_info, "is_write", False))
 
 
 def schema_name(target: Any) -> str:
@@ -205,12 +204,11 @@ def operators_of(graph_module: GraphModule) -> dict[str, Any]:
     for part in graph_module.modules():
         for node in getattr(getattr(part, "graph", None), "nodes", ()):
             target: Any = node.target
-            overloads: list[Any] = []
             if type(target) is torch._ops.OpOverload:
-                overloads = [target]
+                found[target.name()] = target  # type: ignore[no-untyped-call]
             elif type(target) is torch._ops.OpOverloadPacket:
                 overloads = [getattr(target, name) for name in target.overloads()]  # type: ignore[no-untyped-call]
-            found.update((overload.name(), overload) for overload in overloads)
+                found.update((overload.name(), overload) for overload in overloads)
     return {name: found[name] for name in sorted(found) if not name.startswith("aten::")}
 
 
@@ -224,11 +222,8 @@ def registered_by(name: str) -> str:
     if definition is not None:
         return _importable(str(definition._init_fn.__module__), name)
     file = next(iter(_DEFINITION.findall(torch._C._dispatch_dump(name))), "")
-    module = _module_at(file, name)
-    if module:
-        return module
     package = name.partition("::")[0]  # a library in C++ comes with a package of the same name, if any
-    return package if package in sys.modules else ""
+    return _module_at(file, name) or (package if package in sys.modules else "")
 
 
 def body_of(name: str) -> Any:

@@ -29,7 +29,6 @@ import torch
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import globals_module
-from warmrank.worker.values import Value
 
 FACTS = {
     "torch._functorch._aot_autograd.schemas:ViewAndMutationMeta": (
@@ -46,20 +45,13 @@ Digest = Callable[[Any], str]
 _MATCHER = "torch._inductor.pattern_matcher"
 
 
-class RegisteredPattern(Value):
-    """One pattern, as text that is equal in every process that registered the same."""
-
-    begins_with: str  # the operator that it is found by; patterns of one operator are tried in their order
-    searched: str  # the traced pattern
-    settings: str  # how it, and what replaces it, is traced
-    functions: tuple[str, ...]  # digests of what is searched, what replaces it, and the further condition
-
-
-def registered_patterns(package: str, digest: Digest) -> list[RegisteredPattern]:
+def registered_patterns(package: str, digest: Digest) -> list[str]:
     """The patterns of a package's users, by operator, those of one operator in the order of their turns.
 
-    The vendor's own are among them where they have their turns before a user's. Those that follow, or are
-    not registered yet, do not count: TorchAir appends its own at each compile.
+    Each as text that is equal in every process that registered the same: operator that it is found by, the
+    traced pattern, how it and what replaces it is traced, digests of its functions. The vendor's own are
+    among them where they have their turns before a user's. Those that follow, or are not registered yet, do
+    not count: TorchAir appends its own at each compile.
 
     Raises:
         NotPortable: a pattern of another make, whose functions cannot be found.
@@ -67,17 +59,21 @@ def registered_patterns(package: str, digest: Digest) -> list[RegisteredPattern]
     manager = getattr(
         sys.modules.get(f"{package}.patterns.pattern_pass_manager"), "_global_pattern_pass_manager", None
     )
-    found: list[RegisteredPattern] = []
+    found: list[str] = []
     turns = () if manager is None else manager.pass_dict.patterns.items()
     named = ((_text(key, {}, digest), entries) for key, entries in turns)
     for begins_with, entries in sorted(named, key=itemgetter(0)):
         made = [_made_with(entry, package) for entry in entries]
         users = [number for number, cells in enumerate(made) if not is_of_the_vendor(cells["replace_fn"])]
         until = users[-1] + 1 if users else 0
-        found += (
-            _pattern(entry, cells, begins_with, digest)
-            for entry, cells in zip(entries[:until], made[:until], strict=True)
-        )
+        for entry, cells in zip(entries[:until], made[:until], strict=True):
+            condition = cells["extra_check"]
+            condition = inspect.getclosurevars(condition).nonlocals.get("extra_check", condition)
+            parts = [begins_with, _text(entry.pattern, {}, digest)]
+            parts += [f"{name}={_text(cells.get(name), {}, digest)}" for name in _SETTINGS]
+            functions = cells["search_fn"], cells["replace_fn"], condition
+            parts += [digest(_unwrapped(function)) for function in functions]
+            found.append(repr(parts))
     return found
 
 
@@ -98,19 +94,6 @@ def _made_with(entry: Any, package: str) -> Mapping[str, Any]:
         "of it could not be noticed; register it with register_replacement, or use engine graph"
     )
     raise NotPortable(msg, what=str(entry))
-
-
-def _pattern(entry: Any, cells: Mapping[str, Any], begins_with: str, digest: Digest) -> RegisteredPattern:
-    around = inspect.getclosurevars(cells["extra_check"]).nonlocals
-    condition = around.get("extra_check", cells["extra_check"])
-    return RegisteredPattern(
-        begins_with=begins_with,
-        searched=_text(entry.pattern, {}, digest),
-        settings=" ".join(f"{name}={_text(cells.get(name), {}, digest)}" for name in _SETTINGS),
-        functions=tuple(
-            digest(_unwrapped(function)) for function in (cells["search_fn"], cells["replace_fn"], condition)
-        ),
-    )
 
 
 def _unwrapped(function: Any) -> Any:

@@ -18,7 +18,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,12 +38,7 @@ from warmrank.worker.errors import GraphBreak, NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_read
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, TracedGuard, traced_guards
 from warmrank.worker.torch_private.evaluated import Evaluations
-from warmrank.worker.torch_private.lowering import (
-    CapturedCall,
-    LoweredGraph,
-    lower,
-    source_name,
-)
+from warmrank.worker.torch_private.lowering import CapturedCall, LoweredGraph, lower, source_name
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
 from warmrank.worker.torch_private.raised import ShapeNotes, raised_by
 from warmrank.worker.torch_private.tracer_changes import TracerChanges, ViewsByThemselves
@@ -199,104 +193,94 @@ def trace(
         FunctionRaised: it raises an exception itself, or calls an operator with what does not fit.
         NotPortable: it calls a function that Dynamo was told not to look into.
     """
-    attempt = partial(
-        _trace, method, args, kwargs, dynamic=dynamic, decompositions=decompositions, build=build
-    )
+    name, function = getattr(method, "__qualname__", repr(method)), getattr(method, "__func__", method)
+
+    def attempt(free: frozenset[str] | None) -> tuple[Trace, Built]:
+        """Trace with some integers as symbols; raises `_Counts` for none where the method counts."""
+        evaluated = Evaluations()
+        with (
+            _LOCK,
+            get_metrics_context(),
+            dynamo_timed("warmrank"),
+            _tracing_settings(dynamic),
+            evaluated.noted(),
+        ):
+            started = perf_counter()
+            notes = TraceNotes(evaluated.note, free or ())
+            with (
+                TracerChanges(name, evaluated.note_call).made(),
+                PythonChanges().made(),
+                ViewsByThemselves().made(),
+                intercepted(hooks_of(notes)),
+            ):
+                captured = _capture(method, name, args, dict(kwargs))
+            if free is not None and not free and (counters := notes.counters()):
+                raise _Counts(counters)
+            if evaluated.refused:
+                raise NotPortable(evaluated.refused[0], what=evaluated.refused[0].partition(" ")[0])
+            given, output = captured.backend_input, captured.graph_capture_output
+            if given is None:
+                msg = (
+                    f"{name} holds no tensor operation, so there is no graph; do not hand it to cache_compile"
+                )
+                raise GraphBreak(msg, function=name, reason="no tensor operation")
+            _refuse_opaque(given.graph_module)
+            _refuse_names(output.traced_code)
+            trace_s = perf_counter() - started
+            environment = output.get_runtime_env()
+            context = TracingContext(given.fake_mode)
+            context.tensor_to_context = given.tensor_to_context
+            with tracing(context), evaluated.lowering():
+                call = CapturedCall(
+                    graph_module=given.graph_module,
+                    example_inputs=tuple(given.example_inputs),
+                    frame=environment.bytecode,
+                    context=context,
+                )
+                lowered = replace(lower(given.graph_module, decompositions), captured=call)
+                # Who makes fake tensors of the inputs anew must not see bases either.
+                with ViewsByThemselves().made():
+                    built = build(lowered)
+            guards, tree = _guards(output, function, name)
+            # Globals that Dynamo made and named for the addresses of their objects; some are modules, such as
+            # torch where ``type(x)`` leads to it.
+            made = {
+                name: value
+                for name, value in function.__globals__.items()
+                if name.rpartition("_c")[0].endswith(f"_{id(value)}")
+            }
+            modules = {name: value.__name__ for name, value in made.items() if isinstance(value, ModuleType)}
+            traced = Trace(
+                lowered=lowered,
+                frame=environment.bytecode,
+                graph_name=given.backend_id,
+                import_aliases={**modules, **environment.import_sources},
+                made_globals=made,
+                external_names=frozenset(environment.external_refs),
+                guards=guards,
+                tree=tree,
+                writes=tuple(notes.writes),
+                evaluated=evaluated,
+                objects=notes.objects,
+                # By identity: equal code objects may stand in different files.
+                codes=tuple({id(code): code for code in output.traced_code}.values()),
+                trace_s=trace_s,
+            )
+            return traced, built
+
+    if not dynamic:
+        return attempt(None)
     try:
-        return attempt(free=frozenset() if dynamic else None)
+        return attempt(frozenset())
     except _Counts as found:
         free = found.sources
     try:
-        return attempt(free=free)
+        return attempt(free)
     except WorkerError:  # not all that Python makes of numbers can be made of symbols
-        return attempt(free=None)
+        return attempt(None)
 
 
-def _trace(  # noqa: PLR0913 - those of `trace`, and integers
-    method: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    *,
-    dynamic: bool,
-    decompositions: Mapping[Any, Callable[..., Any]],
-    build: Callable[[LoweredGraph], Built],
-    free: frozenset[str] | None,
-) -> tuple[Trace, Built]:
-    """As `trace`, with some integers as symbols.
-
-    Raises:
-        _Counts: ``free`` is empty, and the method writes integers that it reads.
-    """
-    evaluated = Evaluations()
-    with (
-        _LOCK,
-        get_metrics_context(),
-        dynamo_timed("warmrank"),
-        _tracing_settings(dynamic),
-        evaluated.noted(),
-    ):
-        started = perf_counter()
-        notes, name = TraceNotes(evaluated.note, free or ()), getattr(method, "__qualname__", repr(method))
-        with (
-            TracerChanges(name, evaluated.note_call).made(),
-            PythonChanges().made(),
-            ViewsByThemselves().made(),
-            intercepted(hooks_of(notes)),
-        ):
-            captured = _capture(method, args, dict(kwargs))
-        if free is not None and not free and (counters := notes.counters()):
-            raise _Counts(counters)
-        if evaluated.refused:
-            raise NotPortable(evaluated.refused[0], what=evaluated.refused[0].partition(" ")[0])
-        backend_input = captured.backend_input
-        if backend_input is None:
-            msg = f"{name} holds no tensor operation, so there is no graph; do not hand it to cache_compile"
-            raise GraphBreak(msg, function=name, reason="no tensor operation")
-        _refuse_opaque(backend_input.graph_module)
-        _refuse_names(captured.graph_capture_output.traced_code)
-        traced = perf_counter()
-        output = captured.graph_capture_output
-        environment = output.get_runtime_env()
-        context = TracingContext(backend_input.fake_mode)
-        context.tensor_to_context = backend_input.tensor_to_context
-        with tracing(context), evaluated.lowering():
-            lowered = lower(backend_input.graph_module, decompositions)
-            call = CapturedCall(
-                graph_module=backend_input.graph_module,
-                example_inputs=tuple(backend_input.example_inputs),
-                frame=environment.bytecode,
-                context=context,
-            )
-            lowered = replace(lowered, captured=call)
-            # Who makes fake tensors of the inputs anew must not see bases either.
-            with ViewsByThemselves().made():
-                built = build(lowered)
-        guards, tree = _guards(output, method, name)
-        made = _made_globals(method)
-        traced_method = Trace(
-            lowered=lowered,
-            frame=environment.bytecode,
-            graph_name=backend_input.backend_id,
-            # Some stand for modules, such as torch where ``type(x)`` leads to it.
-            import_aliases={
-                **{name: value.__name__ for name, value in made.items() if isinstance(value, ModuleType)},
-                **environment.import_sources,
-            },
-            made_globals=made,
-            external_names=frozenset(environment.external_refs),
-            guards=guards,
-            tree=tree,
-            writes=tuple(notes.writes),
-            evaluated=evaluated,
-            objects=notes.objects,
-            # By identity: equal code objects may stand in different files.
-            codes=tuple({id(code): code for code in output.traced_code}.values()),
-            trace_s=traced - started,
-        )
-        return traced_method, built
-
-
-def _guards(output: Any, method: Callable[..., Any], name: str) -> tuple[tuple[TracedGuard, ...], GuardTree]:
+def _guards(output: Any, function: Any, name: str) -> tuple[tuple[TracedGuard, ...], GuardTree]:
     """Dynamo's guards, and their tree.
 
     Raises:
@@ -304,7 +288,7 @@ def _guards(output: Any, method: Callable[..., Any], name: str) -> tuple[tuple[T
         ConstraintViolationError: a dimension that is marked as dynamic is a constant; ``symbols`` names it.
     """
     try:
-        return traced_guards(output, _function_of(method).__code__)
+        return traced_guards(output, function.__code__)
     except (WorkerError, ConstraintViolationError):
         raise
     except Exception as error:  # the tracer's own are of all kinds
@@ -313,15 +297,6 @@ def _guards(output: Any, method: Callable[..., Any], name: str) -> tuple[tuple[T
             "find again what the function reads, as under a key that is NaN; keep it as a plain attribute"
         )
         raise NotPortable(msg, what=name) from error
-
-
-def _made_globals(method: Callable[..., Any]) -> dict[str, Any]:
-    """Globals that Dynamo made and named for the addresses of their objects, by name."""
-    return {
-        name: value
-        for name, value in _function_of(method).__globals__.items()
-        if name.rpartition("_c")[0].endswith(f"_{id(value)}")
-    }
 
 
 @contextlib.contextmanager
@@ -384,8 +359,7 @@ def _refuse_names(codes: Iterable[CodeType]) -> None:
                 raise NotPortable(msg, what=name)
 
 
-def _capture(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    name = getattr(method, "__qualname__", repr(method))
+def _capture(method: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     shapes = ShapeNotes()
     handled = sys.exception()  # the caller's, or that of an earlier attempt
     try:
@@ -419,7 +393,3 @@ def _without_tracebacks() -> Iterator[None]:
         yield
     finally:
         logger.removeFilter(is_no_error)
-
-
-def _function_of(method: Callable[..., Any]) -> Any:
-    return getattr(method, "__func__", method)

@@ -36,6 +36,7 @@ _HERE = str(Path(__file__).parent)
 _BACKENDS = {"npu": "torchair", "npugraph_ex": "npugraph_ex"}
 _NOT_INSTALLED = "torch_npu is not installed here, and the script runs on the CPU"
 _PACKAGES = ("torchair", "npugraph_ex")
+_SCOPE = "warmrank.worker.torchair_scope"
 _HCOM = "torchair.ge_concrete_graph.ge_converter.experimental"
 _OURS = {
     **{
@@ -49,16 +50,19 @@ _OURS = {
             ".npu_fx_compiler": "warmrank",
         }.items()
     },
-    **{f"{_HCOM}.hcom_{name}": "warmrank.worker.hcom" for name in ("allreduce", "allgather", "broadcast")},
-    f"{_HCOM}.hcom_alltoall": "warmrank.worker.hcom",
-    f"{_HCOM}.patch_for_hcom_allreduce": "warmrank.worker.hcom",
+    **{
+        f"{_HCOM}.hcom_{name}": "warmrank.worker.torchair_scope"
+        for name in ("allreduce", "allgather", "broadcast")
+    },
+    f"{_HCOM}.hcom_alltoall": "warmrank.worker.torchair_scope",
+    f"{_HCOM}.patch_for_hcom_allreduce": "warmrank.worker.torchair_scope",
 }
 OURS: Mapping[str, str] = {
     **{path.rsplit(".", level)[0]: "" for path in _OURS for level in range(1, path.count(".") + 1)},
     **_OURS,
 }
 """TorchAir's module -> ours, whose names win; empty for a package that only holds such modules."""
-_ELSEWHERE = {f"{package}.scope": "warmrank.worker.torchair_scope" for package in _PACKAGES}
+_ELSEWHERE = {f"{package}.scope": _SCOPE for package in _PACKAGES}
 """Modules that come from torch_npu where it is installed, and otherwise from us."""
 _FLAT_CONFIG = ("npugraph_ex", "npugraph_ex.configs.compiler_config")
 _FLAT_DEFAULTS = {"cache_compile": "config", "get_npu_backend": "compiler_config"}
