@@ -26,7 +26,6 @@ from warmrank.orchestrator.cli.options import (
     is_config_name,
     load_config,
     load_optional,
-    refuse_shadows,
 )
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.worker.settings import DeviceKind
@@ -164,8 +163,6 @@ def doctor(
         print_json(here())
         return
     loaded = load_optional(config, overrides)
-    if all_nodes:
-        refuse_shadows()
     with others_on_stderr():
         found = diagnose(loaded, device, all_nodes=all_nodes)
     answer(found, render_diagnosis, as_json=as_json)
