@@ -49,7 +49,7 @@ from warmrank.cache_store.records.directory_listing import newest_listings
 from warmrank.cache_store.records.documents import Documents, StoredLaunch, read_stored_form
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
 from warmrank.cache_store.signing.trust import Trust, TrustPolicy
-from warmrank.cache_store.sync.pull import PullReport, plan_pull, pull, pull_lock
+from warmrank.cache_store.sync.pull import PullReport, pull
 from warmrank.cache_store.sync.push import PushReport, push
 
 T = TypeVar("T")
@@ -350,9 +350,7 @@ class Store:
         self, tool: str, root: Path, components: Mapping[str, str], *, replace: bool = False
     ) -> PullReport:
         """Restore a directory of another tool; see `cache_store.sync.pull`."""
-        plan = plan_pull(self._documents(), tool, root, components)
-        with pull_lock(plan.root):
-            return pull(self._documents(), plan, replaces=replace)
+        return pull(self._documents(), tool, root, components, replaces=replace)
 
     def verify(
         self, *, repair: bool = False, cache_root: Path | None = None, on_progress: OnProgress | None = None
