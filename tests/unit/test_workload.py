@@ -217,7 +217,6 @@ def test_journal_round_trips(results: list[FunctionResult], tmp_path_factory: py
 
 
 MODEL_DIR = "M_dynamic_aclgraphcache_0f"
-LAUNCH_KEY = "0f" * 32
 
 
 @pytest.fixture
@@ -263,14 +262,3 @@ def test_script_manifest_lists_the_files_beside_an_artifact(spec_manifests: Rank
         f"{directory}/compiled_module": digest_file(path),
         f"{directory}/{file.name}": Digest(sha256=file.sha256, size_bytes=7),
     }
-
-
-def test_publish_names_functions_whose_compile_is_not_deterministic(spec_manifests, store, tmp_path):
-    other = rank_spec(tmp_path / "other", rank=1, world_size=2, entrypoint="")
-    look_up(spec_manifests, "M.f", sections={"graph.py": b"1"})
-    look_up(other, "M.f", sections={"graph.py": b"2"})
-    found = [
-        store.publish_partition(LAUNCH_KEY, made(rank), Path(rank.cache_dir)).conflicts
-        for rank in (spec_manifests, other)
-    ]
-    assert found == [(), ("M.f",)]
