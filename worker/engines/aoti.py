@@ -354,20 +354,12 @@ def _fault(name: str, path: str | None) -> str:
     """The reason why the compiler at ``path`` cannot be used; empty if it can."""
     if path is None:
         return f"{name} is not on PATH"
-    status, said = _run([path, STANDARD, "-fsyntax-only", "-x", "c++", "/dev/null"])
-    if status == 0:
-        return ""
-    _, version = _run([path, "--version"])
-    first = next(iter(version.splitlines()), "") or "of unknown version"
-    why = next(iter(said.splitlines()), "") or f"it ended with status {status}"
-    return f"{path} is {first}, and says: {why}"
-
-
-def _run(command: list[str]) -> tuple[int, str]:
+    command = [path, STANDARD, "-fsyntax-only", "-x", "c++", "/dev/null"]
     try:
         done = subprocess.run(  # noqa: S603 - the compiler that the user named
             command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return 1, str(error)
-    return done.returncode, done.stderr.strip() or done.stdout.strip()
+        return f"{path} does not run: {error}"
+    said = (done.stderr or done.stdout).strip().partition("\n")[0]
+    return f"{path} says: {said or f'status {done.returncode}'}" if done.returncode else ""
