@@ -499,7 +499,7 @@ def prints(_m: Any, x: torch.Tensor) -> Any:
     return x * 2
 
 
-@pytest.mark.parametrize(("program", "why"), [(writes, ""), (prints, "print|builtins")])
+@pytest.mark.parametrize(("program", "why"), [(writes, "."), (prints, "print|builtins")])
 def test_branch_that_writes_and_code_that_runs_unseen_are_refused(program, why, tmp_path):
     function = cached(module(program).forward, tmp_path)
     with torch.no_grad(), pytest.raises((NotPortable, GraphBreak), match=why):
