@@ -14,7 +14,6 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeVar
 
@@ -123,39 +122,28 @@ class Meter:
     ) -> None:
         self._what = what
         self._progress = Progress(0, total_bytes, 0, total_files)
-        self._on_progress = on_progress
+        self._on_progress: OnProgress = on_progress or nothing
         self._clock = clock
         self._lock = threading.Lock()
-        self._counted: deque[tuple[int, int]] = deque()
-        self._called_s = self._logged_s = self._started_s = clock()
+        self._told_s = self._logged_s = self._started_s = clock()
 
     def count(self, num_bytes: int, num_files: int = 0) -> None:
         """Add to what is done; what turned out bad is taken back by a negative number."""
-        self._counted.append((num_bytes, num_files))
-        if self._lock.acquire(blocking=False):  # else whoever comes next adds this up: no thread waits here
-            try:
-                self._add_up()
-            finally:
-                self._lock.release()
+        now_s = self._clock()
+        with self._lock:
+            done_bytes, total_bytes, done_files, total_files = self._progress
+            progress = Progress(done_bytes + num_bytes, total_bytes, done_files + num_files, total_files)
+            self._progress = progress
+            if is_told := now_s - self._told_s >= CALL_EVERY_S:
+                self._told_s = now_s
+            if is_logged := now_s - self._logged_s >= LOG_EVERY_S:
+                self._logged_s = now_s
+        if is_told:  # not while others wait for the lock
+            self._on_progress(progress)
+        if is_logged:
+            seconds = now_s - self._started_s
+            logger.info("%s: %d of %d bytes, %d of %d files, %.0f s", self._what, *progress, seconds)
 
     def finish(self) -> None:
         """Tell the caller how far it came in the end."""
-        with self._lock:
-            self._called_s = float("-inf")
-            self._add_up()
-
-    def _add_up(self) -> None:
-        done_bytes, total_bytes, done_files, total_files = self._progress
-        while self._counted:
-            num_bytes, num_files = self._counted.popleft()
-            done_bytes, done_files = done_bytes + num_bytes, done_files + num_files
-        self._progress = Progress(done_bytes, total_bytes, done_files, total_files)
-        moment_s = self._clock()
-        if moment_s - self._called_s >= CALL_EVERY_S:
-            self._called_s = moment_s
-            if self._on_progress is not None:
-                self._on_progress(self._progress)
-        if moment_s - self._logged_s >= LOG_EVERY_S:
-            self._logged_s = moment_s
-            seconds = moment_s - self._started_s
-            logger.info("%s: %d of %d bytes, %d of %d files, %.0f s", self._what, *self._progress, seconds)
+        self._on_progress(self._progress)

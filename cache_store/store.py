@@ -40,7 +40,6 @@ from warmrank.cache_store.fetch.fetch import FetchOutcome
 from warmrank.cache_store.fetch.node_artifacts import Launch, NodeFetch, fetch_node_files
 from warmrank.cache_store.gc import pins, trash
 from warmrank.cache_store.gc.evict import EvictOutcome, EvictPolicy, evict_places
-from warmrank.cache_store.gc.pins import Pin
 from warmrank.cache_store.gc.verify import VerifyReport, verify_places
 from warmrank.cache_store.layout import USED, blob_name, manifest_name, record_name
 from warmrank.cache_store.parallel import OnProgress, Progress
@@ -50,7 +49,7 @@ from warmrank.cache_store.records.directory_listing import newest_listings
 from warmrank.cache_store.records.documents import Documents, StoredLaunch, read_stored_form
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
 from warmrank.cache_store.signing.trust import Trust, TrustPolicy
-from warmrank.cache_store.sync.pull import PullReport, plan_pull, pull, pull_lock
+from warmrank.cache_store.sync.pull import PullReport, pull
 from warmrank.cache_store.sync.push import PushReport, push
 
 T = TypeVar("T")
@@ -156,6 +155,16 @@ def _reading(verb: Callable[Concatenate[Documents, P], T]) -> Callable[Concatena
 
     def method(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return verb(self._documents(), *args, **kwargs)
+
+    method.__doc__ = verb.__doc__
+    return method
+
+
+def _on_view(verb: Callable[Concatenate[TieredBackend, P], T]) -> Callable[Concatenate[Store, P], T]:
+    """Likewise, for one that reads no sealed documents."""
+
+    def method(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return verb(self._view(), *args, **kwargs)
 
     method.__doc__ = verb.__doc__
     return method
@@ -341,9 +350,7 @@ class Store:
         self, tool: str, root: Path, components: Mapping[str, str], *, replace: bool = False
     ) -> PullReport:
         """Restore a directory of another tool; see `cache_store.sync.pull`."""
-        plan = plan_pull(self._documents(), tool, root, components)
-        with pull_lock(plan.root):
-            return pull(self._documents(), plan, replaces=replace)
+        return pull(self._documents(), tool, root, components, replaces=replace)
 
     def verify(
         self, *, repair: bool = False, cache_root: Path | None = None, on_progress: OnProgress | None = None
@@ -369,17 +376,9 @@ class Store:
             left_out=self._left_out,
         )
 
-    def pin(self, prefix: str, *, reason: str = "") -> tuple[Pin, ...]:
-        """Keep records from being evicted; see `pins.pin`."""
-        return pins.pin(self._view(), prefix, reason=reason)
-
-    def unpin(self, prefix: str) -> tuple[str, ...]:
-        """Remove pins; see `pins.unpin`."""
-        return pins.unpin(self._view(), prefix)
-
-    def pins(self) -> tuple[Pin, ...]:
-        """All pins; see `pins.read_pins`."""
-        return pins.read_pins(self._view())
+    pin = _on_view(pins.pin)
+    unpin = _on_view(pins.unpin)
+    pins = _on_view(pins.read_pins)
 
     def _view(self) -> TieredBackend:
         """Its places for one verb; raises `StoreUnavailable` where a required one, or every one, is away."""

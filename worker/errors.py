@@ -43,21 +43,9 @@ class NotYet(WorkerError):
 class PortInUse(WorkerError):
     """The port at which ranks were to meet is another process's by now."""
 
-    def __init__(self, address: str, port: int) -> None:
-        super().__init__(
-            f"port {port} of {address}, where ranks were to meet, was free a moment ago and is another "
-            "process's now; another attempt takes another port",
-            address=address,
-            port=port,
-        )
-
 
 class BadFunction(WorkerError, ValueError):
     """The argument of `cache_compile` is no method of a module instance."""
-
-
-class ConfigMismatch(WorkerError, ValueError):
-    """`config` and `backend` were both given and disagree."""
 
 
 class BadConfig(WorkerError, ValueError):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmrank.worker import collection
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.errors import BadConfig, BadFunction, ConfigMismatch
+from warmrank.worker.errors import BadConfig, BadFunction
 
 if TYPE_CHECKING:
     import torch
@@ -77,8 +77,7 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
 
     Raises:
         BadFunction: ``func`` is no method of a module.
-        ConfigMismatch: ``config`` and ``backend`` disagree.
-        BadConfig: a misspelt parameter, or a value that is not allowed.
+        BadConfig: a misspelt parameter, or a value that is not allowed; ``config`` and ``backend`` disagree.
         NotYet: the configuration asks for what is not built yet.
     """
     from warmrank.worker.configs.compiler_config import CacheOptions
@@ -185,7 +184,7 @@ def _config(config: Any, backend: Any) -> CompilerConfig:
     if config is not None and config != carried:
         ours, theirs = config.canonical(), carried.canonical()
         differing = [f"{name}: {ours[name]} / {theirs[name]}" for name in ours if ours[name] != theirs[name]]
-        raise ConfigMismatch(
+        raise BadConfig(
             f"config and backend's config disagree ({'; '.join(differing)}); pass one of them, or equal ones"
         )
     return carried

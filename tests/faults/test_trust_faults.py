@@ -21,7 +21,16 @@ from tests.support.hostile import (
     with_payload,
     with_signature,
 )
-from tests.support.stored import LAUNCH_KEY, make_partition, make_record, open_store, stored, tree
+from tests.support.stored import (
+    LAUNCH_KEY,
+    make_partition,
+    make_record,
+    open_store,
+    rank_entry,
+    rank_manifest,
+    stored,
+    tree,
+)
 from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted
@@ -397,27 +406,14 @@ def test_launch_record_under_another_key_is_no_launch(scene: Scene) -> None:
 def documents() -> dict[tuple[DocumentKind, str], bytes]:
     """Genuine payloads by what they were made for, each as a manifest of another rank."""
     manifests = [
-        PartitionManifest.model_validate(
-            {
-                "partition": f"world4global_rank{rank}",
-                "rank": rank,
-                "world_size": 4,
-                "environment": {"torch": "2.13.0"},
-                "requests": (),
-                "artifacts": [
-                    {
-                        "function": function,
-                        "path": f"M_0f/world4global_rank{rank}/{function}/compiled_module",
-                        "request_key": f"{rank}" * 64,
-                        "provenance": "2" * 64,
-                        "sha256": "3" * 64,
-                        "size_bytes": 7,
-                    }
-                    for function in ("prefill", "decode")
-                ],
-                "captures": (),
-                "created": "2026-01-31T12:00:00+00:00",
-            }
+        rank_manifest(
+            partition=(name := f"world4global_rank{rank}"),
+            rank=rank,
+            world_size=4,
+            artifacts=tuple(
+                rank_entry(function=function, path=f"M_0f/{name}/{function}/compiled_module")
+                for function in ("prefill", "decode")
+            ),
         )
         for rank in range(4)
     ]

@@ -80,7 +80,8 @@ class Part:
         environment: environment variables that it needs.
         ranks: it asks for a process group.
         refused: pattern of the refusal; empty for what is compiled.
-        said: pattern of a reason that a change is missed for; empty for any.
+        said: pattern of a reason that a change is missed for, or, if nothing changes, another process; empty
+            for any.
     """
 
     name: str

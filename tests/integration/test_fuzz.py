@@ -20,7 +20,7 @@ import torch
 from tests.fuzz.generate import Pair, Trial, trial
 from tests.fuzz.parts.code import CODE
 from tests.fuzz.parts.evaluated import EVALUATED
-from tests.fuzz.program import Change, Part, Program
+from tests.fuzz.program import NOTHING, Change, Part, Program
 from tests.fuzz.ranks import ranked_reading
 from tests.fuzz.run import Report, Runner, Servers, fuzz
 from tests.fuzz.shrink import shrunk
@@ -81,6 +81,9 @@ def test_program_of_the_table_is_followed_noticed_or_refused_by_name(
     part = TABLE[name]
     moments = [(change, later) for change in part.changes for later in (False, True)]
     pairs = [Pair(index=0, change=c, later=later) for c, later in moments if not later or c.mutate]
+    is_alone = not any(pair.later for pair in pairs)  # else each of these loads what is unchanged, first
+    if is_alone:
+        pairs.insert(0, Pair(index=-1, change=NOTHING))
     program = Program(parts=(part,))
     outcomes = Runner(servers, tmp_path).run(Trial(seed=1, program=program, pairs=tuple(pairs)))
     said = "\n".join(outcome.line() for outcome in outcomes)
@@ -94,7 +97,9 @@ def test_program_of_the_table_is_followed_noticed_or_refused_by_name(
     else:
         assert len(outcomes) == len(pairs), said  # the first process compiled
         assert re.search(part.said, "\n".join(outcome.detail for outcome in outcomes)), said
-        assert part.said or not pairs or any(outcome.effective for outcome in outcomes)
+        assert part.said or not part.changes or any(outcome.effective for outcome in outcomes)
+        assert not any(outcome.outcome.startswith("first") for outcome in outcomes), said
+        assert not is_alone or outcomes[0].hit is bool(part.changes or not part.said), said
 
 
 def made_of(*parts: Part, gloo: bool = False, **change: object) -> Trial:

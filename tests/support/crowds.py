@@ -17,8 +17,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from tests.support.faults import forked
 from tests.support.sealed_launches import fetch_laid, files_of, launch_key, lay_launch, publish_laid
 from tests.support.stored import FUNCTIONS, LAUNCH_KEY, make_partition, make_record, open_store
 from warmrank.cache_store.backends.backend import NewFile
@@ -247,23 +248,14 @@ def _in_a_fork(work: Callable[[], Any]) -> Any:
 
 def _start(index: int, work: Callable[[int], Any]) -> tuple[int, int]:
     reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reader)
-        _work_and_end(index, work, writer)
+
+    def answer() -> None:
+        with os.fdopen(writer, "w") as file:
+            json.dump(work(index), file)
+
+    pid = forked(answer)
     os.close(writer)
     return pid, reader
-
-
-def _work_and_end(index: int, work: Callable[[int], Any], writer: int) -> NoReturn:
-    try:
-        answer = json.dumps(work(index)).encode()
-        while answer:
-            answer = answer[os.write(writer, answer) :]
-    except BaseException:  # noqa: BLE001 - the edge of a process; it is printed
-        sys.excepthook(*sys.exc_info())
-        os._exit(1)
-    os._exit(0)
 
 
 def _peak_bytes() -> int:
@@ -359,28 +351,21 @@ def _start_evicter(store: Path) -> tuple[int, int]:
     hear, tell = os.pipe()
     publisher = os.getpid()
     _said(store).write_text("")
-    pid = os.fork()
-    if not pid:
+
+    def evict() -> None:
         os.close(tell)
-        _evict_while_stopped(store, hear, publisher)
+        try:
+            if os.read(hear, 8):
+                while _state(publisher) != "T":
+                    time.sleep(0.0005)
+                numbers = [evict_at(store, graces, keep=1, older=False) for graces in (1.5, 3.0, 4.5)]
+                _said(store).write_text(json.dumps(numbers))
+        finally:
+            os.kill(publisher, signal.SIGCONT)
+
+    pid = forked(evict)
     os.close(hear)
     return pid, tell
-
-
-def _evict_while_stopped(store: Path, hear: int, publisher: int) -> NoReturn:
-    status = 1
-    try:
-        if os.read(hear, 8):
-            while _state(publisher) != "T":
-                time.sleep(0.0005)
-            numbers = [evict_at(store, graces, keep=1, older=False) for graces in (1.5, 3.0, 4.5)]
-            _said(store).write_text(json.dumps(numbers))
-            os.kill(publisher, signal.SIGCONT)
-        status = 0
-    except BaseException:  # noqa: BLE001 - the edge of a process
-        sys.excepthook(*sys.exc_info())
-        os.kill(publisher, signal.SIGCONT)
-    os._exit(status)
 
 
 def _state(pid: int) -> str:
@@ -394,10 +379,7 @@ def read_while_evicting(store: str, source: str, cache: str, seed: int, pin: int
 
     def act() -> dict[str, int]:
         hear, tell = os.pipe()
-        reader = os.fork()
-        if not reader:
-            os.close(hear)
-            _read_until_killed(Path(store), Path(cache), seed, tell)
+        reader = forked(lambda: _read_for_ever(Path(store), Path(cache), seed, tell))
         os.close(tell)
         try:
             opened = open_store(Path(store))
@@ -417,20 +399,19 @@ def read_while_evicting(store: str, source: str, cache: str, seed: int, pin: int
     return act
 
 
-def _read_until_killed(store: Path, cache: Path, seed: int, tell: int) -> NoReturn:
+def _read_for_ever(store: Path, cache: Path, seed: int, tell: int) -> None:
+    """Fetch over and over, and tell what came of it: all, a miss, or wrong bytes."""
     expected = files_of(seed, WORLD_SIZE)
-    try:
-        while True:
+    while True:
+        outcome = b"b"
+        try:
             shutil.rmtree(cache, ignore_errors=True)
             num_partitions, errors = fetch_laid(open_store(store), cache, seed)
             data = {name: (cache / name).read_bytes() for name in expected if (cache / name).is_file()}
-            if any(not isinstance(error, NotInStore) for error in errors):
-                os.write(tell, b"b")
-            elif num_partitions and not errors:
-                os.write(tell, b"w" if data == expected else b"b")
-            else:
-                os.write(tell, b"m" if all(expected[name] == data[name] for name in data) else b"b")
-    except BaseException:  # noqa: BLE001 - the edge of a process
-        sys.excepthook(*sys.exc_info())
-        os.write(tell, b"b")
-    os._exit(1)
+            if all(isinstance(error, NotInStore) for error in errors):
+                if num_partitions and not errors:
+                    outcome = b"w" if data == expected else b"b"
+                else:
+                    outcome = b"m" if all(expected[name] == data[name] for name in data) else b"b"
+        finally:
+            os.write(tell, outcome)

@@ -17,10 +17,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tests.support import crowds
-from tests.support.faults import Plan, Tape, install
+from tests.support.faults import Plan, Tape, forked, install
 from tests.support.sealed_launches import fetch_laid, files_of, launch_key, lay_launch, publish_laid
 from tests.support.stored import open_store, tree
 from warmrank.cache_store.digests import digest_bytes
@@ -150,17 +150,21 @@ def _serve() -> None:
 
 def _try(trial: dict[str, Any]) -> dict[str, Any]:
     reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+
+    def answer() -> None:
         os.close(reader)
-        _run_and_end(trial, writer)
+        said = _run(trial)
+        with os.fdopen(writer, "w") as file:
+            json.dump(said, file)
+
+    pid = forked(answer)
     os.close(writer)
-    answer, overran = _read_until(reader, trial["time_s"])
+    answered, overran = _read_until(reader, trial["time_s"])
     if overran:
         os.kill(pid, signal.SIGKILL)
     os.close(reader)
     _, status = os.waitpid(pid, 0)
-    said = json.loads(answer) if answer else {}
+    said = json.loads(answered) if answered else {}
     return {"exit": os.waitstatus_to_exitcode(status), "overran": overran, **said}
 
 
@@ -175,7 +179,7 @@ def _read_until(reader: int, time_s: float) -> tuple[bytes, bool]:
     return b"", True
 
 
-def _run_and_end(trial: dict[str, Any], writer: int) -> NoReturn:
+def _run(trial: dict[str, Any]) -> dict[str, Any]:
     said: dict[str, Any] = {}
     tape: Tape | None = None
     try:
@@ -190,17 +194,11 @@ def _run_and_end(trial: dict[str, Any], writer: int) -> NoReturn:
     if tape is not None:
         said |= {"steps": tape.steps, "calls": tape.calls}
         tape.plan = Plan()  # the answer itself must get through
-    _write_all(writer, json.dumps(said).encode())
-    os._exit(0)
+    return said
 
 
 def _as_planned(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value  # JSON knows no tuples
-
-
-def _write_all(writer: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(writer, data) :]
 
 
 if __name__ == "__main__":

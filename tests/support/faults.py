@@ -180,6 +180,19 @@ def _open_counted(tape: Tape) -> None:
     io.open = builtins.open = open_counted
 
 
+def forked(work: Callable[[], object]) -> int:
+    """Start a fork of this process that does ``work`` and ends; its id. Status 1 says that it raised."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        work()
+    except BaseException:  # noqa: BLE001 - the edge of a process; it is printed
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    os._exit(0)
+
+
 _TIME_S = 60.0
 
 

@@ -13,12 +13,14 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.support.loop_mounts import LoopMount
 from tests.support.stored import LAUNCH_KEY, OFF, make_partition
+from warmrank.cache_store.backends import deadline
 from warmrank.cache_store.backends.deadline import Tier
 from warmrank.cache_store.backends.places import TieredBackend
 from warmrank.cache_store.errors import StoreUnavailable
@@ -77,10 +79,11 @@ def _outcome_of(publish: Callable[[], bool]) -> Callable[[], str]:
 
 
 def _afterwards(store: Store, far: Path) -> dict[str, Any]:
-    """What the store looks like once the verbs that were left behind have ended."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("store-"):
-            thread.join(_THAW_AFTER_S)
+    """What the store looks like once the calls that were left behind have ended."""
+    give_up_s = time.monotonic() + _THAW_AFTER_S
+    while sum(thread.name == "store-call" for thread in threading.enumerate()) > len(deadline._idle):
+        assert time.monotonic() < give_up_s, "a call is left behind"
+        time.sleep(0.01)
     after = Store(_backend(far, create=False), trust=OFF, location=str(far))
     return {
         "states": [tier.state for tier in store.tiers],

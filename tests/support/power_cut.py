@@ -22,10 +22,10 @@ import signal
 import stat
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
+from tests.support.faults import forked
 from tests.support.loop_mounts import FileSystem, LoopMount
 from tests.support.sealed_launches import blobs_of, fetch_laid, launch_key, lay_launch, publish_laid
 from tests.support.stored import OFF, stored
@@ -123,7 +123,7 @@ def _write_and_cut(options: Options, mount: LoopMount, number: int, *, delay_s: 
     """Number and record of each launch that was acknowledged before the cut."""
     reader, writer = os.pipe()
     pids = [
-        _fork(functools.partial(_publish_for_ever, options, number, index, writer))
+        forked(functools.partial(_publish_for_ever, options, number, index, writer))
         for index in range(_WRITERS)
     ]
     os.close(writer)
@@ -158,7 +158,7 @@ def _take_stock(
     root = mount.point / "store"
     lost, torn = _compare(root, acknowledged)
     reader, writer = os.pipe()
-    pid = _fork(lambda: _ask_the_store(options, number, writer))
+    pid = forked(lambda: _ask_the_store(options, number, writer))
     os.close(writer)
     with os.fdopen(reader, "r") as answer:
         torn += json.loads(answer.read() or '["the check of the store ended early"]')
@@ -243,22 +243,6 @@ def _leave_out(leave: Leave) -> None:
 
     os.fsync = fsync  # type: ignore[assignment]
     durability._sync_file_system = lambda path: None
-
-
-def _fork(work: Callable[[], None]) -> int:
-    pid = os.fork()
-    if pid == 0:
-        _work_and_end(work)
-    return pid
-
-
-def _work_and_end(work: Callable[[], None]) -> NoReturn:
-    try:
-        work()
-    except BaseException:  # noqa: BLE001 - the edge of a process; it is printed
-        sys.excepthook(*sys.exc_info())
-        os._exit(1)
-    os._exit(0)
 
 
 if __name__ == "__main__":

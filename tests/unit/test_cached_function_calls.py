@@ -352,21 +352,17 @@ def test_state_of_the_process_is_followed(cache: Path) -> None:
 
 
 @pytest.mark.usefixtures("affine_artifact")
-def test_guards_that_fail_are_a_miss_with_the_reason(cache: Path) -> None:
+@pytest.mark.parametrize(
+    ("guards", "factor", "expected"),
+    [("always", 5, ("compiled", "self.factor: 2 -> 5")), ("once", 5, ("compiled", "self.factor: 2 -> 5")),
+     ("skip", 2, ("loaded", ""))],
+)  # fmt: skip
+def test_guards_that_fail_are_a_miss_with_the_reason_unless_they_are_skipped(cache, guards, factor, expected):
     model = Plain()
     model.factor = 5
-    function = cached(model.affine, cache)
-    assert torch.equal(function(ROWS), model.affine(ROWS))
-    assert (outcome(function), reason(function)) == ("compiled", "self.factor: 2 -> 5")
-
-
-@pytest.mark.usefixtures("affine_artifact")
-def test_guards_are_not_checked_where_that_was_asked(cache: Path) -> None:
-    model = Plain()
-    model.factor = 5
-    function = cached(model.affine, cache, guards="skip")
-    assert torch.equal(function(ROWS), model.linear(ROWS) * 2)
-    assert outcome(function) == "loaded"
+    function = cached(model.affine, cache, guards=guards)
+    assert torch.equal(function(ROWS), model.linear(ROWS) * factor)
+    assert (outcome(function), reason(function)) == expected
 
 
 @pytest.mark.parametrize(
@@ -402,25 +398,20 @@ def test_artifact_of_another_rank_is_adopted(cache: Path) -> None:
 # Collectives.
 
 
-def test_function_with_a_collective_is_adopted_by_the_rank_of_another_group(cache: Path) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [([(0, 4), (3, 4)], "adopted"), ([(0, 2), (0, 4)], "compiled")],
+    ids=["another group", "a group of another size"],
+)
+def test_function_with_a_collective_is_adopted_by_groups_of_its_size(cache, ranks, expected):
     found = []
-    for rank in (0, 3):
-        with fake_world(rank=rank, world_size=4):
-            pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    for rank, world_size in ranks:
+        with fake_world(rank=rank, world_size=world_size) as world:
+            pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])] if expected == "adopted" else [world]
             function = cached(Collective(pairs[rank // 2]).forward, cache)
             function(ROWS)
             found.append(outcome(function))
-    assert found == ["compiled", "adopted"]
-
-
-def test_function_with_a_collective_is_not_adopted_by_a_group_of_another_size(cache: Path) -> None:
-    found = []
-    for world_size in (2, 4):
-        with fake_world(rank=0, world_size=world_size) as world:
-            function = cached(Collective(world).forward, cache)
-            function(ROWS)
-            found.append(outcome(function))
-    assert found == ["compiled", "compiled"]
+    assert found == ["compiled", expected]
 
 
 class Block(nn.Module):
@@ -456,23 +447,15 @@ def functions(stack: Stack) -> list[CachedFunction]:
     return [block.body_cached for block in stack.blocks if isinstance(block, Block)]
 
 
-def check(stack: Stack) -> None:
+@pytest.mark.parametrize(("second", "expected"), [(Block, "loaded"), (Other, "compiled")])
+def test_one_class_at_two_places_shares_an_artifact_and_no_weights_and_a_subclass_does_not(
+    cache: Path, second: type[Block], expected: str
+) -> None:
+    stack = Stack(Block(cache), second(cache))
     wanted = [block.body(ROWS) for block in stack.blocks if isinstance(block, Block)]
     for one, other in zip(stack(ROWS), wanted, strict=True):
         assert torch.equal(one, other)
-
-
-def test_one_class_at_two_places_shares_an_artifact_and_no_weights(cache: Path) -> None:
-    stack = Stack(Block(cache), Block(cache))
-    check(stack)
-    assert [outcome(function) for function in functions(stack)] == ["compiled", "loaded"]
-    assert len(files(cache)) == 1
-
-
-def test_subclass_that_overrides_is_not_taken_for_its_base(cache: Path) -> None:
-    stack = Stack(Block(cache), Other(cache))
-    check(stack)
-    assert [outcome(function) for function in functions(stack)] == ["compiled", "compiled"]
+    assert [outcome(function) for function in functions(stack)] == ["compiled", expected]
 
 
 class Marked(torch.Tensor):

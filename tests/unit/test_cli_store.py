@@ -40,7 +40,7 @@ from warmrank.cache_store.signing.keyring import (
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store, TierSpec
 from warmrank.cache_store.store import open_store as open_tiers
-from warmrank.cache_store.sync.pull import plan_pull, pull
+from warmrank.cache_store.sync.pull import pull
 from warmrank.cache_store.sync.push import push
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
@@ -163,7 +163,7 @@ def test_inductor_hits_in_a_directory_pulled_at_another_path(tmp_path):
     assert run_inductor(old) == {"fxgraph_cache_hit": 0, "fxgraph_cache_miss": 1}
     push(documents, "inductor", old, {})
     shutil.rmtree(old)
-    pull(documents, plan_pull(documents, "inductor", new, {}))
+    pull(documents, "inductor", new, {})
     assert run_inductor(new) == {"fxgraph_cache_hit": 1, "fxgraph_cache_miss": 0}
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from tests.support.checkout import ROOT
 from warmrank.orchestrator.cli.config import SchemaOf, document_schema
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.config.lint import fault_of, shadow
+from warmrank.orchestrator.config.lint import fault_of
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload, ScriptWorkload
 from warmrank.orchestrator.config.reading import load, parse, read_yaml
 from warmrank.orchestrator.errors import ConfigError
@@ -51,6 +51,13 @@ def test_show_prints_a_config_that_is_the_same(file: Path, tmp_path: Path):
     shown = tmp_path / "shown.yaml"
     shown.write_text(result.stdout)
     assert load(shown) == load(file, ("ranks=4", "parallel.dp=4"))
+
+
+def test_module_with_the_name_of_the_package_is_named(file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(file.parent)
+    (file.parent / "warmrank.py").touch()
+    result = run("config", "check", file)
+    assert (result.exit_code, "warmrank.py in place of the package" in result.stdout) == (2, True)
 
 
 CONFIGS = sorted((ROOT / "cluster_configs").glob("*.yaml"))
@@ -198,16 +205,6 @@ def test_call_that_is_certain_to_fail_is_named(entrypoint: str, arguments: dict[
     fault = fault_of(parse({"workload": {"entrypoint": entrypoint, "arguments": arguments}}))
     assert fault is not None
     assert said in str(fault[0])
-
-
-@pytest.mark.parametrize(
-    ("name", "is_found"),
-    [("warmrank.py", True), ("warmrank/__init__.py", True), ("warmrank/a.py", False), ("worker.py", False)],
-)
-def test_module_with_the_name_of_a_package_of_ours_is_found(user_modules: Path, name: str, is_found: bool):
-    (user_modules / name).parent.mkdir(exist_ok=True)
-    (user_modules / name).touch()
-    assert shadow(user_modules) == (user_modules / name if is_found else None)
 
 
 @pytest.mark.slow

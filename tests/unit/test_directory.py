@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.backends import MemoryBackend
 from tests.support.stored import stored
 from warmrank.cache_store.backends import directory, durability
 from warmrank.cache_store.backends.backend import NewFile
@@ -21,8 +20,7 @@ from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.durability import choose_flush, file_system_type, flush_all
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
-from warmrank.cache_store.gc.trash import restore
-from warmrank.cache_store.layout import blob_name, trash_name
+from warmrank.cache_store.layout import trash_name
 from warmrank.cache_store.records.documents import quarantine_if_damaged
 from warmrank.cache_store.steps import Step
 
@@ -360,27 +358,3 @@ def test_flush_all_syncs_the_file_system_once_for_many(tmp_path, monkeypatch):
 def test_flush_all_reports_what_cannot_be_flushed(tmp_path):
     with pytest.raises(FileNotFoundError):
         flush_all([tmp_path / "gone"], root=tmp_path, flush="fsync")
-
-
-THROWN, OTHER = blob_name("1" * 64), blob_name("2" * 64)
-EARLY, LATE = (datetime(2026, month, 1, tzinfo=UTC) for month in (1, 2))
-
-
-@pytest.fixture
-def with_trash() -> MemoryBackend:
-    return MemoryBackend()
-
-
-def put(with_trash: MemoryBackend, name: str, data: bytes = b"data") -> None:
-    with_trash.put_new([NewFile(name=name, source=data, expected=digest_bytes(data))])
-
-
-def read(with_trash: MemoryBackend, name: str) -> bytes:
-    with with_trash.open(name) as file:
-        return file.read()
-
-
-def test_restore_brings_back_what_is_gone(with_trash):
-    put(with_trash, trash_name(THROWN, EARLY))
-    assert restore(with_trash, [THROWN]) == {THROWN}
-    assert [info.name for info in with_trash.list("")] == [THROWN]

@@ -148,21 +148,6 @@ def test_damaged_blob_is_corrupt_when_it_is_read(backend, objects):
         stream.read()
 
 
-@pytest.mark.parametrize("name", ["../x", "/x", "a//b", "", "a\nb"])
-def test_name_that_leads_elsewhere_is_refused(backend, name):
-    calls: list[Callable[[], object]] = [
-        lambda: backend.open(name),
-        lambda: backend.stat([name]),
-        lambda: backend.move(name, None),
-        lambda: backend.move("ac/ab/x", name),
-        lambda: backend.put_new([new_file(name, b"")]),
-    ]
-    backend.put_new([new_file("ac/ab/x", b"x")])
-    for call in calls:
-        with pytest.raises(StoreUnavailable, match="name "):
-            call()
-
-
 def test_forked_child_is_refused(backend, open_store):
     calls: list[Callable[[], object]] = [
         open_store,  # a new client has the threads of the first one, which did not come along

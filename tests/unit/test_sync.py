@@ -22,8 +22,7 @@ from warmrank.cache_store.records.directory_listing import (
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.signing.keyring import Revocation, generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import Trust
-from warmrank.cache_store.sync.pull import PullReport, plan_pull
-from warmrank.cache_store.sync.pull import pull as pull_planned
+from warmrank.cache_store.sync.pull import pull
 from warmrank.cache_store.sync.push import push
 from warmrank.cache_store.sync.tools import is_ours
 
@@ -56,12 +55,6 @@ def cache(tmp_path: Path) -> Path:
     (directory / "graph.py.lock").touch()
     (directory / "new.1234.tmp").write_bytes(b"half")
     return directory
-
-
-def pull(
-    documents: Documents, tool: str, target: Path, components: dict[str, str], *, replace: bool = False
-) -> PullReport:
-    return pull_planned(documents, plan_pull(documents, tool, target, components), replaces=replace)
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -16,7 +16,7 @@ import pytest
 from warmrank.orchestrator.gang.ray_session import inherited
 from warmrank.worker import collection, errors
 from warmrank.worker.collection import paused
-from warmrank.worker.errors import NotYet, PortInUse, StateChanged, WorkerError
+from warmrank.worker.errors import NotYet, StateChanged, WorkerError
 from warmrank.worker.values import Value
 
 
@@ -64,8 +64,6 @@ KINDS = sorted(
 def make(kind: type[WorkerError]) -> WorkerError:
     if kind is StateChanged:
         return StateChanged("layer.weight", None)
-    if kind is PortInUse:
-        return PortInUse("10.0.0.1", 29500)
     return NotYet("x", instead="y") if kind is NotYet else kind("what happened", rank=3)
 
 

@@ -41,7 +41,7 @@ class PathTable:
     def __init__(
         self, import_aliases: Mapping[str, str], expressions: Mapping[str, str] | None = None
     ) -> None:
-        """Args: modules by the tracer's names for them, and expressions for other globals of its making."""
+        """Take modules by the tracer's names for them, and expressions for other globals of its making."""
         self.nodes: list[Node] = []
         self._expressions = expressions or {}
         self._index: dict[str, int] = {}

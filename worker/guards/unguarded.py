@@ -39,6 +39,9 @@ _INTERCHANGEABLE = (
     types.ModuleType, types.CodeType, types.MappingProxyType,
     torch.dtype, torch.device, torch.layout, torch.memory_format,
 )  # fmt: skip
+_FUNCTIONS = (
+    types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.BuiltinFunctionType,
+)  # fmt: skip
 # Types whose subclasses Dynamo follows as objects.
 _BUILT_IN = (bool, int, float, complex, str, bytes, tuple, frozenset)
 # Types of values that Dynamo takes for constants where they stand among the builtins.
@@ -65,11 +68,8 @@ def unguarded(
 ) -> Iterator[Check]:
     """Checks that inner nodes of Dynamo's tree make, and what the tree leaves out.
 
-    Args:
-        table: the table of nodes, which grows.
-        trace: the trace.
-        values: of the table's nodes.
-        is_pinned: tells expressions for objects whose content the versions fix.
+    ``values`` are those of the table's nodes, which grows; ``is_pinned`` tells expressions for objects whose
+    content the versions fix.
 
     Raises:
         NotPortable: no other process finds one of the objects.
@@ -80,12 +80,9 @@ def unguarded(
 
     ordered, looked_up = nodes(trace.tree.dicts), nodes(trace.tree.looked_up)
     nodes(source for source, value in trace.objects.items() if _takes_part(value))
-    for node in nodes(_constants(trace)):
-        yield node, "equals", constants.encode(values[node])
-    for node in nodes(_functions(trace)):
-        yield node, "identity", describe(values[node])
-    for node in nodes(_sets_looked_into(trace)):
-        yield node, "equals", constants.encode(values[node])
+    yield from ((node, "equals", constants.encode(values[node])) for node in nodes(_constants(trace)))
+    yield from ((node, "identity", describe(values[node])) for node in nodes(_functions(trace)))
+    yield from ((node, "equals", constants.encode(values[node])) for node in nodes(_sets_looked_into(trace)))
     # Bound methods that are kept somewhere; others are made by each look at their object.
     pairs = enumerate(values.all())
     held = [node for node, it in pairs if isinstance(it, types.MethodType) and it is values.again(node)]
@@ -128,40 +125,25 @@ def _constants(trace: Trace) -> Iterator[str]:
     guarded = {guard.source for guard in trace.guards}
     members = {id(value) for source, value in trace.objects.items() if MEMBER_OF_SET in source}
     for source, value in trace.objects.items():
-        if (
-            source not in guarded
-            and is_object_of_value(value)
-            and (id(value) in members or not _takes_part(value))
-        ):
+        takes_part = id(value) not in members and _takes_part(value)
+        if source not in guarded and is_object_of_value(value) and not takes_part:
             yield source
 
 
 def _functions(trace: Trace) -> Iterator[str]:
     """Functions without a guard: ``checkpoint``, and those in C, "unlikely to be changed"."""
     guarded = {guard.source for guard in trace.guards}
-    kinds = (
-        types.FunctionType
-        | types.MethodDescriptorType
-        | types.WrapperDescriptorType
-        | types.BuiltinFunctionType
-    )
-    return (
-        source
-        for source, value in trace.objects.items()
-        if source not in guarded and isinstance(value, kinds)
-    )
+    objects = trace.objects.items()
+    return (source for source, value in objects if source not in guarded and isinstance(value, _FUNCTIONS))
 
 
 def _sets_looked_into(trace: Trace) -> tuple[str, ...]:
     """Sets by whose members Dynamo guards, in an order that each process has its own of."""
-    calls = (
-        node
-        for guard in trace.guards
-        if MEMBER_OF_SET in guard.source
-        for node in ast.walk(ast.parse(guard.source, mode="eval"))
-        if isinstance(node, ast.Call) and ast.unparse(node).startswith(MEMBER_OF_SET)
-    )
-    sets = dict.fromkeys(ast.unparse(call.args[0]) for call in calls)
+    sources = (guard.source for guard in trace.guards if MEMBER_OF_SET in guard.source)
+    nodes = (node for source in sources for node in ast.walk(ast.parse(source, mode="eval")))
+    calls = (node for node in nodes if isinstance(node, ast.Call))
+    found = (call.args[0] for call in calls if ast.unparse(call).startswith(MEMBER_OF_SET))
+    sets = dict.fromkeys(map(ast.unparse, found))
     return tuple(source for source in sets if MEMBER_OF_SET not in source)
 
 
@@ -203,10 +185,7 @@ def num_cells(value: Any) -> int:
 def partition(nodes: Sequence[Node], values: Sequence[Any], held: Collection[int] = ()) -> list[Check]:
     """Conditions that say which nodes are the same object, and that all others are different ones.
 
-    Args:
-        nodes: the table.
-        values: the value of each node in the traced call.
-        held: nodes of bound methods that count.
+    ``values`` are those of the nodes in the traced call; ``held`` are nodes of bound methods that count.
     """
     first: dict[int, int] = {}  # object -> its first node
     stands_for: dict[int, int] = {}  # node -> the first node of the same object

@@ -98,7 +98,10 @@ def start_groups(spec: RankSpec, backend: str) -> dict[str, ProcessGroup]:
     except dist.DistNetworkError as error:
         if "EADDRINUSE" not in str(error):
             raise
-        raise PortInUse(spec.master_addr, spec.master_port) from error
+        raise PortInUse(
+            f"port {spec.master_port} of {spec.master_addr}, where ranks were to meet, was free a moment ago "
+            "and is another process's now; another attempt takes another port"
+        ) from error
     # Only its members meet to make a group: all ranks for each would cost the square of their number.
     # Without its own time-out a group would get torch's default of half an hour, not the world's.
     return _groups(spec, timeout=timeout, use_local_synchronization=True)

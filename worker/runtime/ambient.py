@@ -16,43 +16,16 @@ from warmrank.worker.errors import NotPortable
 from warmrank.worker.torch_private import warm
 
 NAMES = (
-    "default dtype",
-    "deterministic algorithms",
-    "deterministic warn only",
-    "fill uninitialized memory",
-    "float32 matmul precision",
-    "tf32 matmul",
-    "tf32 cudnn",
-    "float32 precision of each library",
-    "autocast cpu",
-    "autocast cpu dtype",
-    "autocast cache",
-    "flash attention",
-    "memory-efficient attention",
-    "math attention",
-    "mkldnn",
-    "mkldnn deterministic",
-    # A captured graph holds the kernels that these chose; and a function may read them on a CPU, too, where
-    # they stand for Dynamo's own guard.
-    "cudnn",
-    "cudnn deterministic",
-    "cudnn benchmark",
-    "cudnn attention",
-    "fp16 reduced precision",
-    "bf16 reduced precision",
-    "fp16 accumulation",
-    "default device",
+    *warm.SETTINGS,
+    *warm.PRECISION_NAMES,
+    *warm.MODES,
     "autocast accelerator",
     "autocast accelerator dtype",
-    "global module hooks",
-    "torch function modes",
-    "torch function",
-    "kernels in Python",
     *warm.NPU_NAMES,
 )
-
 _OF_NPU = frozenset(warm.NPU_NAMES)
 _ACCELERATOR = {"npu": "npu", "cuda": "cuda"}
+_MODES = tuple(warm.MODES.values())
 
 
 def snapshot(device_kind: str) -> tuple[Any, ...]:
@@ -60,13 +33,9 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
     accelerator = _ACCELERATOR.get(device_kind)
     return (
         *warm.settings(),
-        warm.default_device_type(),
+        *[read() for read in _MODES],
         torch.is_autocast_enabled(accelerator) if accelerator else False,
         torch.get_autocast_dtype(accelerator) if accelerator else None,
-        warm.num_global_hooks(),
-        warm.foreign_function_modes(),  # that of the default device has a name above
-        warm.function_overrides(),
-        warm.kernels_in_python(),
         *(warm.npu_switches() if device_kind == "npu" else warm.NPU_NONE),
     )
 

@@ -24,7 +24,7 @@ from warmrank.worker.runtime.check import node_values, text
 from warmrank.worker.runtime.find import arguments_of, function_of, is_anything_declared
 from warmrank.worker.runtime.per_call import compile_input_check, reads_training
 from warmrank.worker.runtime.runner import Settled
-from warmrank.worker.runtime.snapshot import Snapshot, take
+from warmrank.worker.runtime.snapshot import Snapshot
 from warmrank.worker.values import replace
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class CallGuards:
         else:
             if self._mode == "always":  # before the check: a change in between shows on the next call
                 arguments = arguments_of(variant.method, args, kwargs)
-                snapshot = take(self._guards, self._function, arguments, noise=self._noise)
+                snapshot = Snapshot(self._guards, self._function, arguments, noise=self._noise)
             kind = variant.device_kind
             wrong = stored.mismatches(variant.method, args, kwargs, kind, self._on_gear_miss, learned=True)
         if not wrong and snapshot is None:

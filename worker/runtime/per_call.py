@@ -96,20 +96,11 @@ class _Builder:
         self._per_call = per_call
         self._others = others
         self._cells = dict(zip(self._code.co_freevars, function.__closure__ or (), strict=True))
+        named = (torch, type_name, holds, member, bool, float, int, str, Exception, id, len)
         self.scope: dict[str, Any] = {
-            "torch": torch,
-            "type_name": type_name,
-            "holds": holds,
-            "member": member,
+            **{value.__name__: value for value in named},
             "globals": function.__globals__,
             "others": others,
-            "bool": bool,
-            "float": float,
-            "int": int,
-            "str": str,
-            "Exception": Exception,
-            "id": id,
-            "len": len,
             "type": type if target() is None else plain_type,
         }
 
@@ -185,22 +176,19 @@ class _Builder:
     def _condition(self, check: Check) -> str:
         node, kind, expected = check
         value = f"$p{node}"
-        if kind == "same":
-            return f"{value} is $p{expected}"
-        if kind == "type":
-            return f"$type_name($type({value})) == {_literal(expected)}"
-        if kind == "none":
-            return f"{value} is None"
-        if kind == "length":
-            return f"$len({value}) == {expected}"
         if kind == "equals":
             return self._equals(value, expected)
         if kind == "tensor":
             fits = self._tensor(value, expected)
-            if asks_for_gradients(self._guards.nodes, check, self._code):
-                return f"({fits} and not $torch.is_grad_enabled())"
-            return fits
-        return f"$holds({kind!r}, {value}, {self._keep(expected)})"
+            asks = asks_for_gradients(self._guards.nodes, check, self._code)
+            return f"({fits} and not $torch.is_grad_enabled())" if asks else fits
+        plain = {
+            "same": f"{value} is $p{expected}",
+            "type": f"$type_name($type({value})) == {_literal(expected)}",
+            "none": f"{value} is None",
+            "length": f"$len({value}) == {expected}",
+        }
+        return plain.get(kind) or f"$holds({kind!r}, {value}, {self._keep(expected)})"
 
     def _equals(self, value: str, expected: Any) -> str:
         if expected.__class__ in (bool, int, str):

@@ -1,7 +1,7 @@
 """Proof that all conditions still hold: nothing that they were found to hold for has changed since.
 
-A full check evaluates every condition, which takes milliseconds. Beside it, `take` notes what each of them
-hangs on, in one of four ways, the first that goes:
+A full check evaluates every condition, which takes milliseconds. Beside it, a `Snapshot` notes what each of
+them hangs on, in one of four ways, the first that goes:
 
 1. *words*: versions of the dicts and classes on its path, and pointers to what is on it
    (`worker.torch_private.unchanged`), thousands in microseconds;
@@ -41,7 +41,9 @@ _MAX_CHANGES = 2
 
 
 class Snapshot:
-    """Objects and words noted at one full check.
+    """What the conditions of a call hang on, noted before a full check says whether they hold.
+
+    ``noise`` counts what changed without a condition failing: what did so often is not watched.
 
     Attributes:
         asked: nodes whose conditions are to be evaluated on every call.
@@ -50,7 +52,18 @@ class Snapshot:
 
     __slots__ = ("_held", "_metadata", "_predicates", "_tensors", "_watched", "asked", "others")
 
-    def __init__(self, collected: _Collector) -> None:
+    def __init__(
+        self,
+        guards: PortableGuards,
+        function: FunctionType,
+        arguments: Mapping[str, Any],
+        *,
+        noise: Counter[Key],
+    ) -> None:
+        collected = _Collector(guards, function, arguments, noise)
+        collected.paths()
+        collected.checks()
+        collected.sources()
         self.asked = frozenset(collected.asked)
         self.others = collected.others
         self._held = collected.held
@@ -80,20 +93,6 @@ class Snapshot:
             *(("tensor", nodes[position]) for position in self._metadata.changed(tensors)),
             *(key for key, predicate in self._predicates if not predicate()),
         ]
-
-
-def take(
-    guards: PortableGuards, function: FunctionType, arguments: Mapping[str, Any], *, noise: Counter[Key]
-) -> Snapshot:
-    """Note what the conditions of a call hang on; a full check after it says whether they hold.
-
-    ``noise`` counts what changed without a condition failing: what did so often is not watched.
-    """
-    collected = _Collector(guards, function, arguments, noise)
-    collected.paths()
-    collected.checks()
-    collected.sources()
-    return Snapshot(collected)
 
 
 class _Collector:

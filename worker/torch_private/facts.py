@@ -4,9 +4,7 @@ A module's ``FACTS`` map an object of torch (``module``, ``module:Class``, ``mod
 to names that it has; behind a function's name, parameters that it takes: ``"guards create_symbol(source)"``.
 What it imports of torch's private parts, and what its classes step in for (`patching.steps_in`), are facts as
 well, and that it can be imported. Its ``PROBES`` map a sentence to a function that returns
-whether it is so.
-
-A warm load checks nothing: its artifact was compiled by this very torch, after everything had been checked.
+whether it is so. A warm load checks nothing: its artifact was compiled by this very torch, after all of it.
 """
 
 from __future__ import annotations
@@ -68,12 +66,12 @@ def examined(group: str) -> Iterator[Fact]:
         try:
             module = importlib.import_module(f"{__package__}.{name}")
         except (ImportError, AttributeError) as error:
-            yield Fact(module=name, text="what it imports", instead=_text_of(error))
+            yield Fact(module=name, text="what it imports", instead=f"{type(error).__name__}: {error}")
         for owner, names in (*imported(name), *(() if module is None else declared(module))):
-            instead = _instead(functools.partial(_missing, owner, names))
-            yield Fact(module=name, text=f"{owner} has {' '.join(names)}", instead=instead)
+            text = f"{owner} has {' '.join(names)}"
+            yield Fact(module=name, text=text, instead=_checked(_missing, owner, names))
         for text, probe in getattr(module, "PROBES", {}).items():
-            yield Fact(module=name, text=text, instead=_instead(functools.partial(_refuted, probe)))
+            yield Fact(module=name, text=text, instead=_checked(_refuted, probe))
 
 
 def imported(name: str) -> Iterator[tuple[str, Sequence[str]]]:
@@ -116,11 +114,8 @@ def _require(group: str) -> None:
         facts = [fact.text for fact in broken]
         raise TorchUnsupported(msg, facts=facts, torch=str(torch.__version__), works=TESTED)
     if group == "trial":
-        _log.warning(
-            "torch %s is newer than those that warmrank is tested with (%s); all that it relies on holds",
-            torch.__version__,
-            TESTED,
-        )
+        told = "torch %s is newer than those that warmrank is tested with (%s); all that it relies on holds"
+        _log.warning(told, torch.__version__, TESTED)
 
 
 def untested() -> str:
@@ -129,17 +124,14 @@ def untested() -> str:
     return TESTED if tuple(map(int, release)) > NEWEST else ""
 
 
-def _instead(check: Callable[[], str]) -> str:
+def _checked(check: Callable[..., str], *about: Any) -> str:
+    """What a check says is there instead of a fact; empty if that holds."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Inductor's own at its import, of no use to whoever compiles
-            return check()
+            return check(*about)
     except Exception as error:  # noqa: BLE001 - a torch that nobody has read may raise anything
-        return _text_of(error)
-
-
-def _text_of(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}"
 
 
 def _refuted(probe: Callable[[], bool]) -> str:

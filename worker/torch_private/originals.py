@@ -13,20 +13,14 @@ from __future__ import annotations
 import inspect
 import sys
 from functools import partial
-from types import (
-    BuiltinFunctionType,
-    FrameType,
-    FunctionType,
-    MethodDescriptorType,
-    WrapperDescriptorType,
-)
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.overrides import handle_torch_function
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.keys.code import globals_module, is_pinned_module
+from warmrank.worker.keys.code import is_pinned_module, is_users_function
 from warmrank.worker.torch_private.patching import steps_in
 from warmrank.worker.torch_private.warm import OPERATORS
 
@@ -69,9 +63,7 @@ def refuse_replaced(graph_module: GraphModule) -> None:
 
 def _is_users(function: Any) -> bool:
     """True if somebody else than torch made a function."""
-    if isinstance(function, FunctionType):
-        return not is_pinned_module(globals_module(function))
-    return isinstance(function, partial)
+    return is_users_function(function) or isinstance(function, partial)
 
 
 def _original(function: Any, caller: FrameType) -> Any:

@@ -33,16 +33,11 @@ _ASSERTION: Final = "Data-dependent assertion failed (cannot compile partial gra
 """Dynamo says so of a value that it knows to be false; one that depends on data is asserted in the graph."""
 
 _NAME: Final = "failed to find name in frame builtins"
-
-_OF_PYTHON: Final = frozenset(
-    {
-        "RuntimeError when making fake tensor call",
-        "TypeError when making fake tensor call",
-        "Tensor device mismatch",
-        "failed to bind arguments when attempting to inline",
-    }
-)
-"""Kinds of break whose cause is an exception of an operator's, or of Python's."""
+# Kinds of break whose cause is an exception of an operator's, or of Python's.
+_OF_PYTHON: Final = (
+    "RuntimeError when making fake tensor call", "TypeError when making fake tensor call",
+    "Tensor device mismatch", "failed to bind arguments when attempting to inline",
+)  # fmt: skip
 
 _TORCH: Final = Path(torch.__file__).parent
 _RAISED = re.compile(r"raised exception \w+\((.*)\)", re.DOTALL)
@@ -95,15 +90,15 @@ def raised_by(
 
 def _said(error: BaseException, handled: BaseException | None) -> tuple[BaseException, str]:
     """The holder of the stack, and the exception as Python prints it; nothing for a graph break."""
-    if isinstance(error, ObservedException):
-        return error, _observed(error)
-    kind = getattr(error, "gb_type", "")
-    cause = _cause(error, handled)
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) and cause is not handled:
+        chain.append(cause)
+    kind, cause = getattr(error, "gb_type", ""), chain[1] if len(chain) > 1 else None
     if isinstance(error, TorchRuntimeError):
-        kind = str(error).partition("\n")[0]  # what it wraps differs by release
-        cause = _innermost(error, handled)
-    if kind == _OBSERVED and isinstance(cause, ObservedException):
-        return cause, _observed(cause)
+        kind, cause = str(error).partition("\n")[0], chain[-1]  # what it wraps differs by release
+    observed = error if isinstance(error, ObservedException) else cause
+    if isinstance(observed, ObservedException) and (observed is error or kind == _OBSERVED):
+        return observed, _observed(observed)
     if kind == _ASSERTION:
         stack = getattr(error, "real_stack", None)
         return error, _printed("AssertionError", (stack[-1].line or "") if stack else "")
@@ -114,18 +109,6 @@ def _said(error: BaseException, handled: BaseException | None) -> tuple[BaseExce
         text = str(cause).replace("FakeTensor", "Tensor")
         return error, _printed(type(cause).__name__, text)
     return error, ""
-
-
-def _cause(error: BaseException, handled: BaseException | None) -> BaseException | None:
-    cause = error.__cause__ or error.__context__
-    return None if cause is handled else cause
-
-
-def _innermost(error: BaseException, handled: BaseException | None) -> BaseException:
-    """The first exception of a chain."""
-    while cause := _cause(error, handled):
-        error = cause
-    return error
 
 
 def _observed(error: BaseException) -> str:
@@ -168,11 +151,10 @@ def _where(method: Callable[..., Any], stack: list[FrameSummary]) -> str:
     if not stack:
         return "place unknown"
     users = (frame for frame in reversed(stack) if not Path(frame.filename).is_relative_to(_TORCH))
-    own = next(users, stack[-1])
-    code = getattr(getattr(method, "__func__", method), "__code__", None)
-    first = stack[0]
-    is_method = code is not None and (first.filename, first.name) == (code.co_filename, code.co_name)
-    entry = f"{_line(first)} in {code.co_qualname if code is not None and is_method else first.name}"
+    own, first = next(users, stack[-1]), stack[0]
+    code: Any = getattr(getattr(method, "__func__", method), "__code__", None)
+    is_method = code and (first.filename, first.name) == (code.co_filename, code.co_name)
+    entry = f"{_line(first)} in {code.co_qualname if is_method else first.name}"
     return entry if own is first else f"{_line(own)} in {own.name}, from {entry}"
 
 

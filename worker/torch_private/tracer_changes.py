@@ -1,19 +1,14 @@
 """Changes to Dynamo for one trace: more Python has a graph, and no accident becomes a condition.
 
-* Modules of torch's settings are modules like others: a setting is guarded by its value. Since torch 2.14
-  Dynamo traces how they look one up, through objects that no later process has.
-* NumPy scalars are constants, computed with by NumPy and guarded by value; ``operator.itemgetter`` and its
-  kin, made before the trace, are made anew within it; ``ContextVar.get()`` gives the variable's value,
-  guarded under ``var.get()``.
-* Instances that a metaclass's ``__call__`` makes are refused: Dynamo takes Python's own in its place.
-* Calls that tell people something (logging, ``warnings.warn``, ``print``, filters of warnings) are left out
-  of what is compiled, with one line in the log. What a call asks a logger (its level) is a condition.
-* A missing key is guarded (``os.environ.get``, ``try: d["k"] except KeyError``): Dynamo leaves no guard
-  where ``ObservedKeyError`` is caught. So are variables that functions of the standard library read.
-* Each call of a ``nested_compile_region`` is traced: Dynamo takes the graph of an earlier call whose guards
-  hold for the later one, which gets none.
-* Views among a call's arguments are tensors of their own. Dynamo traces a view with its base, and puts
-  conditions on the base's sizes: a slice of a buffer that grows would be traced again for every length.
+* Modules of torch's settings are modules like others: since torch 2.14 Dynamo traces how they look one up,
+  through objects that no later process has.
+* NumPy scalars are constants, computed with by NumPy; ``operator.itemgetter`` and its kin are made anew
+  within the trace; ``ContextVar.get()`` gives the variable's value, guarded under ``var.get()``.
+* Calls that tell people something are left out. What a call asks a logger (its level) is a condition.
+* A missing key is guarded, also where ``ObservedKeyError`` is caught; so are variables that functions of the
+  standard library read.
+* Views among a call's arguments are tensors of their own. Dynamo puts conditions on the sizes of their bases:
+  a slice of a buffer that grows would be traced again for every length.
 
 Relied on: ``as_proxy`` gives what stands in the graph; ``MetaTensorDescriber`` gives a dataclass with
 ``is_view``, ``base`` and ``creation_meta``, and a tensor that is no view gets its own sizes and the storage
@@ -71,16 +66,10 @@ FACTS = {
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _log = logging.getLogger("torchair")
 _TELLING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
-_FUNCTIONS = frozenset(
-    {
-        print,
-        warnings.warn,
-        warnings.warn_explicit,
-        warnings.simplefilter,
-        warnings.filterwarnings,
-        *(getattr(logging, name) for name in _TELLING),
-    }
-)
+_FUNCTIONS = (
+    print, warnings.warn, warnings.warn_explicit, warnings.simplefilter, warnings.filterwarnings,
+    *(getattr(logging, name) for name in _TELLING),
+)  # fmt: skip
 
 
 class TracerChanges:
@@ -95,12 +84,9 @@ class TracerChanges:
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
         """Put the changes in place; then say which calls were left out."""
-        known = dynamo_config.ignore_logging_functions
-        ignored = {*known, *_FUNCTIONS, *(getattr(logging.Logger, method) for method in _TELLING)}
-        with (
-            dynamo_config.patch(ignore_logging_functions=ignored),
-            intercepted(hooks_of(self)),
-        ):
+        methods = (getattr(logging.Logger, name) for name in _TELLING)
+        ignored = {*dynamo_config.ignore_logging_functions, *_FUNCTIONS, *methods}
+        with dynamo_config.patch(ignore_logging_functions=ignored), intercepted(hooks_of(self)):
             yield
         if self._left_out:
             told = ", ".join(sorted(self._left_out))
@@ -149,7 +135,7 @@ class TracerChanges:
 
     @steps_in("torch._guards:InvokeSubgraphCache", "add_reuse_entry", is_optional=True)  # from torch 2.12 on
     def _reuse_no_region(self, *_args: Any, **_kwargs: Any) -> None:
-        """Forget the graph of a call."""
+        """Trace each call of a region: Dynamo would take the graph of an earlier one, without its guards."""
 
     @steps_in(
         "torch._dynamo.variables.user_defined:UserDefinedClassVariable", "call_function(tx, args, kwargs)"

@@ -1,7 +1,7 @@
 """State of torch that loads and calls read: switches, operators by name, metadata of tensors.
 
 State is read from the getters under torch's properties, which cost up to twenty times as much. Relied on
-(``tests/unit/test_ambient.py`` compares each getter with its property):
+(``tests/unit/test_ambient.py`` sets each property and looks for its name):
 
 * ``torch.backends.mkldnn.enabled`` and ``.deterministic``, ``torch.backends.cuda.matmul.allow_tf32``,
   ``torch.backends.cudnn.allow_tf32`` and each ``fp32_precision`` return what these functions return;
@@ -31,7 +31,7 @@ import functools
 import importlib
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -56,31 +56,12 @@ _GLOBAL_HOOKS = (
     module_hooks._global_backward_hooks,
     module_hooks._global_backward_pre_hooks,
 )
-mkldnn_enabled = torch._C._get_mkldnn_enabled
-mkldnn_deterministic = torch._C._get_mkldnn_deterministic
-flash_attention = torch._C._get_flash_sdp_enabled
-memory_efficient_attention = torch._C._get_mem_efficient_sdp_enabled
-math_attention = torch._C._get_math_sdp_enabled
-cudnn_switches = (
-    torch._C._get_cudnn_enabled,
-    torch._C._get_cudnn_deterministic,
-    torch._C._get_cudnn_benchmark,
-    torch._C._get_cudnn_sdp_enabled,
-)
-"""``enabled``, ``deterministic`` and ``benchmark`` of ``torch.backends.cudnn``; attention by cuDNN."""
-cublas_switches = (
-    torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
-    torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
-    torch._C._get_cublas_allow_fp16_accumulation,
-)
-"""Of ``torch.backends.cuda.matmul``; the first two give a pair: in general, and with split k."""
-function_overrides = torch._C._is_torch_function_enabled
-num_function_modes = torch._C._len_torch_function_stack
 # What `torch.ops` is made of, by which an object is known to be an operator.
 OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 OperatorNamespace = torch._ops._OpNamespace
 _BINDINGS = (types.BuiltinFunctionType, types.MethodDescriptorType)
 _DISPATCHING = "torch._C", "_PyObjectDispatchFunc"  # what custom operators call, from torch 2.14 on
+_num_function_modes = torch._C._len_torch_function_stack
 _is_recording = torch.is_grad_enabled
 _record = torch._C._set_grad_enabled
 _is_inference = torch.is_inference_mode_enabled
@@ -92,8 +73,13 @@ _LIBRARIES = tuple(
 )
 
 
+PRECISION_NAMES = (
+    "float32 matmul precision", "tf32 matmul", "tf32 cudnn", "float32 precision of each library",
+)  # fmt: skip
+
+
 def float32_precision() -> tuple[Any, ...]:
-    """The older switches (matrices, cuBLAS, cuDNN); then the newer ones, unless the older tell all."""
+    """The values of `PRECISION_NAMES`: the older switches; then the newer ones, unless the older tell all."""
     try:
         older: tuple[Any, ...] = (
             torch.get_float32_matmul_precision(),
@@ -107,29 +93,9 @@ def float32_precision() -> tuple[Any, ...]:
     return (*older, " ".join(torch._C._get_fp32_precision_getter(*of) for of in _LIBRARIES))
 
 
-def settings() -> tuple[Any, ...]:
-    """Values that functions of torch set for the process or the thread, but for modes and devices."""
-    return (
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
-        *float32_precision(),
-        torch.is_autocast_enabled("cpu"),
-        torch.get_autocast_dtype("cpu"),
-        torch.is_autocast_cache_enabled(),
-        flash_attention(),
-        memory_efficient_attention(),
-        math_attention(),
-        mkldnn_enabled(),
-        mkldnn_deterministic(),
-        *[read() for read in (*cudnn_switches, *cublas_switches)],
-    )
-
-
 def default_device_type() -> str:
     """Type of the device on which a tensor is made that does not say where."""
-    return torch.get_default_device().type if num_function_modes() else "cpu"
+    return torch.get_default_device().type if _num_function_modes() else "cpu"
 
 
 def num_global_hooks() -> int:
@@ -152,12 +118,51 @@ def _kernels_in_python(num: int) -> str:
 
 def foreign_function_modes() -> int:
     """Number of active torch function modes, without those that set a default device."""
-    count = num_function_modes()
+    count = _num_function_modes()
     if not count:
         return 0
     modes = [torch._C._get_function_stack_at(index) for index in range(count)]
     defaults = sys.modules.get("torch.utils._device")  # nobody has set a default device before it is imported
     return sum(defaults is None or not isinstance(mode, defaults.DeviceContext) for mode in modes)
+
+
+SETTINGS: dict[str, Callable[[], Any]] = {
+    "default dtype": torch.get_default_dtype,
+    "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
+    "deterministic warn only": torch.is_deterministic_algorithms_warn_only_enabled,
+    "fill uninitialized memory": lambda: torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+    "autocast cpu": functools.partial(torch.is_autocast_enabled, "cpu"),
+    "autocast cpu dtype": functools.partial(torch.get_autocast_dtype, "cpu"),
+    "autocast cache": torch.is_autocast_cache_enabled,
+    "flash attention": torch._C._get_flash_sdp_enabled,
+    "memory-efficient attention": torch._C._get_mem_efficient_sdp_enabled,
+    "math attention": torch._C._get_math_sdp_enabled,
+    "mkldnn": torch._C._get_mkldnn_enabled,
+    "mkldnn deterministic": torch._C._get_mkldnn_deterministic,
+    # A captured graph holds the kernels that these chose; and a function may read them on a CPU, too, where
+    # they stand for Dynamo's own guard. The first two of cuBLAS give a pair: in general, and with split k.
+    "cudnn": torch._C._get_cudnn_enabled,
+    "cudnn deterministic": torch._C._get_cudnn_deterministic,
+    "cudnn benchmark": torch._C._get_cudnn_benchmark,
+    "cudnn attention": torch._C._get_cudnn_sdp_enabled,
+    "fp16 reduced precision": torch._C._get_cublas_allow_fp16_reduced_precision_reduction,
+    "bf16 reduced precision": torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
+    "fp16 accumulation": torch._C._get_cublas_allow_fp16_accumulation,
+}
+"""What functions of torch set for the process or the thread, by its name in artifacts, and what reads it."""
+MODES: dict[str, Callable[[], Any]] = {
+    "default device": default_device_type,
+    "global module hooks": num_global_hooks,
+    "torch function modes": foreign_function_modes,
+    "torch function": torch._C._is_torch_function_enabled,
+    "kernels in Python": kernels_in_python,
+}
+_READERS = tuple(SETTINGS.values())
+
+
+def settings() -> tuple[Any, ...]:
+    """Values of `SETTINGS`, and of `PRECISION_NAMES`."""
+    return (*[read() for read in _READERS], *float32_precision())
 
 
 def is_followed() -> bool:

@@ -413,4 +413,22 @@ KEPT = tuple(
     for name, (text, ask, change) in _KEPT.items()
 )  # fmt: skip
 
-EVALUATED = (*ATTRIBUTES, *CONSTANTS, *PATHS, *TREE, *TORCH, *KEPT)
+_WEIGHED = "def weighed#(members): return 1 + sum(place * ord(member[0]) for place, member in enumerate(members))\ndef less#(members):\n    made = set(members)\n    made.add('q')\n    made.remove('q')\n    return made\nGLOBAL# = {'a', 'b', 'c', 'dd', 'ee'}"
+_HASHED = (
+    "weighed#(self.s#)", "ord(next(iter(GLOBAL#))[0])", "weighed#([*self.s#])",
+    "ord(''.join(self.s#)[0])",
+    "weighed#(sorted(self.s#, key=len))",
+    "weighed#(set(['a', 'b', 'c', 'dd', 'ee']))", "weighed#(less#(['a', 'b']))", "hash('abc') % 1000",
+    "'abc'.__hash__() % 1000",
+)  # fmt: skip
+_INDIFFERENT = (
+    "weighed#(sorted(self.s#))", "2 if 'a' in self.s# else 3", "len(self.s#)",
+    "sum(place * number for place, number in enumerate({5, 9, 1}))", "hash(7)",
+)  # fmt: skip
+# Processes hash strings otherwise; where that counts, what one compiled does not fit the other.
+SETS = tuple(
+    _asks(f"order or hash / {ask}", ask, said="hash|order" if ask in _HASHED else "", top=_WEIGHED, init="self.s# = {'a', 'b', 'c', 'dd', 'ee'}")
+    for ask in (*_HASHED, *_INDIFFERENT)
+)  # fmt: skip
+
+EVALUATED = (*ATTRIBUTES, *CONSTANTS, *PATHS, *TREE, *TORCH, *KEPT, *SETS)
