@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.support import ascend_machine as ascend
+from tests.support.checkout import python
 from tests.support.launching import loaded_config, store_launch, write_config
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
@@ -257,3 +258,8 @@ def test_config_brings_its_store_and_its_disk(tmp_path: Path):
     assert result.exit_code == 0, result.stdout
     names = ("store.reachable", "store.writable", "store.keys", "disk.cache_dir", "disk.free")
     assert {levels(result)[name] for name in names} == {"ok"}
+
+
+def test_doctor_does_not_import_torch_which_may_fail():
+    code = "import sys, warmrank.orchestrator.inspect.doctor; print('torch' in sys.modules)"
+    assert python("-c", code) == "False\n"
