@@ -112,7 +112,7 @@ def run_all(options: argparse.Namespace) -> list[dict[str, Any]]:
 def bench(options: argparse.Namespace, code: Path) -> Iterator[Bench]:
     """A cluster that runs the code of a checkout, and a store, without limits yet."""
     environ = {**ENVIRONMENT, "PYTHONPATH": f"{code / 'src'}:{code}"}
-    with ray_nodes(options.nodes, num_cpus=1, environ=environ, has_dashboard=False) as cluster:
+    with ray_nodes(options.nodes, num_cpus=1, environ=environ) as cluster:
         node = cluster.net.add("store", STORE_INDEX)
         store = CountingStore(node, cluster.net.base / "requests.log", {**cluster.environ})
         yield Bench(cluster=cluster, switch=cluster.net.switch, store=store, store_node=node, options=options)

@@ -14,7 +14,7 @@ import errno
 import logging
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -70,66 +70,48 @@ class PullReport:
     problems: tuple[str, ...]  # listings that could not be used
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PullPlan:
-    """A listing to be restored, and where."""
+def pull(
+    documents: Documents, tool: str, root: Path, components: Mapping[str, str], *, replaces: bool = False
+) -> PullReport:
+    """Restore the newest directory of ``tool`` that was pushed under these components.
 
-    tool: str
-    root: Path
-    stored: StoredListing  # the newest that can be used
-    moved: Relocation  # what of it must name the new path
-    problems: tuple[str, ...]  # listings that could not be used
-
-
-def plan_pull(documents: Documents, tool: str, root: Path, components: Mapping[str, str]) -> PullPlan:
-    """Find the newest directory of ``tool`` that was pushed under these components; nothing is written.
+    With ``replaces``, files that are there with other bytes are replaced. One process of this node at a time.
 
     Raises:
         RefusedCache: ``root`` is refused for what is in it, whether or not anything was pushed.
-        NotInStore: none was pushed (says what differs from the nearest).
-        Conflict: it names its old path in a way that nobody here knows how to change.
+        NotInStore: none was pushed (says what differs from the nearest), or blobs of it are missing.
+        Conflict: it names its old path in a way that nobody here knows how to change; or files are there with
+            other bytes, or stand where a directory should. Nothing was changed.
+        Corrupt: a blob is damaged, and now in quarantine; nothing was laid out.
     """
-    root = Path(os.path.abspath(root))  # noqa: PTH100 - the tool sees this path, not the resolved one
-    # After a miss the tool uses what is there.
-    check_marks(root, documents.trust.policy, documents.trust.revoked)
+    root, trust = Path(os.path.abspath(root)), documents.trust  # noqa: PTH100 - as the tool sees it
+    check_marks(root, trust.policy, trust.revoked)  # after a miss the tool uses what is there
     documents = replace(documents, problems=[])  # they stand in the report
-    key = listing_key(tool, dict(components))
+    stored = _find(documents, tool, dict(components))
+    listing = stored.listing
+    moved = relocation(tool_named(tool), listing.files, old=listing.root, new=str(root))
+    ensure_cache_dir(root)
+    with single_flight(beside(root), timeout_s=LOCK_TIMEOUT_S):
+        return _lay_out(documents, stored, root, moved, replaces=replaces)
+
+
+def _find(documents: Documents, tool: str, components: dict[str, str]) -> StoredListing:
+    key = listing_key(tool, components)
     try:
-        stored = newest_listing(documents, key)
+        return newest_listing(documents, key)
     except NotInStore as error:
         raise NotInStore(
             what=f"directory of {tool!r} with these components",
             where=f"key {key[:12]}",
-            remedy="; ".join([nearest_listing(documents, tool, dict(components)), *documents.problems[:3]]),
+            remedy="; ".join([nearest_listing(documents, tool, components), *documents.problems[:3]]),
         ) from error
-    moved = relocation(tool_named(tool), stored.listing.files, old=stored.listing.root, new=str(root))
-    return PullPlan(tool=tool, root=root, stored=stored, moved=moved, problems=tuple(documents.problems))
 
 
-@contextlib.contextmanager
-def pull_lock(root: Path) -> Iterator[None]:
-    """Hold the lock of a directory to be pulled, which is made if absent; see `single_flight`."""
-    root = root.absolute()
-    ensure_cache_dir(root)
-    with single_flight(beside(root), timeout_s=LOCK_TIMEOUT_S):
-        yield
-
-
-def pull(documents: Documents, plan: PullPlan, *, replaces: bool = False) -> PullReport:
-    """Restore what was planned; the caller holds `pull_lock`.
-
-    With ``replaces``, files that are there with other bytes are replaced.
-
-    Raises:
-        NotInStore: blobs of it are missing.
-        Conflict: files are there with other bytes, or stand where a directory should; nothing was changed.
-        Corrupt: a blob is damaged, and now in quarantine; nothing was laid out.
-    """
-    root, trust, place, moved = plan.root, documents.trust, beside(plan.root), plan.moved
-    listing = plan.stored.listing
-    key = listing_key(plan.tool, listing.components)
+def _lay_out(
+    documents: Documents, stored: StoredListing, root: Path, moved: Relocation, *, replaces: bool
+) -> PullReport:
+    trust, place, listing = documents.trust, beside(root), stored.listing
     admit(root, trust.policy, trust.revoked)
-    ensure_cache_dir(place)
     # Our own names are none of the tool's: they would decide what may be done with the directory.
     files = {file.path: file for file in listing.files if not is_ours(file.path)}
     index = DigestIndex(root, "files", at=place, opened=open_owned)
@@ -145,22 +127,22 @@ def pull(documents: Documents, plan: PullPlan, *, replaces: bool = False) -> Pul
     if wanted:
         sweep_debris(place, _STAGING)
         with staging_directory(place, _STAGING) as staging:
-            _stage(documents, plan, wanted, staging)
+            _stage(documents, stored, moved, wanted, staging)
             kinds = {file.path: _kind(root / file.path, staging / file.path) for file in wanted}
             if not replaces:
                 _refuse_others([path for path, kind in kinds.items() if kind == "other"], root)
             kinds = {path: kind for path, kind in kinds.items() if kind != "equal"}
             if kinds:
-                kinds = _place(staging, root, kinds, lambda: _permit(documents, plan, root))
+                kinds = _place(staging, root, kinds, lambda: _permit(documents, stored, root))
     for path in kinds.keys() - moved.paths:
         index.remember_own(root / path, files[path].digest)
     index.save()
-    mark_used(documents.backend, plan.stored.name)
-    logger.info("Pulled %s of %s: %d of %d files came", root, plan.tool, len(kinds), len(files))
+    mark_used(documents.backend, stored.name)
+    logger.info("Pulled %s of %s: %d of %d files came", root, listing.tool, len(kinds), len(files))
     num_replaced = sum(kind == "other" for kind in kinds.values())
     return PullReport(
         directory=str(root),
-        key=key,
+        key=listing_key(listing.tool, listing.components),
         pushed=listing.created,
         num_files=len(files),
         num_new=len(kinds) - num_replaced,
@@ -168,19 +150,25 @@ def pull(documents: Documents, plan: PullPlan, *, replaces: bool = False) -> Pul
         num_kept=len(files) - len(kinds),
         bytes_copied=sum(files[path].size_bytes for path in kinds),
         num_rewritten=len(moved.paths & kinds.keys()),
-        problems=plan.problems,
+        problems=tuple(documents.problems),
     )
 
 
-def _permit(documents: Documents, plan: PullPlan, directory: Path) -> Permit:
+def _permit(documents: Documents, stored: StoredListing, directory: Path) -> Permit:
     """Mark a directory, so that blobs of the listing may be copied below it."""
-    signers = [plan.stored.signer_id] if plan.stored.signer_id else []
+    signers = [stored.signer_id] if stored.signer_id else []
     return permit_copies(directory, documents.trust.policy, signers)
 
 
-def _stage(documents: Documents, plan: PullPlan, files: Sequence[ListedFile], staging: Path) -> None:
+def _stage(
+    documents: Documents,
+    stored: StoredListing,
+    moved: Relocation,
+    files: Sequence[ListedFile],
+    staging: Path,
+) -> None:
     """Make files in a staging directory, as they are to be."""
-    blobs = Blobs(backend=documents.backend, permit=_permit(documents, plan, staging), is_flushed=True)
+    blobs = Blobs(backend=documents.backend, permit=_permit(documents, stored, staging), is_flushed=True)
     for directory in _directories(file.path for file in files):
         with os_errors_are_unusable("directory", staging / directory):
             (staging / directory).mkdir(mode=DIRECTORY_MODE)
@@ -189,8 +177,8 @@ def _stage(documents: Documents, plan: PullPlan, files: Sequence[ListedFile], st
         path = staging / file.path
         blobs.copy(file.sha256, file.size_bytes, path)
         with os_errors_are_unusable("file", path):
-            if file.path in plan.moved.paths:
-                path.write_bytes(plan.moved.apply(path.read_bytes()))
+            if file.path in moved.paths:
+                path.write_bytes(moved.apply(path.read_bytes()))
             if file.executable:
                 path.chmod(0o700)
             date_back(path)

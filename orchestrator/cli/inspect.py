@@ -26,8 +26,8 @@ from warmrank.orchestrator.cli.options import (
     is_config_name,
     load_config,
     load_optional,
-    refuse_shadows,
 )
+from warmrank.orchestrator.errors import BadArgument
 from warmrank.worker.settings import DeviceKind
 
 
@@ -76,7 +76,7 @@ def show(
 
     names_store, is_config = config is not None or store is not None, is_config_name(wanted)
     if not names_store and is_config:
-        look.refuse_lone_config(wanted, load_config(Path(wanted), overrides))
+        raise BadArgument(f"{wanted} is a config; name a partition too: warmrank ls {wanted} lists them")
     if not names_store and (out or Path(wanted).is_file()):
         _show_artifact(Path(wanted), out, as_json=as_json)
         return
@@ -163,8 +163,6 @@ def doctor(
         print_json(here())
         return
     loaded = load_optional(config, overrides)
-    if all_nodes:
-        refuse_shadows()
     with others_on_stderr():
         found = diagnose(loaded, device, all_nodes=all_nodes)
     answer(found, render_diagnosis, as_json=as_json)

@@ -129,15 +129,6 @@ def refuse_what_fails(
         all_within([partial(ensure_cache_dir, config.cache_dir)], timeout_s=LOOK_S)
 
 
-def refuse_shadows() -> None:
-    """Refuse a directory with a module that ranks and nodes would import in place of `warmrank`."""
-    from warmrank.orchestrator.config.lint import shadow, shadow_finding
-
-    if (path := shadow(Path.cwd())) is not None:
-        finding = shadow_finding(path)
-        raise BadArgument(f"{finding.found}: {finding.remedy}")
-
-
 def group_of_commands(about: str, **options: Any) -> typer.Typer:
     """A group that shows its help where no command is named."""
     help_options = {"help_option_names": ["-h", "--help"]}

@@ -22,7 +22,6 @@ from warmrank.orchestrator.cli.options import (
     NodeNames,
     Overrides,
     load_config,
-    refuse_shadows,
 )
 from warmrank.orchestrator.errors import BadArgument
 
@@ -86,7 +85,6 @@ def preseed(  # noqa: PLR0913, PLR0917 - options of a command
         seeds = _here(loaded, verify=verify)
         answer(seeds, render_seeds, as_json=as_json)
         raise typer.Exit(_exit_code(seeds, wanted=1))
-    refuse_shadows()
     console = output(stderr=True)
     outcomes = Outcomes(
         lambda line, style: console.print(Text(line, style=style), soft_wrap=True),

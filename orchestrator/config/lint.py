@@ -15,12 +15,11 @@ import inspect
 import os
 import pkgutil
 import re
-import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Literal
 
@@ -46,7 +45,7 @@ class LintFinding:
 
 def lint(config: Config, machine: Machine) -> tuple[LintFinding, ...]:
     """Findings about settings that do not go together, errors first."""
-    found = [*_ranks(config, machine), *_code(config, machine), *_choices(config, machine)]
+    found = [*_ranks(config, machine), *_code(config, machine), *_choices(config)]
     if config.store is not None:
         found += [*_store(config, config.store, machine), *_trust(config, config.store, machine)]
     return tuple(sorted(found, key=lambda finding: finding.level != "error"))
@@ -73,17 +72,6 @@ def _ranks(config: Config, machine: Machine) -> Iterator[LintFinding]:
             f"a rank runs {ray.omp_num_threads} threads, and has {ray.num_cpus_per_rank:g} CPU reserved",
             "set ray.num_cpus_per_rank to the number of threads",
         )
-    waits_s = config.timeouts.collective_s
-    stages = ("capture_s", "first_call_s", "verify_s")
-    shorter = [name for name in stages if getattr(config.timeouts, name) < waits_s]
-    if shorter and config.ranks > 1:
-        yield LintFinding(
-            "warning",
-            tuple(f"timeouts.{name}" for name in ("collective_s", *shorter)),
-            f"a collective waits {waits_s:g} s, longer than {', '.join(shorter)}: a rank that hangs there is "
-            "told by the stage's time, not by the collective that it hangs in",
-            "set timeouts.collective_s to less than these stages",
-        )
 
 
 def _code(config: Config, machine: Machine) -> Iterator[LintFinding]:
@@ -99,25 +87,13 @@ def _code(config: Config, machine: Machine) -> Iterator[LintFinding]:
             level: Level = "error" if is_certain else "warning"
             yield LintFinding(level, (f"workload.{key}",), found, f"{started_in} {what}{only_there}")
     if machine.shadow is not None:
-        yield shadow_finding(machine.shadow)
+        found = f"ranks would import {machine.shadow} in place of the package warmrank"
+        remedy = "rename it, or start the command in another directory"
+        yield LintFinding("error", ("workload",), found, remedy)
 
 
-def shadow_finding(path: Path) -> LintFinding:
-    """A module that bears our package's name."""
-    found = f"ranks would import {path} in place of the package warmrank"
-    remedy = "rename it, or start the command in another directory"
-    return LintFinding("error", ("workload",), found, remedy)
-
-
-def _choices(config: Config, machine: Machine) -> Iterator[LintFinding]:
+def _choices(config: Config) -> Iterator[LintFinding]:
     """Single choices that cannot work here, or do nothing."""
-    if machine.obstacle:
-        yield LintFinding(
-            "error" if config.ray.address is None else "warning",
-            ("cache_dir",),
-            f"on this machine {machine.obstacle} is no directory, so {config.cache_dir} can be none",
-            "name another cache_dir, or move what is in its place",
-        )
     if config.engine == "torchair" and config.device != "npu":
         yield LintFinding(
             "error",
@@ -197,7 +173,6 @@ class Machine:
     is_absolute_script: bool = False
     entrypoint_fault: str = ""  # likewise of the function that it names
     is_source_here: bool = False  # the file of that function is in the current directory
-    obstacle: str = ""  # what is no directory, at or above the cache directory; empty for nothing
     shadow: Path | None = None  # a module here that ranks would import in place of `warmrank`
     requires_signature: str = ""  # why, where the config leaves that open
     has_signing_key: bool = True  # true where none is named
@@ -218,9 +193,9 @@ def machine_here(config: Config) -> Machine:
 
     places = [path for path in tiers if not is_url(path)]
     found = all_within([partial(is_local, path) for path in places], timeout_s=LOOK_S)
-    (obstacle,) = all_within([partial(_obstacle_to, config.cache_dir)], timeout_s=LOOK_S)
     script = config.workload.script if isinstance(config.workload, ScriptWorkload) else ""
     fault, source = fault_of(config) or (None, None)
+    namesake = Path.cwd() / "warmrank.py"
     where = f" (read in {source})" if source else ""
     return Machine(
         num_cpus=_cpus_of_ray(config.ray),
@@ -230,23 +205,10 @@ def machine_here(config: Config) -> Machine:
         is_absolute_script=Path(script).is_absolute(),
         entrypoint_fault=f"{fault.message.rstrip('.')}{where}" if fault else "",
         is_source_here=source is not None and source.is_relative_to(Path.cwd()),
-        obstacle=obstacle or "",
-        shadow=shadow(Path.cwd()),
+        shadow=namesake if namesake.is_file() else None,
         requires_signature=choice_of(trust, tiers)[1] if trust else "",
         has_signing_key=trust is None or trust.signing_key is None or trust.signing_key.exists(),
     )
-
-
-def _obstacle_to(path: Path) -> str:
-    """The file in the way of a directory, at a path or above it; empty for none."""
-    for place in (path, *path.parents):
-        try:
-            return "" if stat.S_ISDIR(place.stat().st_mode) else str(place)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError:
-            return ""
-    return ""
 
 
 def _cpus_of_ray(config: RayConfig) -> int | None:
@@ -260,19 +222,6 @@ def _cpus_of_ray(config: RayConfig) -> int | None:
     except ImportError:
         return os.cpu_count()
     return int(get_num_cpus(override_docker_cpu_warning=True))
-
-
-def shadow(directory: Path) -> Path | None:
-    """A module in a directory that ranks, which look there first, would import in place of `warmrank`."""
-    spec = PathFinder.find_spec("warmrank", [str(directory)])
-    if spec is None or spec.origin is None:
-        return None
-    origin = Path(spec.origin)
-    try:  # our package is known by its words: a job has it in a directory of its own
-        is_ours = origin.name == "__init__.py" and b"warmrank" in origin.read_bytes().partition(b"\n")[0]
-    except OSError:
-        return None  # the import tells of it
-    return None if is_ours else origin
 
 
 _BINDS_UNSEEN = re.compile(r"import \*|\b(__getattr__|__path__|globals|exec|vars|setattr|sys\.modules)\b")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from warmrank.cache_store import store as cache_store
 from warmrank.cache_store.cache_dir.local import (
@@ -150,14 +149,6 @@ def show_partition(store: Store, wanted: str, config: Config | None = None) -> P
         changes=changes_of(manifest.environment, environment()),
         others=tuple(dict.fromkeys(o.manifest_key for _, o in matches if o.manifest_key != ref.manifest_key)),
     )
-
-
-def refuse_lone_config(name: str, config: Config) -> NoReturn:
-    """Raise `BadArgument` where a partition was expected; name those of the config's launch or store."""
-    store = open_to_look(config, None)
-    records = store.launches(launch_key(config)) or store.launches()
-    names = sorted({ref.partition for record in records for ref in record.partitions})
-    raise BadArgument(f"{name} is a config; name a partition too: {_shown(names)}")
 
 
 def _shown(names: Iterable[str]) -> str:

@@ -71,21 +71,34 @@ def graphs_entry(root: Path, top: Path) -> Entry:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Outcome:
     """One rank's last start."""
 
     entry: str  # vLLM's hash
     rank: str  # name of the rank's directory
     model: str  # path or name of the model
-    outcome: Literal["loaded", "compiled"]  # whether vLLM loaded an artifact or compiled one
-    source: Literal["store", "disk", ""]  # of the artifact; empty where it was compiled
-    why: str  # why it was compiled, or why not all of it was loaded; else empty
-    fetch_s: float  # seconds that vLLM waited for the store
-    fetched_bytes: int  # bytes copied from the store
-    compile_s: float  # seconds of torch.compile, as vLLM counts them
-    at_s: float  # when, in seconds since the epoch
+    outcome: Literal["loaded", "compiled"] = "loaded"  # whether vLLM loaded an artifact or compiled one
+    source: Literal["store", "disk", ""] = "disk"  # of the artifact; empty where it was compiled
+    why: str = ""  # why it was compiled, or why not all of it was loaded; else empty
+    fetch_s: float = 0.0  # seconds that vLLM waited for the store
+    fetched_bytes: int = 0  # bytes copied from the store
+    compile_s: float = 0.0  # seconds of torch.compile, as vLLM counts them
+    at_s: float = 0.0  # when, in seconds since the epoch
     published: str = ""  # what became of publishing; empty before it
+
+    def explain(self, why: str) -> None:
+        """Note one more reason."""
+        self.why = "; ".join(filter(None, (self.why, why)))
+
+    def end(self, *, is_loaded: bool, compile_s: float, why: str = "") -> Outcome:
+        """Note that vLLM has loaded or compiled; ``why`` counts where no reason is known yet."""
+        self.compile_s, self.at_s = compile_s, time.time()
+        if is_loaded:
+            self.why = why
+        else:
+            self.outcome, self.source, self.why = "compiled", "", self.why or why
+        return self
 
     def line(self) -> str:
         """One line for vLLM's log."""

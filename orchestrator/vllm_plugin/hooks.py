@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from warmrank.cache_store.cache_dir.marks import check_marks
 from warmrank.cache_store.errors import NoStoreYet, NotInStore, RefusedCache, StoreError
@@ -124,7 +124,7 @@ class Loader:
                 self._note_compile(visit, model)
             else:
                 seconds = float(getattr(model.vllm_config.compilation_config, "compilation_time", 0.0))
-                self._publisher.take(entry, visit.outcome(is_loaded=True, compile_s=seconds))
+                self._publisher.take(entry, visit.outcome.end(is_loaded=True, compile_s=seconds))
         return loaded
 
     def _note_compile(self, visit: Visit, model: Any) -> None:
@@ -136,7 +136,7 @@ class Loader:
             with _harmless(visit.entry.rank):
                 del model.save_aot_compiled_function  # of the instance; its class's stays
                 seconds = time.monotonic() - started_s
-                outcome = visit.outcome(is_loaded=False, compile_s=seconds, why=_NOT_LOADED)
+                outcome = visit.outcome.end(is_loaded=False, compile_s=seconds, why=_NOT_LOADED)
                 self._publisher.take(visit.entry, outcome, visit.components)
 
         model.save_aot_compiled_function = save_and_note
@@ -176,33 +176,10 @@ class Visit:
     """State of one artifact while vLLM looks for it."""
 
     entry: Entry  # the artifact's place
-    model: str  # path or name of the model
+    outcome: Outcome  # so far; its source is where the artifact came from, if it is there
     components: dict[str, str] = field(default_factory=dict)  # what it depends on
-    source: Literal["store", "disk"] = "disk"  # where it came from, if it is there
     may_load: bool = True  # vLLM may load what is there
     is_over: bool = False  # vLLM does not wait any more
-    why: str = ""  # why there is none, or none that may be loaded
-    fetch_s: float = 0.0  # seconds that vLLM waited for the store
-    fetched_bytes: int = 0  # bytes copied
-
-    def explain(self, why: str) -> None:
-        """Note one more reason."""
-        self.why = "; ".join(filter(None, (self.why, why)))
-
-    def outcome(self, *, is_loaded: bool, compile_s: float, why: str = "") -> Outcome:
-        """The visit once vLLM has loaded or compiled; ``why`` counts where the visit knows no reason."""
-        return Outcome(
-            entry=self.entry.top.name,
-            rank=self.entry.rank,
-            model=self.model,
-            outcome="loaded" if is_loaded else "compiled",
-            source=self.source if is_loaded else "",
-            why=why if is_loaded else self.why or why,
-            fetch_s=self.fetch_s,
-            fetched_bytes=self.fetched_bytes,
-            compile_s=compile_s,
-            at_s=time.time(),
-        )
 
 
 def visit_entry(
@@ -212,7 +189,9 @@ def visit_entry(
 
     ``config`` is vLLM's; ``components`` gives what the entry depends on.
     """
-    visit = Visit(entry=entry, model=str(getattr(config.model_config, "model", "")))
+    model = str(getattr(config.model_config, "model", ""))
+    outcome = Outcome(entry=entry.top.name, rank=entry.rank, model=model)
+    visit = Visit(entry=entry, outcome=outcome)
     started_s = time.monotonic()
     with _harmless(entry.rank):
         try:
@@ -220,9 +199,9 @@ def visit_entry(
             _drop_another(visit)
             bounded(lambda: _prepare(opened, visit), opened.timeout_s)
         except (StoreError, TimeoutError, OSError) as error:
-            visit.explain(f"{NO_STORE}: {error}")
+            visit.outcome.explain(f"{NO_STORE}: {error}")
         visit.is_over = True
-        visit.fetch_s = time.monotonic() - started_s
+        visit.outcome.fetch_s = time.monotonic() - started_s
         _drop_another(visit)
         return visit
     return None
@@ -247,9 +226,11 @@ def _drop_another(visit: Visit) -> None:
     stored = read_components(visit.entry.artifact)
     changes = differences(stored, visit.components) if stored else ""
     if changes:
-        visit.explain(f"the artifact on this disk is another one: {changes}")
+        visit.outcome.explain(f"the artifact on this disk is another one: {changes}")
     elif not stored and OPERATORS in visit.components:
-        visit.explain("the artifact on this disk is of unknown custom operators, made without the plugin")
+        visit.outcome.explain(
+            "the artifact on this disk is of unknown custom operators, made without the plugin"
+        )
     else:
         return
     try:
@@ -274,12 +255,12 @@ def _prepare(opened: Access, visit: Visit) -> None:
             store = open_to_fetch(opened.config)
             report = store.pull_directory(entry.tool, entry.root, visit.components)
         except NoStoreYet:
-            visit.explain("there is no store yet")
+            visit.outcome.explain("there is no store yet")
             return
         except NotInStore as miss:
-            visit.explain(f"the store has no such entry: {miss.remedy}")
+            visit.outcome.explain(f"the store has no such entry: {miss.remedy}")
             return
-        visit.source, visit.fetched_bytes = "store", report.bytes_copied
+        visit.outcome.source, visit.outcome.fetched_bytes = "store", report.bytes_copied
         note_published(entry, files_digest(entry.root))
 
 
@@ -343,16 +324,16 @@ class _Lookup:
         num_compiled = self._counter.num_cache_entries_updated - self._num_before[1]
         if (visit := self._visit) is None or not num_asked:
             return
-        seconds = time.monotonic() - self._started_s - visit.fetch_s
+        seconds = time.monotonic() - self._started_s - visit.outcome.fetch_s
         if num_compiled:
             why = f"{num_compiled} of {num_asked} graphs were not in the entry"
-            outcome = visit.outcome(is_loaded=False, compile_s=seconds, why=why)
+            outcome = visit.outcome.end(is_loaded=False, compile_s=seconds, why=why)
             publisher.take(visit.entry, outcome, visit.components)
             return
         index = ast.literal_eval(visit.entry.artifact.read_text())
         num_absent = sum(not Path(value["graph_handle"][1]).exists() for value in index.values())
         why = f"{num_absent} of {num_asked} graphs compiled: vllm-ascend saves none with Triton kernels"
-        outcome = visit.outcome(is_loaded=True, compile_s=seconds, why=why if num_absent else "")
+        outcome = visit.outcome.end(is_loaded=True, compile_s=seconds, why=why if num_absent else "")
         publisher.take(visit.entry, outcome)
 
 

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, get_args
 
@@ -129,8 +129,8 @@ class Publisher:
             said = self._push(entry, ranks, digest)
         if said.startswith("not"):
             self._given_up.add(entry)
-        outcome = replace(self._entries[entry], published=said)
-        self._entries[entry] = outcome
+        outcome = self._entries[entry]
+        outcome.published = said
         is_known = said.startswith("not") and outcome.why.startswith(NO_STORE)
         level = logging.DEBUG if is_known else logging.INFO
         logger.log(level, "warmrank: %s of %s: %s", entry.rank, entry.top.name[:12], said)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.checkout import ROOT
 from tests.support.launching import counts
-from tests.support.netns_cluster import Cluster, CountingStore, blob_reads
+from tests.support.netns_cluster import Cluster, CountingStore
 from warmrank.orchestrator.launch.report import Report
 
 pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(600)]
@@ -26,9 +25,9 @@ def warm_and_reads(
     nodes: Cluster, tiny: Path, counting_store: CountingStore, cold: Report
 ) -> tuple[Report, Reads]:
     """A launch on nodes whose disks are empty again, and how often each node read each blob for it."""
-    before = blob_reads(counting_store.requests("tiny"))
+    before = counting_store.blob_reads("tiny")
     report = nodes.launch(tiny, "--no-compile", "--set", f"cache_dir={nodes.net.disk / 'empty'}")
-    return report, blob_reads(counting_store.requests("tiny")) - before
+    return report, counting_store.blob_reads("tiny") - before
 
 
 def test_cold_launch_compiles_each_function_once_and_a_warm_one_reads_each_blob_once_a_node(
@@ -50,18 +49,3 @@ def test_smaller_world_compiles_nothing(nodes: Cluster, tiny: Path, cold: Report
     assert cold.record
     report = nodes.launch(tiny, "--no-compile", "--set", "ranks=4", "--set", "parallel.dp=2")
     assert (counts(report)[0], len(report.ranks)) == (0, 4)
-
-
-def test_job_runs_on_the_nodes(nodes: Cluster) -> None:
-    """Its code goes along: no import path of the nodes holds the workload."""
-    project = nodes.shared / "project"
-    project.mkdir()
-    (project / "mine.py").write_text((ROOT / "tests" / "support" / "tiny_workload.py").read_text())
-    workload = {"entrypoint": "mine:workload"}
-    nodes.config("job", workload=workload, ray={}).rename(project / "job.yaml")
-    ended = nodes.warmrank("submit", "job.yaml", "--address", nodes.dashboard, cwd=project)
-    assert ended.exit_code == 0, ended.said
-    assert f"{FUNCTIONS} compiled" in ended.said
-    assert "SUCCEEDED" in ended.said
-    assert list((nodes.shared / "job" / "launch").rglob("*/*/*"))
-    assert nodes.left_over() == {}

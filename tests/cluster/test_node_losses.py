@@ -183,7 +183,7 @@ def test_next_attempt_starts_no_rank_on_a_lost_node_that_ray_lists_as_alive(whol
 
 def test_head_that_stops_with_its_raylet_ends_the_launch_with_a_report() -> None:
     # Not the cluster of the other tests, which would be over; the driver is on the head, as users start it.
-    with ray_nodes(2, num_cpus=2, has_dashboard=False) as cluster:
+    with ray_nodes(2, num_cpus=2) as cluster:
         trial = Trial(cluster, "headless", ("build",), ranks=4, parallel={"tp": 2, "dp": 2})
         trial.begin()
         trial.reached("build")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.launching import store_launch
 from tests.support.netns import Node, until
-from tests.support.netns_cluster import Cluster, CountingStore, blob_reads
+from tests.support.netns_cluster import Cluster, CountingStore
 from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.inspect.store_contents import cached_files
 from warmrank.orchestrator.launch.report import Report
@@ -45,7 +45,7 @@ class Seeding:
         return len(cached_files(node.disk / self.cache))
 
     def _all_reads(self) -> Reads:
-        return blob_reads(self._store.requests("tiny"))
+        return self._store.blob_reads("tiny")
 
 
 @pytest.fixture

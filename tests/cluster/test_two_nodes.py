@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 @pytest.fixture(scope="module")
 def pair(namespaces: None) -> Iterator[Cluster]:
     """Two nodes of one CPU."""
-    with ray_nodes(2, num_cpus=1, has_dashboard=False) as cluster:
+    with ray_nodes(2, num_cpus=1) as cluster:
         yield cluster
 
 

@@ -83,7 +83,7 @@ def test_node_whose_raylet_is_killed_is_lost_and_the_launch_goes_on_elsewhere(
     # A rank on each node; afterwards the first has room for both.
     with ray_cluster(2, {"PYTHONPATH": PYTHONPATH}) as cluster:
         ray = {"address": cluster.address, "ship_code": False, "placement": "SPREAD"}
-        launch = start(fault("first_call", "stay", 0), ray=ray, environ=cluster.environ)
+        launch = start(fault("first_call", "stay", 0), ray=ray, parallel={"dp": 2}, environ=cluster.environ)
         reached(launch, marks)
         os.kill(cluster.raylet(1), signal.SIGKILL)
         report = launch.report_of(ExitCode.OK)

@@ -34,8 +34,6 @@ class FakeWorld:
         kind_of: ranks of equal kind can use each other's artifacts: their guards hold.
         asks: ranks that ask for the same have the same request key.
         trace_of: what a rank traces of a function; by default its kind.
-        out_of_reach: ranks that cannot have what others made.
-        untraceable: what an audit of a function on a rank raises.
         num_captures: calls that each rank captures.
         raises: what a method of a rank raises.
         broken: functions that compile nowhere, and why.
@@ -47,12 +45,9 @@ class FakeWorld:
     kind_of: Callable[[int], object] = lambda rank: 0
     asks: Callable[[int], str] = lambda rank: "same"
     trace_of: Callable[[int, str], object] | None = None
-    untraceable: dict[tuple[int, str], Exception] = field(default_factory=dict)
-    out_of_reach: Callable[[int], bool] = lambda rank: False
     functions: tuple[str, ...] = FUNCTIONS
     num_captures: Callable[[int], int] = lambda rank: 2
     raises: dict[tuple[str, int], Exception] = field(default_factory=dict)
-    bad_results: set[tuple[str, int]] = field(default_factory=set)
     broken: dict[str, str] = field(default_factory=dict)
     max_error: float = 0.0
     environments: Mapping[int, dict[str, str]] = field(default_factory=dict)
@@ -112,15 +107,11 @@ class FakeRank:
             digest = digest_of(function, kind if self.world.trace_of is None else (kind, trace))
             self.world.known[digest] = kind
             seconds = StageSeconds(trace_s=1.0, compile_s=2.0)
-            is_ok = function not in self.world.broken and not self._bad("compile")
-            self._settled(function, "compiled", digest, seconds, ok=is_ok)
+            self._settled(function, "compiled", digest, seconds, ok=function not in self.world.broken)
         return tuple(self.results[function] for function in functions)
 
     def audit(self, functions: tuple[str, ...]) -> tuple[TraceResult, ...]:
         self._enter("audit", functions)
-        for function in functions:
-            if (error := self.world.untraceable.get((self.spec.rank, function))) is not None:
-                raise error
         traces = ((function, self.world.traced(self.spec.rank, function)) for function in functions)
         return tuple(
             TraceResult(function=function, trace=trace, seconds=1.0, cpu_s=0.5) for function, trace in traces
@@ -160,8 +151,6 @@ class FakeRank:
         return replace(answer, outcome=outcome)
 
     def _would(self, function: str, digest: str) -> FunctionResult:
-        if self.world.out_of_reach(self.spec.rank):
-            return FunctionResult(function=function, ok=False, outcome="adopted", reason="out of reach")
         fits = self.world.known.get(digest) == self.world.kind_of(self.spec.rank)
         reason = "" if fits else "another kind"
         return FunctionResult(
@@ -176,14 +165,15 @@ class FakeRank:
     def _settled(
         self, function: str, outcome: Any, digest: str, seconds: StageSeconds, *, ok: bool = True
     ) -> None:
+        why = "" if ok else self.world.broken[function]
         if ok:
             self.world.held[self.spec.rank, function] = digest
         self.results[function] = FunctionResult(
             function=function,
             ok=ok,
             outcome=outcome,
-            reason="" if ok else (why := self.world.broken.get(function, "it broke")),
-            error="" if ok or ": " not in why else why.partition(": ")[0],
+            reason=why,
+            error=why.partition(": ")[0] if ": " in why else "",
             digest=digest,
             size_bytes=100,
             path=f"{self.spec.cache_dir}/{function}/compiled_module",
@@ -213,10 +203,7 @@ class FakeRank:
     def first_call(self, place: int) -> tuple[FunctionResult, ...]:
         self._enter("first_call")
         functions = self.world.functions[max(0, place - 1) : place]
-        found = (self._spent(function, first_call_s=0.25) for function in functions)
-        if self._bad("first_call"):
-            return tuple(replace(result, ok=False, reason="it broke") for result in found)
-        return tuple(found)
+        return tuple(self._spent(function, first_call_s=0.25) for function in functions)
 
     def extra(self) -> tuple[FunctionResult, ...]:
         return ()
@@ -260,9 +247,6 @@ class FakeRank:
         error = self.world.raises.get((method, self.spec.rank))
         if error is not None:
             raise error
-
-    def _bad(self, method: str) -> bool:
-        return (method, self.spec.rank) in self.world.bad_results
 
 
 def make_alone(spec: Any, store: Any) -> FakeRank:

@@ -11,7 +11,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from tests.support.stored import store_config
 from warmrank.orchestrator.launch.report import Report, from_json
 
 PORT = 6379
-DASHBOARD_PORT = 8265
 _RAY_START_S = 90.0
 # Ray's health checks stay as they are by default, as at users': a node is dead to it after about a minute.
 _DEATH_S = 180.0
@@ -52,33 +50,22 @@ class Cluster:
         net: where its nodes are added.
         num_cpus: that each node says to have, and so of ranks on it.
         environ: what everything that runs in its nodes has in its environment besides.
-        has_dashboard: whether it has a job server; it takes CPU seconds and 300 MB.
     """
 
-    def __init__(
-        self, net: Network, *, num_cpus: int, environ: Mapping[str, str], has_dashboard: bool
-    ) -> None:
+    def __init__(self, net: Network, *, num_cpus: int, environ: Mapping[str, str]) -> None:
         self.net = net
         self.num_cpus = num_cpus
         self._more_environ = dict(environ)
         self._num_added = 0
         self._commands: list[Running] = []
         self.head = self._prepared()
-        dashboard = (f"--include-dashboard={has_dashboard}", f"--dashboard-host={self.head.address}")
-        _await_up(*self._begin(self.head, "--head", f"--port={PORT}", *dashboard))
-        if has_dashboard:
-            until(self._dashboard_is_up, timeout_s=_RAY_START_S, what="the dashboard's processes")
+        _await_up(*self._begin(self.head, "--head", f"--port={PORT}", "--include-dashboard=false"))
         self._of_head = frozenset(self.head.processes())
 
     @property
     def address(self) -> str:
         """Where drivers join it."""
         return f"{self.head.address}:{PORT}"
-
-    @property
-    def dashboard(self) -> str:
-        """The URL of its job server."""
-        return f"http://{self.head.address}:{DASHBOARD_PORT}"
 
     @property
     def shared(self) -> Path:
@@ -193,9 +180,6 @@ class Cluster:
             **self._more_environ,
         }
 
-    def _dashboard_is_up(self) -> bool:
-        return any("ray-dashboard-" in text for text in self.head.processes().values())
-
     def _foreign(self) -> dict[str, list[str]]:
         found = {
             name: [
@@ -233,27 +217,16 @@ def _await_up(process: subprocess.Popen[str], log: Path) -> None:
 
 
 @contextlib.contextmanager
-def ray_nodes(
-    count: int, *, num_cpus: int, environ: Mapping[str, str] | None = None, has_dashboard: bool = True
-) -> Iterator[Cluster]:
+def ray_nodes(count: int, *, num_cpus: int, environ: Mapping[str, str] | None = None) -> Iterator[Cluster]:
     """A Ray cluster of so many nodes; nothing of it is left afterwards."""
     with network() as net:
-        cluster = Cluster(net, num_cpus=num_cpus, environ=environ or {}, has_dashboard=has_dashboard)
+        cluster = Cluster(net, num_cpus=num_cpus, environ=environ or {})
         cluster.add_nodes(count - 1)
         yield cluster
 
 
 STORE_PORT = 9000
 _START_S = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One request that came to the server; ``path`` begins below the bucket."""
-
-    client: str
-    method: str
-    path: str
 
 
 class CountingStore:
@@ -315,23 +288,13 @@ class CountingStore:
             self._hold.unlink()
             held.unlink(missing_ok=True)
 
-    def requests(self, prefix: str) -> tuple[Request, ...]:
-        """What was asked below a prefix, so far."""
-        lines = self._log.read_text().splitlines()
-        found = (Request(**json.loads(line)) for line in lines)
-        start = f"/{BUCKET}/{prefix}/"
-        return tuple(
-            Request(client=each.client, method=each.method, path=each.path.removeprefix(start))
-            for each in found
-            if each.path.startswith(start)
+    def blob_reads(self, prefix: str) -> Counter[tuple[str, str]]:
+        """How often each client read each blob below a prefix, so far."""
+        start = f"/{BUCKET}/{prefix}/cas/"
+        asked = (json.loads(line) for line in self._log.read_text().splitlines())
+        return Counter(
+            (client, path) for client, method, path in asked if method == "GET" and path.startswith(start)
         )
-
-
-def blob_reads(requests: Iterable[Request]) -> Counter[tuple[str, str]]:
-    """How often each client read each blob."""
-    return Counter(
-        (each.client, each.path) for each in requests if each.method == "GET" and each.path.startswith("cas/")
-    )
 
 
 def _await_release(client: str, asked: str, hold: Path) -> None:
@@ -355,8 +318,7 @@ def main() -> None:
 
         def counted(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
             client, asked = environ["REMOTE_ADDR"], environ["PATH_INFO"]
-            request = {"client": client, "method": environ["REQUEST_METHOD"], "path": asked}
-            log.write(f"{json.dumps(request)}\n")
+            log.write(f"{json.dumps([client, environ['REQUEST_METHOD'], asked])}\n")
             _await_release(client, f"{asked}?{environ['QUERY_STRING']}", path.with_suffix(".hold"))
             return serve(environ, start_response)
 

@@ -103,14 +103,6 @@ class LaunchProcess:
         """What it said so far."""
         return self._said.read_text()
 
-    def await_said(self, text: str, *, timeout_s: float = 180.0) -> bool:
-        """Wait until it says something; false when it ends without having said so."""
-        is_there = await_true(
-            lambda: text in self.said() or self.process.poll() is not None, timeout_s=timeout_s
-        )
-        assert is_there, f"neither {text!r} nor an end within {timeout_s:g} s:\n{self.said()}"
-        return text in self.said()
-
     def wait(self, *, timeout_s: float = 240.0) -> int:
         """Wait for its end; its exit code."""
         try:

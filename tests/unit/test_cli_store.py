@@ -40,13 +40,12 @@ from warmrank.cache_store.signing.keyring import (
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store, TierSpec
 from warmrank.cache_store.store import open_store as open_tiers
-from warmrank.cache_store.sync.pull import plan_pull, pull
+from warmrank.cache_store.sync.pull import pull
 from warmrank.cache_store.sync.push import push
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.inspect.explain import Explanation, explain
 from warmrank.orchestrator.inspect.store_contents import open_if_there, open_to_look, show_partition
-from warmrank.worker.keys.request import environment
 
 
 @pytest.fixture
@@ -163,7 +162,7 @@ def test_inductor_hits_in_a_directory_pulled_at_another_path(tmp_path):
     assert run_inductor(old) == {"fxgraph_cache_hit": 0, "fxgraph_cache_miss": 1}
     push(documents, "inductor", old, {})
     shutil.rmtree(old)
-    pull(documents, plan_pull(documents, "inductor", new, {}))
+    pull(documents, "inductor", new, {})
     assert run_inductor(new) == {"fxgraph_cache_hit": 1, "fxgraph_cache_miss": 0}
 
 
@@ -327,9 +326,6 @@ def test_of_partitions_with_one_name_the_last_stored_is_shown_whatever_the_clock
     assert len(view.others) == 1
 
 
-OTHER_TORCH = {**environment(), "torch": "2.12.0"}
-
-
 @pytest.fixture
 def config_launch(tmp_path: Path) -> Config:
     return loaded_config(tmp_path)
@@ -351,13 +347,6 @@ def test_before_the_first_launch_there_is_no_store_yet(config_launch: Config, tm
     with pytest.raises(NoStoreYet) as caught:
         open_to_look(config_launch, None)
     assert str(caught.value) in found.verdict
-
-
-def test_other_environment_compiles_and_names_what_differs(config_launch: Config, tmp_path: Path):
-    store_launch(config_launch, tmp_path / "work", here=OTHER_TORCH)
-    found = explained(config_launch)
-    assert found.outlook == "compile"
-    assert f"torch 2.12.0 -> {environment()['torch']}" in found.verdict
 
 
 def test_explaining_imports_neither_torch_nor_ray(config_launch: Config, tmp_path: Path):

@@ -100,11 +100,6 @@ CPUS = ("ranks", "ray.num_cpus_per_rank", "ray.num_cpus")
         ({"cache_dir": "/a/b", "store": {"path": "/a"}}, "error", ("cache_dir", "store")),
         ({"cache_dir": "/a", "store": {"path": "/a/../a/b/"}}, "error", ("cache_dir", "store")),
         (
-            {"timeouts": {"collective_s": 301.0}},
-            "warning",
-            ("timeouts.collective_s", "timeouts.first_call_s"),
-        ),
-        (
             {"store": {"path": "/a", "trust": {"policy": "require"}}},
             "error",
             ("store.trust.policy", "store.trust.trusted_keys"),

@@ -1,9 +1,8 @@
-"""Jobs on Ray, and the tools of development."""
+"""Jobs on Ray, and what of a directory goes with them."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ import pytest
 from ray._private.thirdparty.pathspec.pathspec import PathSpec
 from typer.testing import CliRunner, Result
 
-from tests.support.checkout import ROOT
 from tests.support.launching import loaded_config
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.cli.submit import exit_code_of, follow
@@ -233,24 +231,3 @@ def test_signing_key_cache_and_store_of_the_config_are_not_uploaded(tmp_path: Pa
     trust = {"signing_key": str(tmp_path / "signer")}
     config = loaded_config(tmp_path, store={"path": str(tmp_path / "store"), "trust": trust})
     assert uploaded(runtime_env(tmp_path, config)) == {"a", "tiny.yaml"}
-
-
-@pytest.mark.timeout(60)
-def test_phase_of_an_install_is_shown_when_it_begins() -> None:
-    command = ["make", "-s", "--eval", "show: ; @$(PIP_PROGRESS)", "show"]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as shown:
-        assert shown.stdin is not None
-        assert shown.stdout is not None
-        for said, expected in [
-            (
-                "  Downloading https://host/torch-2.13.0-cp311.whl (915.2 MB)",
-                "  torch-2.13.0-cp311.whl (915.2 MB)",
-            ),
-            ("Using cached ray.whl (72.1 MB)", "  ray.whl (72.1 MB)"),
-            ("Using cached a.whl (1.1 MB)\nInstalling collected packages: a", "  unpacking all packages"),
-            ("Successfully installed a b", "  installed"),
-        ]:
-            shown.stdin.write(f"{said}\n")  # it stays open: nothing more may come for minutes
-            assert shown.stdout.readline().startswith(expected)

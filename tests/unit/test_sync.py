@@ -22,8 +22,7 @@ from warmrank.cache_store.records.directory_listing import (
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.signing.keyring import Revocation, generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import Trust
-from warmrank.cache_store.sync.pull import PullReport, plan_pull
-from warmrank.cache_store.sync.pull import pull as pull_planned
+from warmrank.cache_store.sync.pull import pull
 from warmrank.cache_store.sync.push import push
 from warmrank.cache_store.sync.tools import is_ours
 
@@ -56,12 +55,6 @@ def cache(tmp_path: Path) -> Path:
     (directory / "graph.py.lock").touch()
     (directory / "new.1234.tmp").write_bytes(b"half")
     return directory
-
-
-def pull(
-    documents: Documents, tool: str, target: Path, components: dict[str, str], *, replace: bool = False
-) -> PullReport:
-    return pull_planned(documents, plan_pull(documents, tool, target, components), replaces=replace)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -148,21 +141,6 @@ def test_pulled_files_that_nobody_signed_mark_their_directory(documents, cache, 
     pull(documents, tool, target, COMPONENTS)
     with pytest.raises(UnusableCache, match="signed"):
         admit(target, "require", ())
-
-
-@pytest.mark.parametrize("has_files", [False, True])
-def test_pulled_directory_is_refused_once_its_key_is_revoked(root, cache, tmp_path, has_files):
-    backend, signer = DirectoryBackend(root), generate_key_pair("ci")
-    trust = Trust(policy="require", signer=signer)
-    push(Documents(backend=backend, trust=trust), "torchair", cache, COMPONENTS)
-    target = tmp_path / "elsewhere"
-    target.mkdir(mode=0o700)
-    if has_files:
-        (target / "own").write_bytes(b"own")
-    pull(Documents(backend=backend, trust=trust), "torchair", target, COMPONENTS)
-    admit(target, "require", ())
-    with pytest.raises(UnusableCache, match="revoked"):
-        admit(target, "require", {key_id(signer.public_key)})
 
 
 @pytest.mark.parametrize("pushed", [".", "deep", "deep/in", "deep/in/ab"])

@@ -10,24 +10,19 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import ray
 
 from tests.support.processes import marked, still_there
 from tests.support.ray_cluster import free_ports
 from warmrank.orchestrator import reaper
 from warmrank.orchestrator.config.models import WatchConfig
-from warmrank.orchestrator.errors import DIED, NODE_LOST, STOPPED, WorkerFailure
-from warmrank.orchestrator.gang import liveness, ray_watch
-from warmrank.orchestrator.gang.launcher import Process, ProcessStatus, seat_ranks
+from warmrank.orchestrator.errors import DIED, NODE_LOST, STOPPED
+from warmrank.orchestrator.gang import liveness
+from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.gang.liveness import HeadWatch
-from warmrank.orchestrator.gang.node_group import NodeGroup
-from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch, Said
-from warmrank.orchestrator.gang.ray_watch import RayWatch, Watching
-from warmrank.orchestrator.nodes import Gang
+from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch
+from warmrank.orchestrator.gang.ray_watch import Watching
 
 LIMITS = WatchConfig(node_silent_s=10, stopped_s=3)
 AT_WORK = ProcessStatus(state="R")
@@ -99,73 +94,6 @@ def test_rank_that_is_gone_is_waited_for_after_the_error_of_its_peer_until_its_d
     found.failed(3, 105.6, died=True)
     seen(found, 1, {2: AT_WORK, 3: ProcessStatus(state="")}, 107.1)
     assert not found.is_in_doubt(107.1, others_wait=True)
-
-
-SETTINGS = WatchConfig(every_s=1, node_silent_s=15, lease_s=30)
-BUSY = {0: ProcessStatus(state="R")}
-
-
-class Node:
-    """A watch whose looks are answered when a test says so."""
-
-    def __init__(self) -> None:
-        self.asked: list[object] = []
-        self.look = self.guard = self.call = self.more = self
-
-    def options(self, **_options: Any) -> Node:
-        return self
-
-    def remote(self, *_arguments: Any) -> object:
-        self.asked.append(object())
-        return self.asked[-1]
-
-
-class Time:
-    """The driver's clock, and its one node."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_s = 100.0
-        self.answer: Any = BUSY
-        monkeypatch.setattr(ray_watch, "time", SimpleNamespace(monotonic=lambda: self.now_s))
-        monkeypatch.setattr(NodeGroup, "start", lambda self, id_: self.actors.update({id_: Node()}))
-        monkeypatch.setattr(ray, "get", self._get)
-        self.watch = RayWatch(SETTINGS, ["node"], {})
-        _, seats = seat_ranks([Process(node_id="node", host="n1", address="", pid=1)])
-        gang = Gang(seats=seats, master_addr="", master_port=0)
-        self.watch.guard(gang, {0: Charge(pid=1, mark="", log=Path("/none/launch/rank0.log"))})
-
-    def _get(self, _ref: object) -> Any:
-        if isinstance(self.answer, Exception):
-            raise self.answer
-        return self.answer
-
-    def failure(self) -> WorkerFailure:
-        (found,) = self.watch.failures("build")
-        return self.watch.explained(found)
-
-
-@pytest.fixture
-def time(monkeypatch: pytest.MonkeyPatch) -> Time:
-    return Time(monkeypatch)
-
-
-def test_node_that_is_at_a_call_is_looked_at_only_when_a_rank_has_failed(time: Time) -> None:
-    time.watch.call("build", "build", {0: {0: ()}})
-    time.now_s += SETTINGS.node_silent_s / 3
-    assert len(time.watch.refs()) == 1
-    time.watch.failed(0, died=True)
-    assert len(time.watch.refs()) == 2
-
-
-def test_answer_to_a_call_stands_for_a_look(time: Time) -> None:
-    time.answer = Said(answers={0: "built"}, is_all=True, statuses={})
-    time.watch.call("build", "build", {0: {0: ()}})
-    time.now_s += 4
-    assert time.watch.take(time.watch.refs()) == ({0: "built"}, {})
-    time.now_s += SETTINGS.node_silent_s - 1
-    assert time.watch.failures("build") == ()
-    time.now_s += 1
-    assert time.failure().kind == NODE_LOST
 
 
 PATIENT = WatchConfig(every_s=300, node_silent_s=600, lease_s=600)
