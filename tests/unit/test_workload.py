@@ -145,15 +145,6 @@ def test_check_fails_when_a_weight_is_wrong() -> None:
     assert not result.ok
 
 
-def test_script_generates_eagerly(capsys: Any, monkeypatch: Any) -> None:
-    sizes = ["--layers=1", "--dim=32", "--heads=4", "--kv-heads=2", "--hidden=48", "--batch=1"]
-    monkeypatch.setattr("sys.argv", ["llama.py", "--prompt-len=5", "--num-tokens=3", *sizes])
-    llama.main()
-    out = capsys.readouterr().out
-    assert out.startswith("b'Alice' -> [")
-    assert "3 tokens for 1 prompts in" in out
-
-
 @pytest.fixture
 def spec(tmp_path: Path) -> RankSpec:
     return rank_spec(
