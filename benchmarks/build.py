@@ -48,8 +48,7 @@ def main() -> None:
             return
         figures = {
             "place": machine(
-                "torch",
-                **{name: getattr(options, name) for name in ("jobs", "ranks", "tp", "pp", "layers")},
+                "torch", **{name: getattr(options, name) for name in ("jobs", "ranks", "tp", "pp", "layers")}
             ),
             "alone_s": [alone(options, stage * options.tp) for stage in range(options.pp)],
             **built(options, work),

@@ -128,7 +128,7 @@ class Meter:
         self._told_s = self._logged_s = self._started_s = clock()
 
     def count(self, num_bytes: int, num_files: int = 0) -> None:
-        """Add to what is done; what turned out bad is taken back by a negative number."""
+        """Add to what is done."""
         now_s = self._clock()
         with self._lock:
             done_bytes, total_bytes, done_files, total_files = self._progress

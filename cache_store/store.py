@@ -46,7 +46,7 @@ from warmrank.cache_store.parallel import OnProgress, Progress
 from warmrank.cache_store.publish import PublishReport
 from warmrank.cache_store.records import documents as records
 from warmrank.cache_store.records.directory_listing import newest_listings
-from warmrank.cache_store.records.documents import Documents, StoredLaunch, read_stored_form
+from warmrank.cache_store.records.documents import Documents, StoredLaunch
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
 from warmrank.cache_store.signing.trust import Trust, TrustPolicy
 from warmrank.cache_store.sync.pull import PullReport, pull
@@ -245,7 +245,7 @@ class Store:
                 for sha256, entry in entries.items()
             ]
             if agreed:
-                _fill(view, copies, [manifest_name(report.key) for _, report in agreed])
+                view.fill(copies, [manifest_name(report.key) for _, report in agreed])
 
         return self._write(
             lambda documents: publish.publish_partitions(documents, launch_key, manifests, files, root), fill
@@ -255,7 +255,7 @@ class Store:
         """Put a launch record into the store, last of all; see `publish.commit_launch`."""
         return self._write(
             lambda documents: publish.commit_launch(documents, record),
-            lambda view, sha256: _fill(view, [], [record_name("launch", record.launch_key, sha256)]),
+            lambda view, sha256: view.fill([], [record_name("launch", record.launch_key, sha256)]),
         )
 
     def push_directory(self, tool: str, root: Path, components: Mapping[str, str]) -> PushReport:
@@ -408,21 +408,11 @@ class Store:
         if len(self.places) == 1:
             return
         try:
-            _fill(self._view(), copies, names)
+            self._view().fill(copies, names)
         except StoreUnavailable as error:
             if is_final(error):
                 raise
             self.problems.append(str(error))
-
-
-def _fill(view: TieredBackend, copies: Sequence[NewFile], documents: Sequence[str]) -> None:
-    def read(name: str) -> bytes | None:
-        try:
-            return read_stored_form(view, name)
-        except StoreError:
-            return None  # it was there a moment ago; the near place can do without
-
-    view.fill(copies, documents, read)
 
 
 def _blob(path: Path, digest: Digest) -> NewFile:

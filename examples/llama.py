@@ -1,17 +1,13 @@
 """The workload of the demo: a Llama decoder, split over the ranks, that reads text byte by byte.
 
-`workload` is the entrypoint of a launch (``warmrank.examples.llama:workload``). Run as a script, alone or
-under torchrun's variables, the file generates some bytes in plain eager PyTorch. Weights are random, from a
+`workload` is the entrypoint of a launch (``warmrank.examples.llama:workload``). Weights are random, from a
 seed: nothing has to be downloaded, and what is generated makes no sense.
 """
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import functools
-import os
-import time
 from collections.abc import Mapping
 from dataclasses import fields
 
@@ -183,36 +179,3 @@ def check(
             "with an eager single-process run of the same weights"
         ),
     )
-
-
-def main() -> None:
-    """Generate some bytes eagerly, alone or as one of torchrun's ranks."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--prompt-len", type=int, default=32)
-    parser.add_argument("--num-tokens", type=int, default=32)
-    for field in fields(LlamaSizes):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, default=field.default)
-    arguments = vars(parser.parse_args())
-    prompt_len, num_tokens = arguments.pop("prompt_len"), arguments.pop("num_tokens")
-    sizes = LlamaSizes(**arguments)
-    check_lengths(sizes, (prompt_len,), num_tokens)
-
-    group = None
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        dist.init_process_group("gloo")
-        group = dist.group.WORLD
-    model = build_model(sizes, full_weights(sizes), group=group, cached=False)
-    prompt = prompts(sizes.batch, prompt_len)
-    started = time.perf_counter()
-    tokens, _ = generate(model, prompt, num_tokens, group)
-    seconds = time.perf_counter() - started
-    if group is None or group.rank() == 0:
-        for row in tokens.tolist():
-            print(bytes(row[:prompt_len]), "->", row[prompt_len:])  # noqa: T201 - a script's output
-        print(f"{num_tokens} tokens for {sizes.batch} prompts in {seconds:.3f} s")  # noqa: T201
-    if group is not None:
-        dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

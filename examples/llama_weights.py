@@ -18,32 +18,15 @@ Weights = dict[str, torch.Tensor]
 class LlamaSizes:
     """Sizes of the model; the defaults compile in seconds on a laptop."""
 
-    layers: int = 8
-    """Number of blocks."""
-
-    dim: int = 256
-    """Width of the model."""
-
-    heads: int = 8
-    """Number of query heads."""
-
-    kv_heads: int = 4
-    """Number of key and value heads; each serves ``heads / kv_heads`` query heads."""
-
-    hidden: int = 688
-    """Width inside the feed-forward layers."""
-
-    vocab: int = 256
-    """Number of tokens: one per byte."""
-
-    batch: int = 2
-    """Number of sequences in the KV cache."""
-
-    max_seq: int = 256
-    """Positions in the KV cache."""
-
-    seed: int = 0
-    """Seed of the weights."""
+    layers: int = 8  # blocks
+    dim: int = 256  # width of the model
+    heads: int = 8  # query heads
+    kv_heads: int = 4  # key and value heads; each serves `heads / kv_heads` query heads
+    hidden: int = 688  # width inside the feed-forward layers
+    vocab: int = 256  # tokens: one per byte
+    batch: int = 2  # sequences in the KV cache
+    max_seq: int = 256  # positions in the KV cache
+    seed: int = 0  # of the weights
 
     def __post_init__(self) -> None:
         """Check what the shapes rely on.

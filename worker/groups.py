@@ -57,10 +57,9 @@ def resolve(role: str) -> tuple[str, Any]:
     """Name and group of a role in this process."""
     from warmrank.worker.torch_private.warm import known_groups
 
-    groups = known_groups()
-    for name, group in groups.items():
-        if role_of(name) == role:
-            return name, group
-    known = sorted(role_of(name) for name in groups)
-    msg = f"the artifact uses a process group with role {role!r}; this rank has {known or 'no groups'}"
-    raise GroupError(msg, role=role, known=known)
+    found = reversed(known_groups().items())  # of two with one role the first
+    by_role = {role_of(name): (name, group) for name, group in found}
+    if role not in by_role:
+        known = sorted(by_role) or "no groups"
+        raise GroupError(f"the artifact uses a process group with role {role!r}; this rank has {known}")
+    return by_role[role]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from functools import partial
+from operator import attrgetter
 from types import FunctionType
 from typing import Any
 
@@ -26,10 +27,7 @@ def kept_result(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     ``name`` is the function's ``module:name``; its arguments are constants.
     """
     module, _, path = name.partition(":")
-    function: Any = importlib.import_module(module)
-    for part in path.split("."):
-        function = getattr(function, part)
-    return _plain(function(*args, **kwargs))
+    return _plain(attrgetter(path)(importlib.import_module(module))(*args, **kwargs))
 
 
 def _plain(value: Any) -> Any:

@@ -41,8 +41,7 @@ class Rank:
         """Do what the way says; CPU seconds of this process so far, and of what came after building."""
         import torch
 
-        from benchmarks.launch_parts.model import build
-        from benchmarks.launch_parts.processes import cpu_s
+        from benchmarks.launch_parts.model import build, cpu_s
 
         if way != "build":
             import torch.distributed as dist

@@ -5,6 +5,8 @@ Data parallel only, so all ranks are equal and no call waits for another rank.
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,10 +31,7 @@ def calls(device: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]:
 
     prompt = prompts(LlamaSizes().batch, PROMPT_LEN).to(device)
     token = prompt[:, -1:].clone()
-    return (
-        ("prefill", (prompt, positions(0, prompt))),
-        ("decode", (token, positions(PROMPT_LEN, token))),
-    )
+    return (("prefill", (prompt, positions(0, prompt))), ("decode", (token, positions(PROMPT_LEN, token))))
 
 
 def workload(context: RankContext, *, layers: int) -> Workload:
@@ -46,3 +45,17 @@ def workload(context: RankContext, *, layers: int) -> Workload:
             Call(function=getattr(model, f"cached_{name}"), args=args) for name, args in calls(context.device)
         ),
     )
+
+
+_TICKS_A_S = os.sysconf("SC_CLK_TCK")
+_FIRST_FIELD = 11  # of those after the name: utime, stime, cutime, cstime
+
+
+def cpu_s(pid: int) -> float:
+    """User and system seconds of a process, all its threads, and its children that have ended.
+
+    Raises:
+        OSError: there is no such process any more.
+    """
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return sum(map(int, fields[_FIRST_FIELD : _FIRST_FIELD + 4])) / _TICKS_A_S

@@ -6,7 +6,7 @@ from pathlib import Path
 from time import process_time
 from typing import Any
 
-from benchmarks.launch_parts.processes import cpu_s
+from benchmarks.launch_parts.model import cpu_s
 
 _COLUMNS = ("seconds", "ranks_cpu_s", "driver_cpu_s", "workers")
 _AT_WORK_S = 0.5  # a rank that waits spends less

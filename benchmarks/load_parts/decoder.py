@@ -53,7 +53,5 @@ def build(layers: int) -> Decoder:
         msg = f"building the model imported {', '.join(imported)}; its seconds would count for no way"
         raise RuntimeError(msg)
     return Decoder(
-        model=model,
-        arguments=(token, positions(PROMPT, token)),
-        num_parameters=len(list(model.parameters())),
+        model=model, arguments=(token, positions(PROMPT, token)), num_parameters=len(list(model.parameters()))
     )

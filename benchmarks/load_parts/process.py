@@ -4,26 +4,45 @@ from __future__ import annotations
 
 import gc
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
-from benchmarks.load_parts.clock import Clock, in_turns, median_difference
 from benchmarks.load_parts.decoder import Decoder, build
-from benchmarks.load_parts.npugraph_ex import NpuGraphEx
-from benchmarks.load_parts.our_ways import Warmrank
-from benchmarks.load_parts.torch_ways import AotCompile, Eager, Inductor, MegaCache
-from benchmarks.load_parts.ways import NotHere, Task, Way
+from benchmarks.load_parts.ways import WAYS, NotHere, Task, Way
 
-WAYS: dict[str, Callable[[], Way]] = {
-    "eager": Eager,
-    "inductor": Inductor,
-    "mega_cache": MegaCache,
-    "aot_compile": AotCompile,
-    "npugraph_ex": NpuGraphEx,
-    "warmrank_reduce_overhead": lambda: Warmrank("reduce-overhead"),
-    "warmrank_max_autotune": lambda: Warmrank("max-autotune"),
-}
+
+class Clock:
+    """Runs from its making, and stands while what is equal for all ways is done."""
+
+    def __init__(self) -> None:
+        self._started = perf_counter()
+        self._stood_s = 0.0
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """What happens in here is not counted."""
+        stopped = perf_counter()
+        yield
+        self._stood_s += perf_counter() - stopped
+
+    def seconds(self) -> float:
+        """Seconds counted so far."""
+        return perf_counter() - self._started - self._stood_s
+
+
+def in_turns(calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[float]]:
+    """Seconds of every call, round by round, so that noise falls on all alike."""
+    seconds: list[list[float]] = [[] for _ in calls]
+    for number in range(rounds + 1):
+        for call, taken in zip(calls, seconds, strict=True):
+            started = perf_counter()
+            call()
+            ended = perf_counter()
+            if number:  # the first round only warms up
+                taken.append(ended - started)
+    return seconds
 
 
 def measure(name: str, task: Task) -> dict[str, Any]:
@@ -34,9 +53,8 @@ def measure(name: str, task: Task) -> dict[str, Any]:
     way = WAYS[name]()
     torch.set_grad_enabled(False)
     try:
-        if isinstance(way, NpuGraphEx):
-            with clock.standing():
-                way.emulate(task)
+        with clock.standing():
+            way.emulate(task)
         way.imports(task)
         imports_s = clock.seconds()
         with clock.standing():
@@ -80,5 +98,7 @@ def later_calls(way: Way, function: Callable[..., Any], decoder: Decoder, rounds
     figures = {"call_s": statistics.median(seconds[0]), "eager_call_s": statistics.median(seconds[1])}
     if kernel is not None:
         figures["kernel_s"] = statistics.median(seconds[2])
-        figures["dispatch_s"] = median_difference(seconds[0], seconds[2])
+        figures["dispatch_s"] = statistics.median(
+            one - other for one, other in zip(seconds[0], seconds[2], strict=True)
+        )
     return figures

@@ -15,14 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.scale_parts.opening import config_of, seats_of
-from benchmarks.scale_parts.world import (
-    ENVIRONMENT,
-    FUNCTIONS,
-    World,
-    digest_of,
-    probes,
-    proposals,
-)
+from benchmarks.scale_parts.world import ENVIRONMENT, FUNCTIONS, World, digest_of, probes, proposals
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.launcher import ProcessStatus

@@ -90,8 +90,7 @@ def resized(world: World, work: Path) -> dict[str, Any]:
     store = storing.open_store(work)
     watch = Watch()
     found = watch.step(
-        "node",
-        lambda: storing.seed_node(store, world, 0, work / "other", ranks=2 * world.ranks),
+        "node", lambda: storing.seed_node(store, world, 0, work / "other", ranks=2 * world.ranks)
     )
     return {**watch.figures, "found": {"nodes": [_seeded(found)]}}
 

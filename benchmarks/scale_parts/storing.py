@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.scale_parts.world import (
-    ENVIRONMENT,
-    LAUNCH_KEY,
-    RANKS_A_NODE,
-    World,
-)
+from benchmarks.scale_parts.world import ENVIRONMENT, LAUNCH_KEY, RANKS_A_NODE, World
 from warmrank.cache_store.cache_dir.private_files import make_private_directories
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef, utc_now
 from warmrank.cache_store.seed import SeedReport, Wanted, seed

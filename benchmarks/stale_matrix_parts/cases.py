@@ -157,28 +157,14 @@ MODULE = (
     _model("length of a list of the module", "model.layers.append(3.0)", "layers"),
     _model("value of its configuration object", "model.options.residual = 0.25", "residual"),
     _model("`model.train()`", "model.train()", "training: False -> True"),
-    _model(
-        "method replaced on an instance",
-        "model.norm.spread = definition.other_spread",
-        "spread",
-    ),
-    _model(
-        "method replaced on its class",
-        "definition.Norm.forward = definition.other_forward",
-        "Norm",
-    ),
-    _model(
-        "forward hook",
-        "model.gate.register_forward_hook(definition.doubled)",
-        "hook",
-    ),
+    _model("method replaced on an instance", "model.norm.spread = definition.other_spread", "spread"),
+    _model("method replaced on its class", "definition.Norm.forward = definition.other_forward", "Norm"),
+    _model("forward hook", "model.gate.register_forward_hook(definition.doubled)", "hook"),
     _model("parameters and buffers in bfloat16", "model.to(torch.bfloat16)", "parameters"),
     _model("one buffer in float64", "model.offset = model.offset.double()", "parameters"),
     _model("shape of a buffer", "model.offset = torch.ones(3, 8)", "parameters"),
     _model(
-        "strides of a parameter",
-        "w = model.head.weight; w.data = w.detach().t().contiguous().t()",
-        "strides",
+        "strides of a parameter", "w = model.head.weight; w.data = w.detach().t().contiguous().t()", "strides"
     ),
     _model("layer without bias, which `str(module)` shows", "model.head.bias = None", "parameters"),
     _model("other values of a parameter", "torch.nn.init.constant_(model.head.weight, 0.1)", "", same=True),
@@ -220,11 +206,7 @@ def _process(name: str, reason: str, **more: str) -> Case:
 
 PROCESS = (
     _process("default dtype", "default dtype", context="default_type(torch.float64)"),
-    _process(
-        "autocast",
-        "autocast",
-        context="both(torch.no_grad(), torch.autocast('cpu', torch.bfloat16))",
-    ),
+    _process("autocast", "autocast", context="both(torch.no_grad(), torch.autocast('cpu', torch.bfloat16))"),
     _process(
         "`use_deterministic_algorithms`", "deterministic", before="torch.use_deterministic_algorithms(True)"
     ),

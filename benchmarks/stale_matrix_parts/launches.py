@@ -156,11 +156,7 @@ def _child(jobs: Iterable[Job], root: Path, *, fresh: bool) -> Iterator[Outcome]
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.stale_matrix_parts.process", *(["--fresh"] if fresh else [])],
             input=json.dumps([asdict(job) for job in share]),
-            env={
-                **npu_emulator.environ(),
-                "OMP_NUM_THREADS": "1",
-                "TMPDIR": str(root),
-            },
+            env={**npu_emulator.environ(), "OMP_NUM_THREADS": "1", "TMPDIR": str(root)},
             cwd=ROOT,
             capture_output=True,
             text=True,

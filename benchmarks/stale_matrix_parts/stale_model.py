@@ -178,13 +178,7 @@ class Model(nn.Module):
         self.cached: Any = self.step
 
     def step(
-        self,
-        batch: Batch,
-        parts: list[torch.Tensor],
-        cache: torch.Tensor,
-        gain: float,
-        *,
-        reverse: bool,
+        self, batch: Batch, parts: list[torch.Tensor], cache: torch.Tensor, gain: float, *, reverse: bool
     ) -> Any:
         """The cached function."""
         x = self.norm(batch.tokens)

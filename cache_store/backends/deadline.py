@@ -289,7 +289,7 @@ class _TierFile(io.BufferedIOBase):
     """A file whose reads are calls of its place; what most files have is read as it is opened."""
 
     def __init__(self, tier: Tier, name: str) -> None:
-        self._tier = tier
+        self._tier, self._name = tier, name
         self._file = tier.backend.open(name)
         self._head = b""
         try:
@@ -306,7 +306,8 @@ class _TierFile(io.BufferedIOBase):
         data, self._head = self._head[:size], self._head[size:]
         if self._is_all or (data and size < sys.maxsize):
             return data
-        return data + self._tier.call(lambda: self._file.read(-1 if size == sys.maxsize else size))
+        with os_errors_are_unavailable("file", self._name):
+            return data + self._tier.call(lambda: self._file.read(-1 if size == sys.maxsize else size))
 
     def fileno(self) -> int:
         return self._file.fileno()

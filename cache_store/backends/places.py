@@ -146,15 +146,10 @@ class TieredBackend:
         """The writable place before the farthest, which `fill` fills."""
         return next((tier for tier in self.tiers[:-1] if tier.is_writable), None)
 
-    def fill(
-        self,
-        blobs: Sequence[NewFile],
-        documents: Sequence[str] = (),
-        read: Callable[[str], bytes | None] = lambda _: None,
-    ) -> None:
+    def fill(self, blobs: Sequence[NewFile], documents: Sequence[str] = ()) -> None:
         """Copy what the near place lacks, as far as possible: blobs, then documents in their order.
 
-        ``blobs`` has all that the documents refer to; ``read`` reads one of these, None where it is gone.
+        ``blobs`` has all that the documents refer to.
         """
         if (near := self.near) is None:
             return
@@ -164,13 +159,20 @@ class TieredBackend:
             if blobs and len(standing) < len(names):
                 self._put(near, blobs)  # all, so that those that stand are durable before the documents
             for name in documents:
-                if name not in standing and (data := read(name)) is not None:
-                    self._put(near, [new_document(name, data)])
+                if name not in standing and (document := self._document(name)) is not None:
+                    self._put(near, [document])
         except StoreUnavailable as error:
             self._failures.setdefault(near.name, error)
             self.note(near, error)
         except StoreError as error:  # a source changed or went away meanwhile
             self.note(near, error)
+
+    def _document(self, name: str) -> NewFile | None:
+        """A document to put elsewhere; None for one that was there a moment ago, and cannot be read now."""
+        try:
+            return new_document(name, read_from_any(self, name, lambda file: file.read()))
+        except StoreError:
+            return None
 
     def note(self, tier: Tier, error: StoreError) -> None:
         """Go on after what failed in one place; raises it where that place is required and away."""

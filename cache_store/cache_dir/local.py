@@ -59,22 +59,21 @@ def variant_name(number: int) -> str:
     return f"{VARIANT_NAME}.{number}" if number else VARIANT_NAME
 
 
-def variant_numbers(function_dir: Path) -> list[int]:
-    """Numbers of the variants of one function, in order."""
-    return sorted(number for name in file_names(function_dir) if (number := _number(name)) is not None)
+def _variant_numbers(function_dir: Path) -> list[int]:
+    return sorted(number for name in _file_names(function_dir) if (number := _number(name)) is not None)
 
 
 def variants(function_dir: Path) -> tuple[Path, ...]:
     """Variants of one function, oldest first; none where there is no directory."""
-    return tuple(function_dir / variant_name(number) for number in variant_numbers(function_dir))
+    return tuple(function_dir / variant_name(number) for number in _variant_numbers(function_dir))
 
 
-def file_names(function_dir: Path, absent: tuple[type[OSError], ...] = (FileNotFoundError,)) -> list[str]:
+def _file_names(function_dir: Path) -> list[str]:
     """Names of all files; none where there is no directory."""
     with os_errors_are_unusable("directory", function_dir):
         try:
             return os.listdir(function_dir)  # noqa: PTH208 - only names are needed, and loads are timed
-        except absent:
+        except (FileNotFoundError, NotADirectoryError):
             return []
 
 
@@ -105,8 +104,7 @@ def temporary_file(function_dir: Path) -> Path:
 
 def companions(function_dir: Path) -> tuple[Path, ...]:
     """Files beside the variants of a function, sorted by name."""
-    names = sorted(file_names(function_dir, (FileNotFoundError, NotADirectoryError)))
-    return tuple(function_dir / name for name in names if is_companion_name(name))
+    return tuple(function_dir / name for name in sorted(_file_names(function_dir)) if is_companion_name(name))
 
 
 def find_file(
@@ -231,7 +229,7 @@ def _holds(path: Path, expected: Digest, digest_of: _DigestOf) -> bool:
 def _link_next(function_dir: Path, staged: Path, digest: Digest, digest_of: _DigestOf) -> Path:
     while True:
         # Listed before looking: whoever adds the same bytes after the look takes this very name.
-        numbers = variant_numbers(function_dir)
+        numbers = _variant_numbers(function_dir)
         if existing := find_file(function_dir, digest, digest_of=digest_of):
             return existing
         target = function_dir / variant_name(numbers[-1] + 1 if numbers else 0)

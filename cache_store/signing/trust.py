@@ -167,7 +167,8 @@ class Trust:
         elif self.policy == "require":
             detail = "the trust policy is 'require', and no signing key is configured"
             remedy = (
-                "set store.trust.signing_key (warmrank keys generate makes one), or let a publisher publish"
+                "set store.trust.signing_key, or --signing-key without a config (warmrank keys generate "
+                "makes one), or let a publisher publish"
             )
             here = "this process"
             raise Untrusted(reason="no_signing_key", what=what, where=here, detail=detail, remedy=remedy)

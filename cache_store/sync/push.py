@@ -18,7 +18,7 @@ from pathlib import Path
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.marks import check_marks
 from warmrank.cache_store.cache_dir.private_files import check_owned, open_owned, os_errors_are_unusable
-from warmrank.cache_store.digests import CHUNK_BYTES, digest_bytes, digest_stream
+from warmrank.cache_store.digests import digest_bytes, digest_stream
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache
 from warmrank.cache_store.layout import blob_name, record_name
 from warmrank.cache_store.parallel import NUM_THREADS, each
@@ -137,20 +137,17 @@ def _read_all(tool: str, root: Path, left_out: list[str]) -> dict[str, ListedFil
 
 
 def _read(root: Path, name: str, mentions: tuple[bytes, ...]) -> ListedFile | UnusableCache:
-    path = root / name
+    path, names_root = root / name, False
     try:
         with os_errors_are_unusable("file", path), open_owned(path) as file:
             status = os.fstat(file.fileno())
             if status.st_size > MAX_FILE_BYTES:
                 expected, actual = f"at most {MAX_FILE_BYTES} bytes", f"{status.st_size} bytes"
-                raise _unlisted(path, expected, actual, "copy it by other means")
-            if status.st_size < CHUNK_BYTES:
-                data = file.read()
-                digest, names_root = digest_bytes(data), _has_any(data, mentions)
-            else:
-                digest = digest_stream(file)
-                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-                    names_root = _has_any(mapped, mentions)
+                return _unlisted(path, expected, actual, "copy it by other means")
+            digest = digest_stream(file)
+            if digest.size_bytes:
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                    names_root = any(data.find(mention) >= 0 for mention in mentions)
     except UnusableCache as error:
         return error
     except ValueError:  # emptied between reading and mapping
@@ -166,10 +163,6 @@ def _read(root: Path, name: str, mentions: tuple[bytes, ...]) -> ListedFile | Un
 
 def _unlisted(path: Path, expected: str, actual: str, remedy: str) -> UnusableCache:
     return UnusableCache(what="file", where=str(path), expected=expected, actual=actual, remedy=remedy)
-
-
-def _has_any(data: bytes | mmap.mmap, mentions: tuple[bytes, ...]) -> bool:
-    return any(data.find(mention) >= 0 for mention in mentions)
 
 
 def _put_blobs(

@@ -279,14 +279,18 @@ _STORE_ROWS = (
 
 
 class _PlainStderr:
-    """Stderr without the codes of colours that libraries write."""
+    """Stderr without the codes of colours that libraries write; long lines are cut, but with ``--debug``."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(sys.stderr, name)
 
     def write(self, text: str) -> int:
         """Write a text without its codes."""
-        sys.stderr.write(_COLOURS.sub("", text))
+        lines = _COLOURS.sub("", text).split("\n")
+        if not logging.getLogger().isEnabledFor(logging.DEBUG):
+            more = " ... (all of it with --debug)"
+            lines = [line if len(line) <= 200 else f"{line[:170]}{more}" for line in lines]
+        sys.stderr.write("\n".join(lines))
         return len(text)
 
 

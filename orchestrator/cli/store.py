@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from warmrank.cache_store.errors import Conflict, NoStoreYet, NotInStore, Untrusted
+from warmrank.cache_store.errors import Conflict, NoStoreYet, NotInStore
 from warmrank.orchestrator.cli.console import ExitCode, answer, command, output, print_json, say
 from warmrank.orchestrator.cli.options import (
     AsJson,
@@ -28,7 +28,6 @@ from warmrank.orchestrator.errors import BadArgument
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.config.store import StoreConfig
-    from warmrank.orchestrator.stores import Target
 
 app = group_of_commands("Make, fill, check and clean a store.")
 sync_app = group_of_commands(
@@ -182,7 +181,7 @@ def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     from warmrank.orchestrator.inspect import store_contents as look
     from warmrank.orchestrator.ui.table import render_evicted
 
-    opened = look.open_to_evict(load_optional(config, overrides), store)
+    opened = look.open_to_look(load_optional(config, overrides), store, with_keyring=True)
     policy = EvictPolicy(
         older_than_s=older_than_s,
         max_bytes=max_bytes,
@@ -303,24 +302,15 @@ def push(  # noqa: PLR0913 - a command has one parameter for each option
     as_json: AsJson = False,
 ) -> None:
     """Store directories; locks and temporary files are left out."""
-    from warmrank.orchestrator.stores import open_store
+    from warmrank.orchestrator.stores import open_store, targets
     from warmrank.orchestrator.ui.table import render_pushes
 
-    wanted = _targets(directories, keys, per, rank, world_size)
+    wanted = targets(directories, keys or (), per=per, rank=rank, world_size=world_size)
     if absent := [str(directory) for directory, _ in wanted if not directory.is_dir()]:
         found = "something else" if Path(absent[0]).exists() else "nothing"
         raise BadArgument(f"{absent[0]}: expected a directory to push, found {found}")
     opened = open_store(_named(config, store, signing_key))
-    reports = []
-    for directory, components in wanted:
-        try:
-            reports.append(opened.push_directory(name, directory, components))
-        except Untrusted as error:
-            if store is None or error.reason != "no_signing_key":
-                raise
-            # Without a config there is no store.trust.signing_key to set.
-            remedy = "name a key with --signing-key (warmrank keys generate makes one)"
-            raise error.but(remedy=remedy) from None
+    reports = [opened.push_directory(name, directory, components) for directory, components in wanted]
     answer(reports, render_pushes, as_json=as_json)
 
 
@@ -347,10 +337,10 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
     Exit status 3 when nothing was pushed under these keys (all the others are restored all the same).
     """
     from warmrank.cache_store.cache_dir.marks import check_marks
-    from warmrank.orchestrator.stores import load, open_to_fetch
+    from warmrank.orchestrator.stores import load, open_to_fetch, targets
     from warmrank.orchestrator.ui.table import render_pulls
 
-    wanted = _targets(directories, keys, per, rank, world_size)
+    wanted = targets(directories, keys or (), per=per, rank=rank, world_size=world_size)
     named = _named(config, store, None)
     reports, misses = [], []
     try:
@@ -374,31 +364,18 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
         raise typer.Exit(ExitCode.MISSED)
 
 
-def _targets(
-    directories: list[str],
-    keys: list[str] | None,
-    per: Scope,
-    rank: int | None,
-    world_size: int | None,
-) -> tuple[Target, ...]:
-    from warmrank.orchestrator.stores import targets
-
-    return targets(directories, keys or (), per=per, rank=rank, world_size=world_size)
-
-
 def _named(config: Path | None, location: str | None, key: Path | None) -> StoreConfig:
     from warmrank.orchestrator.stores import named_store
 
-    loaded = load_optional(config, None)
-    if (loaded is None) == (location is None):
+    if (config is None) == (location is None):
         raise BadArgument("expected either --config FILE or --store LOCATION, to say which store")
-    if loaded is not None and key is not None:
+    if location is not None:
+        return named_store(location, signing_key=key)
+    if key is not None:
         raise BadArgument(
             "--signing-key goes with --store; a config names its own in store.trust.signing_key"
         )
-    store = (
-        named_store(location, signing_key=key) if location is not None else loaded.store if loaded else None
-    )
-    if store is None:
+    loaded = load_optional(config, None)
+    if loaded is None or loaded.store is None:
         raise BadArgument(f"{config} names no store; expected store.path in it, or --store LOCATION")
-    return store
+    return loaded.store

@@ -10,10 +10,18 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from warmrank.worker import collection
-from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.configs.compiler_config import (
+    CacheOptions,
+    CompilerConfig,
+    EngineChoice,
+    GuardMode,
+    OnGearMiss,
+    OnRecompile,
+    Rng,
+)
 from warmrank.worker.errors import BadConfig, BadFunction
 
 if TYPE_CHECKING:
@@ -25,12 +33,12 @@ __all__ = ["cache_compile", "get_backend", "readable_cache", "set_dim_gears"]
 
 _log = logging.getLogger("torchair")
 _RUN_IN_STEPS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_CHOICES = {
-    "guards": ("always", "once", "skip"),
-    "on_recompile": ("add", "abandon"),
-    "on_gear_miss": ("error", "pad"),
-    "rng": ("refuse", "allow"),
-    "engine": ("auto", "graph", "aoti", "torchair"),
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "guards": get_args(GuardMode),
+    "on_recompile": get_args(OnRecompile),
+    "on_gear_miss": get_args(OnGearMiss),
+    "rng": get_args(Rng),
+    "engine": get_args(EngineChoice),
 }
 _RESERVED = ("fullgraph", "options")
 
@@ -80,8 +88,6 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
         BadConfig: a misspelt parameter, or a value that is not allowed; ``config`` and ``backend`` disagree.
         NotYet: the configuration asks for what is not built yet.
     """
-    from warmrank.worker.configs.compiler_config import CacheOptions
-
     with collection.paused(), _torch_errors_named():  # a full collection takes longer than all these imports
         from warmrank.worker.runtime.function import CachedFunction
 

@@ -26,12 +26,7 @@ def warmrank(*words: str, home: Path, **variables: str) -> subprocess.CompletedP
     kept = {
         name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ
     }
-    environ = {
-        **kept,
-        "HOME": str(home),
-        "OMP_NUM_THREADS": "1",
-        **variables,
-    }
+    environ = {**kept, "HOME": str(home), "OMP_NUM_THREADS": "1", **variables}
     home.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "warmrank", *words]
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=400)

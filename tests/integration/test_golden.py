@@ -25,10 +25,11 @@ from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.report import to_json
 
 GOLDEN = ROOT / "tests" / "golden"
-# What differs from run to run: digests, the two digits of one that are a directory.
+# What differs from run to run: digests, the two digits of one that are a directory, the names of locks.
 _RANDOM = (
     (r"[0-9a-f]{64}|(?<=_)[0-9a-f]{32}", "DIGEST"),
     (r"/[0-9a-f]{2}(?=/DIGEST)", "/XX"),
+    (r"(?<=launch-)[0-9a-f]{12}", "LAUNCH"),
 )
 _DIGEST = re.compile(_RANDOM[0][0])
 

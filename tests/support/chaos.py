@@ -275,10 +275,7 @@ class NodesRoom:
         marks.mkdir()
         self._config = nodes.config(
             "chaos",
-            workload={
-                "entrypoint": _ENTRYPOINT,
-                "arguments": {"marks": str(marks), "linger_s": LINGER_S},
-            },
+            workload={"entrypoint": _ENTRYPOINT, "arguments": {"marks": str(marks), "linger_s": LINGER_S}},
             ranks=self.num_ranks,
             parallel={"tp": 2, "dp": 2},
             watch={"every_s": 0.5, "node_silent_s": 5, "stopped_s": 1, "lease_s": 7},

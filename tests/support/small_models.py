@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -111,27 +110,3 @@ class Collective(nn.Module):
         y = x * 2
         dist.all_reduce(y, group=self.group)
         return y
-
-
-class Forwards(nn.Module):
-    """Calls what Python's own library forwards."""
-
-    @functools.cached_property
-    def factor(self) -> int:
-        return 3
-
-    def scaled(self, factor: int, x: torch.Tensor) -> torch.Tensor:
-        return x * factor
-
-    doubled = functools.partialmethod(scaled, 2)
-
-    @functools.singledispatchmethod
-    def added(self, number: Any, x: torch.Tensor) -> torch.Tensor:
-        return x
-
-    @added.register
-    def _(self, number: int, x: torch.Tensor) -> torch.Tensor:
-        return x + number
-
-    def forward(self, x: torch.Tensor) -> Any:
-        return self.added(1, self.doubled(x) * self.factor)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.support.small_models import Cached, Plain, Unfit
+from tests.support.small_models import Cached, Plain
 from tests.support.tiny_workload import Tiny
 from warmrank.inference import cache_compile
 from warmrank.worker.rank.workload import Call, RankContext, Workload
@@ -57,17 +57,6 @@ def sized(context: RankContext, *, writes: bool = False) -> Workload:
         return Verification(ok=True, max_error=0.0, tolerance=0.0, compared="nothing")
 
     return Workload(model=model, calls=(Call(function=function, args=(ROWS,)),), check=check)
-
-
-def half_unfit(context: RankContext) -> Workload:
-    """A function that can be cached, and one that cannot."""
-    model = Unfit().requires_grad_(requires_grad=False)
-    plain_model = Plain().requires_grad_(requires_grad=False)
-    calls = (
-        Call(function=cache_compile(model.breaks), args=(ROWS,)),
-        Call(function=cache_compile(plain_model.affine), args=(ROWS,)),
-    )
-    return Workload(model=model, calls=calls)
 
 
 def wrong(context: RankContext) -> int:

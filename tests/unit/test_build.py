@@ -12,14 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from tests.support.devices import fake_world
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.launching import loaded_config, rank_spec, write_config
-from tests.support.offline_ranks import FakeOfflineLauncher, small
+from tests.support.offline_ranks import FakeOfflineLauncher, rank_of, small
 from tests.support.stored import open_store
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import BuildReport, built_ranks, check_target, read_target, target_here
@@ -28,14 +26,11 @@ from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument, BuildFailed
 from warmrank.orchestrator.ui.report_table import render_build
-from warmrank.worker import groups
-from warmrank.worker.configs.compiler_config import LaunchDefaults, launch_scope
 from warmrank.worker.errors import NeedsValues
 from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.manifests import unpacked
 from warmrank.worker.rank.offline import OfflineRank
 from warmrank.worker.rank.start import RankSpec
-from warmrank.worker.rank.workload import RankContext, Workload
 from warmrank.worker.results import FunctionResult
 from warmrank.worker.settings import Target
 
@@ -150,24 +145,6 @@ def compiled(rank: OfflineRank) -> tuple[FunctionResult, ...]:
     return results
 
 
-@contextlib.contextmanager
-def real_rank(offline_cache: Path, *, rank: int) -> Iterator[Workload]:
-    """The workload with real tensors, as a rank of a launch has it; collectives change nothing here."""
-    with fake_world(rank=rank, world_size=8) as world:
-        pair = dist.new_group([rank // 2 * 2, rank // 2 * 2 + 1])
-        groups.declare_groups({"tp": pair, "world": world})
-        context = RankContext(
-            rank=rank,
-            world_size=8,
-            local_rank=rank,
-            device_kind="cpu",
-            device=torch.device("cpu"),
-            groups={"tp": pair, "world": world},
-        )
-        with launch_scope.of(LaunchDefaults(cache_dir=str(offline_cache))):
-            yield small(context)
-
-
 @pytest.fixture(scope="module")
 def offline_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache directory in which rank 1 was built offline."""
@@ -178,20 +155,11 @@ def offline_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_artifact_has_the_bytes_that_a_rank_of_a_launch_compiles(offline_cache, tmp_path):
-    with real_rank(tmp_path / "launched", rank=1) as workload:
-        (call,) = workload.calls
+    with rank_of(1, 8, tmp_path / "launched", no_compile=False) as context:
+        (call,) = small(context).calls
         launched = call.function.compile(call.args, call.kwargs, reason="")
         (built,) = offline_cache.rglob("compiled_module")
         assert launched.stored.path.read_bytes() == built.read_bytes()
-
-
-@pytest.mark.parametrize("rank", [1, 6])
-def test_rank_of_a_launch_finds_it_and_computes_what_eager_does(rank, offline_cache):
-    with real_rank(offline_cache, rank=rank) as workload:
-        (call,) = workload.calls
-        found = call.function.find(call.args, call.kwargs)
-        assert (found.stored is not None, found.own) == (True, rank == 1), found.reason
-        assert torch.equal(call.function(*call.args), workload.model(*call.args))
 
 
 def test_other_rank_adopts_it(offline_cache):

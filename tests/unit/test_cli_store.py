@@ -46,7 +46,6 @@ from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.inspect.explain import Explanation, explain
 from warmrank.orchestrator.inspect.store_contents import open_if_there, open_to_look, show_partition
-from warmrank.worker.keys.request import environment
 
 
 @pytest.fixture
@@ -327,9 +326,6 @@ def test_of_partitions_with_one_name_the_last_stored_is_shown_whatever_the_clock
     assert len(view.others) == 1
 
 
-OTHER_TORCH = {**environment(), "torch": "2.12.0"}
-
-
 @pytest.fixture
 def config_launch(tmp_path: Path) -> Config:
     return loaded_config(tmp_path)
@@ -351,13 +347,6 @@ def test_before_the_first_launch_there_is_no_store_yet(config_launch: Config, tm
     with pytest.raises(NoStoreYet) as caught:
         open_to_look(config_launch, None)
     assert str(caught.value) in found.verdict
-
-
-def test_other_environment_compiles_and_names_what_differs(config_launch: Config, tmp_path: Path):
-    store_launch(config_launch, tmp_path / "work", here=OTHER_TORCH)
-    found = explained(config_launch)
-    assert found.outlook == "compile"
-    assert f"torch 2.12.0 -> {environment()['torch']}" in found.verdict
 
 
 def test_explaining_imports_neither_torch_nor_ray(config_launch: Config, tmp_path: Path):

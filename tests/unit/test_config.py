@@ -17,7 +17,7 @@ from tests.support.checkout import ROOT
 from warmrank.orchestrator.cli.config import SchemaOf, document_schema
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.lint import fault_of
-from warmrank.orchestrator.config.models import Config, EntrypointWorkload, ScriptWorkload
+from warmrank.orchestrator.config.models import EntrypointWorkload, ScriptWorkload
 from warmrank.orchestrator.config.reading import load, parse, read_yaml
 from warmrank.orchestrator.errors import ConfigError
 
@@ -257,37 +257,8 @@ def test_number_of_an_alias_is_text_only_where_only_text_goes() -> None:
     assert read == {"ranks": 2, "env": {"A": "2"}, "workload": {"arguments": {"A": 2}}}
 
 
-PLAIN = ROOT / "cluster_configs"
-ON_CLUSTERS = sorted((PLAIN / "kuberay").glob("*-job-on-raycluster.yaml"))
-MANIFESTS = sorted(set((PLAIN / "kuberay").glob("*.yaml")) - set(ON_CLUSTERS))
-JOBS = [path for path in MANIFESTS if "raycluster" not in path.stem]
-NPU = "huawei.com/Ascend910"
-
-each = pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
-each_job = pytest.mark.parametrize("path", JOBS, ids=lambda path: path.stem)
-
-
-def documents(path: Path) -> dict[str, Any]:
-    """The documents of a manifest by kind; one of each."""
-    found = list(yaml.safe_load_all(path.read_text()))
-    assert len({document["kind"] for document in found}) == len(found)
-    return {document["kind"]: document for document in found}
-
-
-def launch_of(path: Path) -> Config:
-    return parse(yaml.safe_load(documents(path)["ConfigMap"]["data"]["launch.yaml"]))
-
-
-def cluster_of(path: Path) -> dict[str, Any]:
-    found = documents(path)
-    spec: dict[str, Any]
-    spec = found["RayJob"]["spec"]["rayClusterSpec"] if "RayJob" in found else found["RayCluster"]["spec"]
-    return spec
-
-
-def workers_of(path: Path) -> dict[str, Any]:
-    (group,) = cluster_of(path)["workerGroupSpecs"]
-    return dict(group)
+KUBERAY = ROOT / "cluster_configs" / "kuberay"
+MANIFESTS = sorted(path for path in KUBERAY.glob("*.yaml") if "job-on-raycluster" not in path.stem)
 
 
 def container_of(group: dict[str, Any]) -> dict[str, Any]:
@@ -295,33 +266,31 @@ def container_of(group: dict[str, Any]) -> dict[str, Any]:
     return dict(container)
 
 
-@each_job
-def test_launch_under_kuberay_is_that_on_plain_hosts(path: Path) -> None:
-    here, plain = launch_of(path), load(PLAIN / path.name)
-    own = {"cache_dir", "store", "ray"}
-    assert here.model_dump(exclude=own) == plain.model_dump(exclude=own)
-    assert here.ray.model_dump(exclude={"ship_code"}) == plain.ray.model_dump(exclude={"ship_code"})
-
-
-@each
-def test_ray_is_told_of_as_many_npus_as_the_pod_gets(path: Path) -> None:
-    group = workers_of(path)
-    resources = container_of(group)["resources"]
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_manifest_of_kuberay_launches_what_plain_hosts_do_in_pods_that_fit(path: Path) -> None:
+    every = list(yaml.safe_load_all(path.read_text()))
+    documents = {document["kind"]: document for document in every}
+    assert len(documents) == len(every)
+    config = parse(yaml.safe_load(documents["ConfigMap"]["data"]["launch.yaml"]))
+    if is_job := "RayJob" in documents:
+        plain, own = load(KUBERAY.parent / path.name), {"cache_dir", "store", "ray"}
+        assert config.model_dump(exclude=own) == plain.model_dump(exclude=own)
+        assert config.ray.model_dump(exclude={"ship_code"}) == plain.ray.model_dump(exclude={"ship_code"})
+    cluster = documents["RayJob" if is_job else "RayCluster"]["spec"]
+    cluster = cluster["rayClusterSpec"] if is_job else cluster
+    (workers,) = cluster["workerGroupSpecs"]
+    resources = container_of(workers)["resources"]
     # Quoted twice: once for YAML, once for the shell that KubeRay starts Ray with.
-    assert json.loads(json.loads(group["rayStartParams"]["resources"])) == {"NPU": resources["limits"][NPU]}
+    npus = {"NPU": resources["limits"]["huawei.com/Ascend910"]}
+    assert json.loads(json.loads(workers["rayStartParams"]["resources"])) == npus
     assert resources["requests"] == resources["limits"]
-
-
-@each
-def test_pods_mount_volumes_that_they_have_at_paths_that_the_launch_names(path: Path) -> None:
-    config = launch_of(path)
     assert config.store is not None
-    assert config.store.trust.signing_key is not None
-    named = [config.store.location, str(config.store.trust.signing_key)]
-    named += map(str, config.store.trust.trusted_keys.values())
+    trust = config.store.trust
+    assert trust.signing_key is not None
+    named = [config.store.location, str(trust.signing_key), *map(str, trust.trusted_keys.values())]
     for group, paths in (
-        (cluster_of(path)["headGroupSpec"], [*named, "/etc/warmrank/launch.yaml"]),
-        (workers_of(path), [*named, str(config.cache_dir), "/usr/local/Ascend/driver/version.info"]),
+        (cluster["headGroupSpec"], [*named, "/etc/warmrank/launch.yaml"]),
+        (workers, [*named, str(config.cache_dir), "/usr/local/Ascend/driver/version.info"]),
     ):
         mounts = container_of(group)["volumeMounts"]
         volumes = {volume["name"] for volume in group["template"]["spec"]["volumes"]}

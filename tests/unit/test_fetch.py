@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import shutil
 import stat
@@ -34,7 +33,7 @@ from warmrank.cache_store.backends.places import TieredBackend
 from warmrank.cache_store.cache_dir.local import variants
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED, Permit
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, StoreUnavailable, UnusableCache
+from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError
 from warmrank.cache_store.fetch.blobs import Blobs
 from warmrank.cache_store.fetch.fetch import FetchReport
 from warmrank.cache_store.layout import blob_name, manifest_name, trash_name
@@ -159,52 +158,6 @@ def test_damaged_blob_is_quarantined_and_nothing_is_laid_out(store, root, ref, c
     bad, reason = stored(root, "quarantine")
     assert bad.read_bytes() == data
     assert "corrupt" in reason.read_text()
-
-
-@pytest.mark.parametrize("data", [DAMAGE["flipped bit"], DAMAGE["truncated blob"]])
-def test_damaged_blob_is_asked_for_once_more(store, root, ref, cache, monkeypatch, data):
-    overwrite(blob_path(root, DECODE), data)
-    backend = backend_of(store)
-    real = backend.move
-
-    def move_and_repair(name: str, target: str | None) -> bool:
-        moved = real(name, target)
-        blob_path(root, DECODE).write_bytes(DECODE)  # as another tier would answer now
-        return moved
-
-    monkeypatch.setattr(backend, "move", move_and_repair)
-    assert fetch(store, [ref], cache)[0].bytes_copied == ALL_BYTES
-    assert len(stored(root, "quarantine")) == 2
-
-
-def fail_reads(store: Store, monkeypatch: pytest.MonkeyPatch, error: Callable[[], Exception]) -> None:
-    class Failing(io.BytesIO):
-        def read(self, size: int | None = -1, /) -> bytes:
-            raise error()
-
-    real = backend_of(store).open
-    monkeypatch.setattr(backend_of(store), "open", lambda name: Failing() if "cas" in name else real(name))
-
-
-def test_read_fault_of_the_store_is_unavailable_and_quarantines_nothing(store, root, ref, cache, monkeypatch):
-    fail_reads(store, monkeypatch, lambda: OSError(errno.ESTALE, os.strerror(errno.ESTALE)))
-    error = fault(store, ref, cache)
-    assert isinstance(error, StoreUnavailable)
-    assert os.strerror(errno.ESTALE) in str(error)
-    assert (tree(cache), stored(root, "quarantine")) == ({}, [])
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_full_local_disk_is_no_fault_of_the_store(store, root, ref, cache, monkeypatch, number):
-    class Full(io.BytesIO):
-        def write(self, data: Any, /) -> int:
-            raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr("warmrank.cache_store.fetch.blobs.create_private", lambda path: Full())
-    error = fault(store, ref, cache)
-    assert isinstance(error, UnusableCache)
-    assert os.strerror(number) in str(error)
-    assert (tree(cache), stored(root, "quarantine")) == ({}, [])
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from warmrank.cache_store.cache_dir.node_files import (
     NodeFile,
     find_kept,
     keep,
-    kept_files,
     place_files,
     refusal,
 )
@@ -61,14 +60,6 @@ def file(cache: Path, tmp_path: Path) -> NodeFile:
 @pytest.fixture
 def placed_at(node: Path) -> Path:
     return node / "atc_data/kernel_cache/Ascend910/add.o"
-
-
-def test_file_that_holds_something_else_than_expected_is_kept_as_it_is(
-    cache: Path, tmp_path: Path, file: NodeFile
-):
-    digest = keep(cache, write(tmp_path / "tools" / PATH, b"rewritten"), expected=file.digest)
-    assert digest == digest_bytes(b"rewritten")
-    assert len(kept_files(cache)) == 2
 
 
 def test_file_replaced_by_one_of_its_size_while_it_is_read_is_not_kept(

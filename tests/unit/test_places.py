@@ -10,17 +10,15 @@ from typing import BinaryIO
 
 import pytest
 
-from tests.support.backends import MemoryBackend, WaywardBackend, new_file, read, unavailable
+from tests.support.backends import WaywardBackend, new_file, read, unavailable
 from tests.support.stored import FUNCTIONS, OFF, publish_launch
 from warmrank.cache_store import store as opening
-from warmrank.cache_store.backends.backend import BlobBackend, NewFile
-from warmrank.cache_store.backends.deadline import TICK_S, Call, Ticks, Tier, TierMode, TierState, circuit_of
+from warmrank.cache_store.backends.backend import BlobBackend
+from warmrank.cache_store.backends.deadline import TICK_S, Call, Ticks, Tier, TierMode, circuit_of
 from warmrank.cache_store.backends.places import TieredBackend, read_from_any
-from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, NotInStore, StoreUnavailable
-from warmrank.cache_store.layout import BLOBS, LAUNCHES, MANIFESTS, blob_name, pin_name
-from warmrank.cache_store.publish import put_blobs
-from warmrank.cache_store.records.manifest import LaunchRecord
+from warmrank.cache_store.layout import BLOBS, blob_name, pin_name
 from warmrank.cache_store.store import Store, TierSpec, open_store
 
 pytestmark = pytest.mark.usefixtures("fresh_process")
@@ -47,6 +45,13 @@ def places() -> Places:
     return Places()
 
 
+@pytest.mark.parametrize(("name", "first"), [(BLOB, b"near"), (DOCUMENT, b"far")])
+def test_blob_is_read_from_the_nearest_place_and_document_from_the_farthest(places, name, first):
+    places.near.put_new([new_file(name, b"near")])
+    places.far.put_new([new_file(name, b"far")])
+    assert read(places.view(), name) == first
+
+
 def test_put_reaches_every_writable_place_the_farthest_first(places):
     order: list[str] = []
     places.near.on_put = lambda _: order.append("near")
@@ -54,18 +59,6 @@ def test_put_reaches_every_writable_place_the_farthest_first(places):
     assert places.view().put_new([new_file(DOCUMENT, b"data")]) == (DOCUMENT,)
     assert order == ["far", "near"]
     assert (read(places.near, DOCUMENT), read(places.far, DOCUMENT)) == (b"data", b"data")
-
-
-def test_blob_is_read_from_the_nearest_place(places):
-    places.near.put_new([new_file(BLOB, b"near")])
-    places.far.put_new([new_file(BLOB, b"blob")])
-    assert read(places.view(), BLOB) == b"near"
-
-
-def test_document_is_read_from_the_farthest_place(places):
-    places.near.put_new([new_file(DOCUMENT, b"near")])
-    places.far.put_new([new_file(DOCUMENT, b"far")])
-    assert read(places.view(), DOCUMENT) == b"far"
 
 
 @pytest.mark.parametrize("name", [BLOB, DOCUMENT])
@@ -131,9 +124,7 @@ def test_fault_of_transport_opens_the_circuit_of_its_place_alone(places):
     assert len(places.far.calls) == asked
 
 
-DAY_S = 86400.0
 DECODE = blob_name(digest_bytes(FUNCTIONS["Llama.decode"]).sha256)
-STRAY = blob_name(digest_bytes(b"stray").sha256)
 
 
 class Both:
@@ -144,20 +135,12 @@ class Both:
         publish_launch(self.store(), work)
         self.record = next(info.name for info in self.far.list("launch/"))
 
-    def store(
-        self, *, near: TierMode = "rw", far: TierMode = "rw", left_out: tuple[TierState, ...] = ()
-    ) -> Store:
+    def store(self, *, near: TierMode = "rw", answer_s: float = 60.0) -> Store:
         tiers = [
-            Tier(name="near", backend=self.near, mode=near),
-            Tier(name="far", backend=self.far, mode=far),
+            Tier(name="near", backend=self.near, mode=near, answer_s=answer_s),
+            Tier(name="far", backend=self.far, answer_s=60.0),
         ]
-        return Store(TieredBackend(tiers), trust=OFF, location="near, far", left_out=left_out)
-
-    def age(self) -> None:
-        """A blob that nothing needs appears in each place, and all becomes old."""
-        for place in (self.near, self.far):
-            place.put_new([new_file(STRAY, b"stray")])
-            place.now_s += 3 * DAY_S
+        return Store(TieredBackend(tiers), trust=OFF, location="near, far")
 
 
 @pytest.fixture
@@ -225,68 +208,14 @@ class SilentAtBlobs(WaywardBackend):
         return super().open(name)
 
 
-class Spread:
-    """A far place with a launch, and a near one that is empty."""
-
-    def __init__(self, source: Path) -> None:
-        self.near, self.far = WaywardBackend(), WaywardBackend()
-        far = Store(self.far, trust=OFF, location="far")
-        self.record: LaunchRecord = publish_launch(far, source, world_size=2)
-
-    def both(self) -> Store:
-        tiers = [Tier(name="near", backend=self.near), Tier(name="far", backend=self.far)]
-        return Store(TieredBackend(tiers), trust=OFF, location="both")
-
-    def fetch(self, cache: Path) -> Store:
-        store = self.both()
-        records = store.stored_launches(self.record.launch_key)
-        assert store.fetch_partitions(self.record.partitions, cache, records=records).faults == ()
-        return store
-
-
-@pytest.fixture
-def spread(source: Path) -> Spread:
-    return Spread(source)
-
-
-def names(backend: WaywardBackend, *prefixes: str) -> set[str]:
-    return {info.name for prefix in prefixes for info in backend.list(prefix)}
-
-
-def test_fetch_into_a_directory_that_has_all_fills_the_near_place_with_all(spread, source):
-    spread.fetch(source)
-    assert names(spread.near, BLOBS) == names(spread.far, BLOBS) != set()
-    assert names(spread.near, MANIFESTS, LAUNCHES) == names(spread.far, MANIFESTS, LAUNCHES)
-
-
-def test_fetch_goes_on_where_the_near_place_falls_silent_among_blobs(spread, source, tmp_path):
-    near = SilentAtBlobs()
-    near.put_new([new_file(info.name, spread.far.open(info.name).read()) for info in spread.far.list(BLOBS)])
-    tiers = [
-        Tier(name="near", backend=near, answer_s=0.5),
-        Tier(name="far", backend=spread.far, answer_s=60.0),
-    ]
-    store = Store(TieredBackend(tiers), trust=OFF, location="both")
-    outcome = store.fetch_partitions(spread.record.partitions, tmp_path / "cache")
-    near.thaw()
+def test_fetch_goes_on_where_the_near_place_falls_silent_among_blobs(both, tmp_path):
+    whole, both.near = both.near, SilentAtBlobs()
+    both.near.put_new([new_file(info.name, whole.open(info.name).read()) for info in whole.list(BLOBS)])
+    store = both.store(answer_s=0.5)
+    (record,) = store.launches()
+    outcome = store.fetch_partitions(record.partitions, tmp_path / "node")
+    both.near.thaw()
     assert (outcome.faults, [tier.state for tier in store.tiers]) == ((), ["away", "used"])
-
-
-DATA = b"bytes of an artifact"
-DIGEST = digest_bytes(DATA)
-NAME = blob_name(DIGEST.sha256)
-
-
-def holding(data: bytes = DATA, expected: Digest = DIGEST) -> MemoryBackend:
-    backend = MemoryBackend()
-    backend.put_new([NewFile(name=blob_name(expected.sha256), source=data, expected=digest_bytes(data))])
-    return backend
-
-
-def test_blob_of_another_size_goes_into_quarantine_and_is_put_again():
-    backend = holding(b"short")
-    assert put_blobs(backend, {NAME: new_file(NAME, DATA)}) == {NAME}
-    assert len(list(backend.list("quarantine/"))) == 2
 
 
 def test_pin_and_unpin_act_on_every_place(both):

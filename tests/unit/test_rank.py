@@ -29,15 +29,13 @@ from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import ArtifactCorrupt, WorkloadError
 from warmrank.worker.rank.manifests import unpacked
 from warmrank.worker.rank.rank_worker import RankWorker
-from warmrank.worker.results import FunctionResult, PlannedCapture
+from warmrank.worker.results import FunctionResult
 from warmrank.worker.runtime.artifact import parse as parse_artifact
 from warmrank.worker.runtime.files import to_bytes
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
-Warmed = Callable[..., RankWorker]
 UNITS = ("Plain.affine", "Plain.scaled", "Plain.affine[1]")
-LAUNCH_KEY = "0f" * 32
 
 
 def no_store() -> None:
@@ -60,51 +58,26 @@ def compiled(cache: Path, store: Store | None = None, **changed: Any) -> RankWor
 
 
 @pytest.fixture(scope="module")
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """By world size, a cache directory in which rank 0 compiled everything."""
+def compiled_by_rank_0(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache directory in which rank 0 of two compiled everything."""
     with torch.no_grad():
-        caches = {size: tmp_path_factory.mktemp("compiled") / f"world{size}" for size in (1, 2)}
-        for world_size, cache in caches.items():
-            compiled(cache, world_size=world_size)
-    return caches
+        compiled(path := tmp_path_factory.mktemp("compiled") / "cache", world_size=2)
+    return path
 
 
 @pytest.fixture
-def warmed(compiled_once: dict[int, Path]) -> Warmed:
-    """Makes a rank 0 that has loaded everything."""
-
-    def make(cache: Path, store: Store | None = None, *, world_size: int = 1) -> RankWorker:
-        shutil.copytree(compiled_once[world_size], cache)
-        rank = built(cache, store, world_size=world_size)
-        rank.probe()
-        assert all(result.ok for result in rank.load(UNITS))
-        return rank
-
-    return make
-
-
-@pytest.fixture
-def offers(warmed: Warmed, cache: Path) -> dict[str, str]:
-    """What rank 0 of two offers to the other rank, by function."""
-    return {result.function: result.digest for result in warmed(cache, world_size=2).load(UNITS[:2])}
-
-
-def called(rank: RankWorker) -> tuple[FunctionResult, ...]:
-    """The results of all calls, one after the other."""
-    answers = [rank.first_call(place) for place in range(1, len(UNITS) + 1)]
-    return tuple(item for answer in answers for item in answer if isinstance(item, FunctionResult))
-
-
-def capture_all(rank: RankWorker, planned: tuple[PlannedCapture, ...] = ()) -> list[FunctionResult]:
-    """Take every step that a rank proposes."""
-    return [result for step in rank.propose_captures(planned) for result in rank.capture(step)]
+def offers(compiled_by_rank_0: Path, cache: Path) -> dict[str, str]:
+    """What rank 0 of two offers to the other rank, by function; in a copy of its cache directory."""
+    shutil.copytree(compiled_by_rank_0, cache)
+    return {
+        probe.function: probe.digest
+        for probe in built(cache, world_size=2).probe()
+        if probe.function in UNITS[:2]
+    }
 
 
 def outcomes(results: tuple[FunctionResult, ...]) -> list[str]:
     return [result.outcome if result.ok else f"failed: {result.reason}" for result in results]
-
-
-# Start and build.
 
 
 def test_build_gives_the_entrypoint_its_place_and_arguments(cache, monkeypatch):
@@ -150,24 +123,10 @@ def test_build_refuses_a_function_whose_cache_lies_elsewhere(tmp_path: Path, cac
         RankWorker(spec, no_store).build()
 
 
-# Compile.
-
-
 @pytest.mark.parametrize(("max_error", "is_ok"), [("0.5", True), ("0.6", False), ("nan", False)])
 def test_check_is_ok_within_its_tolerance_only(cache: Path, max_error: str, is_ok: bool) -> None:
     rank = built(cache, entrypoint="tests.support.workloads:claims", arguments={"max_error": max_error})
     assert rank.verify().ok is is_ok
-
-
-def test_compile_that_fails_is_a_result_and_the_others_go_on(cache: Path) -> None:
-    rank = built(cache, entrypoint="tests.support.workloads:half_unfit")
-    bad, good = rank.compile(("Unfit.breaks", "Plain.affine"))
-    assert (bad.ok, good.ok) == (False, True)
-    assert bad.reason.startswith("GraphBreak: Unfit.breaks does not form one whole graph")
-    assert not bad.guard_failed
-
-
-# Adopt.
 
 
 def adopter(cache: Path, store: Store | None = None, **changed: Any) -> RankWorker:
@@ -202,38 +161,10 @@ def test_artifact_that_is_handed_over_brings_the_marks_of_its_directory(tmp_path
     assert outcomes(taker.adopt({name: offers[name]})) == ["adopted"]
 
 
-# Manifest and publish.
-
-
 @pytest.mark.filterwarnings("ignore:Skip cache as:UserWarning")
 def test_manifest_leaves_out_a_function_that_abandoned_its_cache(cache: Path, store: Store) -> None:
     rank = compiled(cache, store, arguments={"dynamic": False, "on_recompile": "abandon"})
     assert {entry.function for entry in unpacked(rank.partition().manifest).artifacts} == {"Plain.scaled"}
-
-
-def test_publish_puts_manifest_and_artifacts_into_the_store(cache, store, tmp_path, warmed):
-    rank = warmed(cache, store)
-    ref = store.publish_partition(LAUNCH_KEY, unpacked(rank.partition().manifest), cache).ref
-    assert store.fetch_partitions([ref], tmp_path / "node").faults == ()
-    assert {path.relative_to(tmp_path / "node") for path in (tmp_path / "node").rglob("compiled_module")} == {
-        path.relative_to(cache) for path in cache.rglob("compiled_module")
-    }
-
-
-def test_launch_of_a_warm_cache_traces_nothing(cache, monkeypatch, warmed):
-    from warmrank.worker.compile import compiler
-
-    warmed(cache)
-    monkeypatch.setattr(compiler, "compile_call", None)
-    rank = built(cache)
-    rank.probe()
-    rank.load(UNITS)
-    capture_all(rank)
-    assert {result.ok for result in called(rank)} == {True}
-    assert rank.verify().ok
-
-
-# Stop.
 
 
 def test_stop_ends_the_process_groups_it_started(cache: Path) -> None:
@@ -375,18 +306,9 @@ ONE_FUNCTION = ("Plain.affine", "Plain.affine[1]")
 WHY = "its code is not taken"
 
 
-@pytest.fixture(scope="module")
-def compiled_by_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache directory with what rank 0 of two compiled."""
-    refused_cache = tmp_path_factory.mktemp("refusals") / "cache"
-    (result, _) = probed(refused_cache).compile(ONE_FUNCTION)
-    assert result.outcome == "compiled"
-    return refused_cache
-
-
 @pytest.fixture
-def refused_cache(compiled_by_two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, and an engine that takes no artifact that was broken."""
+def refused_cache(offers: dict[str, str], cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What rank 0 compiled, and an engine that takes no artifact that was broken."""
     load = GraphEngine.load
 
     def picky(self: GraphEngine, sections: Any, *args: Any, **kwargs: Any) -> Any:
@@ -395,14 +317,11 @@ def refused_cache(compiled_by_two: Path, tmp_path: Path, monkeypatch: pytest.Mon
         return load(self, sections, *args, **kwargs)
 
     monkeypatch.setattr(GraphEngine, "load", picky)
-    shutil.copytree(compiled_by_two, tmp_path / "cache")
-    return tmp_path / "cache"
+    return cache
 
 
-def probed(refused_cache: Path, *, rank: int = 0) -> RankWorker:
-    worker = RankWorker(rank_spec(refused_cache, rank=rank, world_size=2, local_rank=rank), no_store)
-    worker.start()
-    worker.build()
+def probed(cache: Path, *, rank: int = 0) -> RankWorker:
+    worker = built(cache, rank=rank, world_size=2, local_rank=rank)
     worker.probe()
     return worker
 
@@ -412,39 +331,29 @@ def break_artifact(path: Path) -> None:
     path.write_bytes(to_bytes(replace(artifact, sections={**artifact.sections, "broken": b""})))
 
 
-def file_of(refused_cache: Path, rank: int) -> Path:
-    return next(refused_cache.glob("Plain_*")) / f"world2global_rank{rank}" / "affine" / "compiled_module"
-
-
-def load(worker: RankWorker) -> tuple[FunctionResult, ...]:
-    return worker.load(ONE_FUNCTION)
+def file_of(cache: Path, rank: int) -> Path:
+    return next(cache.glob("Plain_*")) / f"world2global_rank{rank}" / "affine" / "compiled_module"
 
 
 def test_the_other_ranks_artifact_is_adopted_with_the_reason(refused_cache: Path) -> None:
     own = file_of(refused_cache, 1)
     shutil.copytree(file_of(refused_cache, 0).parent, own.parent)
     break_artifact(own)
-    first, second = load(probed(refused_cache, rank=1))
+    first, second = probed(refused_cache, rank=1).load(ONE_FUNCTION)
     assert (first.ok, first.outcome) == (True, "adopted")
     assert first.reason == f"{WHY}; fits world2global_rank0"
     assert second.digest == first.digest
 
 
-def test_without_another_one_the_rank_is_refused_and_then_compiles(refused_cache: Path) -> None:
+def test_without_another_one_the_rank_compiles_and_later_launches_pass_over_what_was_refused(
+    refused_cache: Path,
+) -> None:
     break_artifact(file_of(refused_cache, 0))
     worker = probed(refused_cache)
-    refused, _ = load(worker)
-    assert (refused.ok, refused.guard_failed) == (False, False)
-    assert WHY in refused.reason
+    refused, _ = worker.load(ONE_FUNCTION)
+    assert (refused.ok, refused.guard_failed, WHY in refused.reason) == (False, False, True)
     compiled, again = worker.compile(ONE_FUNCTION)
     assert (compiled.ok, compiled.outcome, compiled.reason) == (True, "compiled", WHY)
     assert again.digest == compiled.digest
-
-
-def test_later_launch_passes_over_what_was_refused(refused_cache: Path) -> None:
-    break_artifact(file_of(refused_cache, 0))
-    worker = probed(refused_cache)
-    load(worker)
-    compiled, _ = worker.compile(ONE_FUNCTION)
-    later, _ = load(probed(refused_cache))
+    later, _ = probed(refused_cache).load(ONE_FUNCTION)
     assert (later.outcome, later.reason, later.digest) == ("loaded", WHY, compiled.digest)

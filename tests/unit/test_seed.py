@@ -21,10 +21,8 @@ from tests.support.stored import tree as all_files
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 from warmrank.cache_store.canonical import key_of
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import StoreUnavailable, UnusableCache
+from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.layout import USED, record_name, split_used_name
-from warmrank.cache_store.records import documents as stored_launches
-from warmrank.cache_store.records.manifest import LaunchRecord, parse_launch_record
 from warmrank.cache_store.seed import MAX_LAUNCHES, SeedReport, Wanted, seed
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
@@ -138,19 +136,6 @@ def test_seed_of_another_world_reads_a_bounded_number_of_manifests(store, cache,
     assert list(tree(cache).values()) == [b"newest", b"newer"]
 
 
-def test_seed_reads_whole_only_the_launches_that_it_picks(store, cache, tmp_path, monkeypatch):
-    publish_texts(store, tmp_path, *(f"{number}".encode() for number in range(MAX_LAUNCHES + 2)))
-    read: list[str] = []
-
-    def note(data: bytes, where: str) -> LaunchRecord:
-        read.append(where)
-        return parse_launch_record(data, where)
-
-    monkeypatch.setattr(stored_launches, "parse_launch_record", note)
-    run(store, cache, world_size=1)
-    assert len(read) == MAX_LAUNCHES
-
-
 def put_unusable_record(store: Store, root: Path, *, created: str) -> None:
     """A record whose summary is in order, and its partitions are not."""
     (record,) = store.launches()
@@ -237,23 +222,6 @@ def test_seed_of_a_store_that_fails_is_a_miss(store, root, cache, monkeypatch):
     assert len(report.faults) == 1
 
 
-def test_seed_into_an_unusable_directory_is_an_error(store, source, tmp_path):
-    publish_launch(store, source, world_size=2)
-    (tmp_path / "file").touch()
-    with pytest.raises(UnusableCache):
-        run(store, tmp_path / "file")
-
-
-def test_seed_puts_a_private_copy_beside_a_file_that_is_not_private(store, source, cache):
-    publish_launch(store, source, world_size=1)
-    run(store, cache, world_size=1)
-    path = next(cache.rglob("compiled_module"))
-    path.chmod(0o644)
-    report = run(store, cache, world_size=1)
-    assert (report.faults, [item.num_already_there for item in report.partitions]) == ((), [1])
-    assert path.with_name("compiled_module.1").read_bytes() == path.read_bytes()
-
-
 TWO = {0: b"first", 1: b"second"}
 
 
@@ -272,9 +240,3 @@ def test_seed_lays_out_the_partitions_that_were_made_in_its_environment(
     assert (report.found, report.faults) == (True, ())
     assert partitions(report) == [f"world2global_rank{rank}"]
     assert [*tree(cache).values()] == [TWO[rank]]
-
-
-def test_seed_of_another_world_takes_its_own_environment_only(store, source, cache):
-    publish_two_environments(store, source)
-    report = run(store, cache, environment=OTHER_ENVIRONMENT, world_size=4)
-    assert partitions(report) == ["world2global_rank1"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.support.backends import MemoryBackend, WaywardBackend, unavailable
+from tests.support.backends import WaywardBackend, unavailable
 from tests.support.checkout import python
 from tests.support.sealed_launches import Evicting, put
 from tests.support.stored import (
@@ -59,17 +59,13 @@ def tiered(
     return Store(TieredBackend(tiers), trust=OFF, location="near, far")
 
 
-def names(backend: WaywardBackend) -> set[str]:
-    return {info.name for info in backend.list("") if not info.name.startswith("used/")}
-
-
 def test_fetch_fills_the_near_place_so_that_it_serves_alone(places, tmp_path):
     far_only = Store(places[1], trust=OFF, location="far")
     record = publish_launch(far_only, tmp_path / "source", world_size=2)
     store = tiered(places)
-    store.fetch_partitions(
-        record.partitions, tmp_path / "cache", records=store.stored_launches(record.launch_key)
-    )
+    # Also what the cache directory has already.
+    records = store.stored_launches(record.launch_key)
+    store.fetch_partitions(record.partitions, tmp_path / "source", records=records)
     near_only = Store(places[0], trust=OFF, location="near")
     assert near_only.launches(record.launch_key) == (record,)
     outcome = near_only.fetch_partitions(record.partitions, tmp_path / "again")
@@ -318,15 +314,6 @@ def test_pin_is_listed_with_its_reason_and_removed_again(memory):
     assert [(pin.record, pin.reason) for pin in memory.store.pins()] == [(record, "baseline")]
     assert memory.store.unpin(prefix) == (record,)
     assert memory.store.pins() == ()
-
-
-@pytest.fixture
-def backend() -> MemoryBackend:
-    return MemoryBackend()
-
-
-def marks(backend: MemoryBackend) -> list[str]:
-    return sorted(info.name for info in backend.list("used/"))
 
 
 KEY, OTHER_KEY = "ab" * 32, "cd" * 32

@@ -143,21 +143,6 @@ def test_pulled_files_that_nobody_signed_mark_their_directory(documents, cache, 
         admit(target, "require", ())
 
 
-@pytest.mark.parametrize("has_files", [False, True])
-def test_pulled_directory_is_refused_once_its_key_is_revoked(root, cache, tmp_path, has_files):
-    backend, signer = DirectoryBackend(root), generate_key_pair("ci")
-    trust = Trust(policy="require", signer=signer)
-    push(Documents(backend=backend, trust=trust), "torchair", cache, COMPONENTS)
-    target = tmp_path / "elsewhere"
-    target.mkdir(mode=0o700)
-    if has_files:
-        (target / "own").write_bytes(b"own")
-    pull(Documents(backend=backend, trust=trust), "torchair", target, COMPONENTS)
-    admit(target, "require", ())
-    with pytest.raises(UnusableCache, match="revoked"):
-        admit(target, "require", {key_id(signer.public_key)})
-
-
 @pytest.mark.parametrize("pushed", [".", "deep", "deep/in", "deep/in/ab"])
 @pytest.mark.parametrize("is_revoked", [True, False])
 def test_copies_are_not_signed_anew_with_a_directory_above_or_below(

@@ -59,12 +59,10 @@ from warmrank.cache_store.signing.trust import (
 from warmrank.cache_store.store import TierSpec
 from warmrank.cache_store.store import open_store as open_tiers
 
-KEY, OTHER_KEY = "1" * 64, "2" * 64
+KEY = "1" * 64
 PAYLOAD = b'{"a":1}'
-SIGNER, STRANGER = generate_key_pair("ci"), generate_key_pair("stranger")
+SIGNER = generate_key_pair("ci")
 PUBLISHER = Trust(policy="require", signer=SIGNER)
-READER = Trust(policy="require", trusted={"ci": SIGNER.public_key})
-OFF = Trust(policy="off")
 REVOKED = {
     key_id(SIGNER.public_key): Revocation(
         key_id=key_id(SIGNER.public_key), when="2026-01-31T12:00:00+00:00", reason="laptop lost"

@@ -145,15 +145,6 @@ def test_check_fails_when_a_weight_is_wrong() -> None:
     assert not result.ok
 
 
-def test_script_generates_eagerly(capsys: Any, monkeypatch: Any) -> None:
-    sizes = ["--layers=1", "--dim=32", "--heads=4", "--kv-heads=2", "--hidden=48", "--batch=1"]
-    monkeypatch.setattr("sys.argv", ["llama.py", "--prompt-len=5", "--num-tokens=3", *sizes])
-    llama.main()
-    out = capsys.readouterr().out
-    assert out.startswith("b'Alice' -> [")
-    assert "3 tokens for 1 prompts in" in out
-
-
 @pytest.fixture
 def spec(tmp_path: Path) -> RankSpec:
     return rank_spec(
@@ -226,7 +217,6 @@ def test_journal_round_trips(results: list[FunctionResult], tmp_path_factory: py
 
 
 MODEL_DIR = "M_dynamic_aclgraphcache_0f"
-LAUNCH_KEY = "0f" * 32
 
 
 @pytest.fixture
@@ -272,14 +262,3 @@ def test_script_manifest_lists_the_files_beside_an_artifact(spec_manifests: Rank
         f"{directory}/compiled_module": digest_file(path),
         f"{directory}/{file.name}": Digest(sha256=file.sha256, size_bytes=7),
     }
-
-
-def test_publish_names_functions_whose_compile_is_not_deterministic(spec_manifests, store, tmp_path):
-    other = rank_spec(tmp_path / "other", rank=1, world_size=2, entrypoint="")
-    look_up(spec_manifests, "M.f", sections={"graph.py": b"1"})
-    look_up(other, "M.f", sections={"graph.py": b"2"})
-    found = [
-        store.publish_partition(LAUNCH_KEY, made(rank), Path(rank.cache_dir)).conflicts
-        for rank in (spec_manifests, other)
-    ]
-    assert found == [(), ("M.f",)]

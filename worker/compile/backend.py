@@ -18,7 +18,7 @@ from warmrank.worker.engines import engine_for
 from warmrank.worker.errors import BackwardNotSupported
 from warmrank.worker.gears.compiling import TracedGears, record
 from warmrank.worker.gears.model import carried
-from warmrank.worker.gears.runner import GearedRunner
+from warmrank.worker.gears.rules import GearedRunner
 from warmrank.worker.groups import role_of
 from warmrank.worker.runtime.runner import CaptureOptions, runner_for
 from warmrank.worker.settings import kind_of

@@ -316,7 +316,23 @@ def accelerator(kind: str) -> AcceleratorBackend:
 def device_module(kind: str) -> Any:
     """``torch.cuda`` or ``torch.npu``, with at least one device."""
     if kind == "npu":
-        _import_torch_npu()
+        try:  # it makes itself ``torch.npu``; where its autoload is switched off, nobody has done that before
+            import torch_npu  # noqa: F401
+        except ImportError as error:
+            msg = (
+                f"device kind npu needs torch_npu on top of CANN, and it does not import: {error}. Install "
+                f"warmrank[npu] where CANN is, and source CANN's set_env.sh. Seen here: {_seen()}."
+            )
+            raise DeviceUnavailable(msg, kind="npu", missing="torch_npu") from error
+        # CANN would cut the variable short in silence. Without device files the check is left out: NPUs may
+        # be reached in ways that are not known here.
+        num_devices = len(device_numbers(ascend_places()))
+        if num_devices and not visible_devices(settings().ascend, num_devices):
+            msg = (
+                f"ASCEND_RT_VISIBLE_DEVICES hides all {num_devices} NPUs of this machine from this process. "
+                "In a launch Ray sets it for each rank: ask for a NPU each (device: npu); elsewhere unset it."
+            )
+            raise DeviceUnavailable(msg, kind="npu", num_devices=num_devices)
     elif torch.version.cuda is None:
         msg = (
             f"device kind cuda needs a torch with CUDA; torch {torch.__version__} is built without. "
@@ -324,50 +340,17 @@ def device_module(kind: str) -> Any:
         )
         raise DeviceUnavailable(msg, kind=kind, missing="torch with CUDA")
     module = torch.get_device_module(kind)
-    if kind == "npu":
-        check_visible()
-    if not module.is_available():
-        raise _no_device(kind)
-    return module
-
-
-def check_visible() -> None:
-    """Refuse an ``ASCEND_RT_VISIBLE_DEVICES`` that CANN would cut short in silence.
-
-    Without device files the check is left out: NPUs may be reached in ways that are not known here.
-    """
-    num_devices = len(device_numbers(ascend_places()))
-    if num_devices and not visible_devices(settings().ascend, num_devices):
-        msg = (
-            f"ASCEND_RT_VISIBLE_DEVICES hides all {num_devices} NPUs of this machine from this process. In a "
-            "launch Ray sets it for each rank: ask for a NPU each (device: npu); elsewhere unset it."
-        )
-        raise DeviceUnavailable(msg, kind="npu", num_devices=num_devices)
-
-
-def _no_device(kind: str) -> DeviceUnavailable:
-    driver, tool, variable = {
-        "cuda": ("NVIDIA driver", "nvidia-smi", "CUDA_VISIBLE_DEVICES"),
-        "npu": ("Ascend driver", "npu-smi info", "ASCEND_RT_VISIBLE_DEVICES"),
+    if module.is_available():
+        return module
+    driver, tool, variable, seen = {
+        "cuda": ("NVIDIA driver", "nvidia-smi", "CUDA_VISIBLE_DEVICES", ""),
+        "npu": ("Ascend driver", "npu-smi info", "ASCEND_RT_VISIBLE_DEVICES", f" ({_seen()})"),
     }[kind]
-    seen = f" ({_seen()})" if kind == "npu" else ""
     msg = (
         f"device kind {kind}: torch finds no device{seen}; either the {driver} is missing (see {tool}), or "
         f"{variable} hides all devices from this process"
     )
-    return DeviceUnavailable(msg, kind=kind, missing=driver)
-
-
-def _import_torch_npu() -> None:
-    """It makes itself ``torch.npu``; where its autoload is switched off, nobody has done that before."""
-    try:
-        import torch_npu  # noqa: F401
-    except ImportError as error:
-        msg = (
-            f"device kind npu needs torch_npu on top of CANN, and it does not import: {error}. Install "
-            f"warmrank[npu] where CANN is, and source CANN's set_env.sh. Seen here: {_seen()}."
-        )
-        raise DeviceUnavailable(msg, kind="npu", missing="torch_npu") from error
+    raise DeviceUnavailable(msg, kind=kind, missing=driver)
 
 
 def _seen() -> str:

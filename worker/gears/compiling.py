@@ -32,8 +32,8 @@ from warmrank.worker.gears.rules import (
     membership,
     refuse_arguments,
     refuse_miss,
+    refuse_unpaddable,
 )
-from warmrank.worker.gears.runner import refuse_unpaddable
 from warmrank.worker.runtime.artifact import MUTATED, USER
 from warmrank.worker.runtime.check import node_values
 from warmrank.worker.runtime.find import arguments_of, function_of

@@ -321,10 +321,7 @@ class RankUnit:
         assert self.result is not None  # noqa: S101 - `bound` came first
         captured = self.function.statistics
         return replace(
-            self.result,
-            seconds=self.seconds,
-            num_captures=captured.captures,
-            pool_bytes=captured.pool_bytes,
+            self.result, seconds=self.seconds, num_captures=captured.captures, pool_bytes=captured.pool_bytes
         )
 
     def _refused(self, reason: str, failure: Failure) -> FunctionResult:

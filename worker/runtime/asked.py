@@ -8,7 +8,7 @@ and results are as in `constants`, but a process group, or its name as an argume
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.groups import is_group, resolve, role_of
 from warmrank.worker.runtime import constants
-from warmrank.worker.runtime.decoding import decode, equal
+from warmrank.worker.runtime.decoding import class_named, decode, equal
 from warmrank.worker.torch_private.warm import group_addresses, known_groups
 
 if TYPE_CHECKING:
@@ -92,16 +92,10 @@ def _name(function: Callable[..., Any]) -> str:
     """``module:name`` under which a function is found."""
     name = getattr(function, "__qualname__", function.__name__)
     for module in (function.__module__, "torch", "torch._C"):
-        if module and _found(module, name) is function:
-            return f"{module}:{name}"
+        with contextlib.suppress(ImportError, AttributeError):
+            if module and class_named([module, name]) is function:
+                return f"{module}:{name}"
     raise NotPortable(f"{name} is found under no name")
-
-
-def _found(module: str, name: str) -> Any:
-    value: Any = importlib.import_module(module)
-    for part in name.split("."):
-        value = getattr(value, part, None)
-    return value
 
 
 def _argument(value: Any) -> Any:
@@ -135,7 +129,7 @@ def result_of(call: Call) -> Any:
 def _bound(call: Call) -> tuple[Callable[..., Any], list[Any], dict[str, Any]]:
     function, args, kwargs, _ = call
     named = {name: _decoded(value) for name, value in kwargs.items()}
-    return _found(*function.split(":", 1)), [_decoded(value) for value in args], named
+    return class_named(function.split(":", 1)), [_decoded(value) for value in args], named
 
 
 def mismatches(calls: Iterable[Call]) -> Iterator[str]:

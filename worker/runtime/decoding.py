@@ -9,6 +9,7 @@ import sys
 import types
 from collections import OrderedDict
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -65,10 +66,7 @@ def class_named(payload: list[str]) -> Any:
     module, qualname = payload[0], payload[1]
     if module == "builtins" and qualname in _UNNAMED:
         return _UNNAMED[qualname]
-    value: Any = importlib.import_module(module)
-    for part in qualname.split("."):
-        value = getattr(value, part)
-    return value
+    return attrgetter(qualname)(importlib.import_module(module))
 
 
 def _numpy(payload: list[Any]) -> Any:

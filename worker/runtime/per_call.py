@@ -11,12 +11,12 @@ are written with a ``$``, for which a prefix is put that none of the parameters 
 
 from __future__ import annotations
 
+import inspect
 import keyword
 import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from inspect import CO_VARARGS
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -95,6 +95,8 @@ class _Builder:
         self._code = function.__code__
         self._per_call = per_call
         self._others = others
+        # Without defaults, which are set on the finished function.
+        self._signature = inspect.signature(FunctionType(self._code, {}, closure=function.__closure__))
         self._cells = dict(zip(self._code.co_freevars, function.__closure__ or (), strict=True))
         named = (torch, type_name, holds, member, bool, float, int, str, Exception, id, len)
         self.scope: dict[str, Any] = {
@@ -115,7 +117,7 @@ class _Builder:
             nodes = tuple(dict.fromkeys(index for _, indexes in shapes for index in indexes))
             fit = self._keep(_shapes_function([expression for expression, _ in shapes], nodes))
             conditions.append(f"{fit}({', '.join(f'$p{index}' for index in nodes)})")
-        yield f"def $check({_signature(self._code)}):"
+        yield f"def $check{self._signature}:"
         yield "    try:"
         for index in with_parents(self._guards.nodes, used):
             yield f"        $p{index} = {self._value(index)}"
@@ -271,21 +273,6 @@ def nodes_of(check: Check) -> tuple[int, ...]:
     if kind == "same":
         return node, expected
     return (node, *expected) if kind == "distinct" else (node,)
-
-
-def _signature(code: CodeType) -> str:
-    """The parameter list of a function, without defaults (they are set on the finished function)."""
-    names = list(parameters(code))
-    positional, rest = names[: code.co_argcount], names[code.co_argcount :]
-    keyword_only, starred = rest[: code.co_kwonlyargcount], rest[code.co_kwonlyargcount :]
-    parts = list(positional)
-    if code.co_posonlyargcount:
-        parts.insert(code.co_posonlyargcount, "/")
-    if code.co_flags & CO_VARARGS:
-        parts.append(f"*{starred.pop(0)}")
-    elif keyword_only:
-        parts.append("*")
-    return ", ".join([*parts, *keyword_only, *(f"**{name}" for name in starred)])
 
 
 _CHEAP = frozenset({"none", "not_none", "tensor", "gears", "geared"})

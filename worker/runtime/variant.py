@@ -23,7 +23,7 @@ from warmrank.worker.runtime.runner import CaptureOptions, runner_for
 if TYPE_CHECKING:
     from warmrank.worker.configs.compiler_config import GuardMode, OnGearMiss
     from warmrank.worker.devices import DeviceBackend
-    from warmrank.worker.gears.runner import GearedRunner
+    from warmrank.worker.gears.rules import GearedRunner
     from warmrank.worker.runtime.call_guards import CallGuards
 
 # A constant that marshal cannot hold: this, and its JSON.
@@ -73,7 +73,7 @@ class Variant:
         self._guard_options = guards, on_gear_miss
         self._geared: GearedRunner | None = None
         if facts.gears is not None:
-            from warmrank.worker.gears.runner import GearedRunner
+            from warmrank.worker.gears.rules import GearedRunner
 
             self._geared = GearedRunner(self.runner, facts.gears, on_miss=on_gear_miss)
         # The guards let nothing but gears pass, so the runner needs to be asked only where they do not.
