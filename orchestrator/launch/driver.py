@@ -332,18 +332,29 @@ def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
             return Committed(unsigned=unsigned)
     with stages.stage("commit"):
         published = _publish(stages, launch_key(stages.config), is_new, access.is_behind)
+        for problem in (problem for part in published.values() for problem in part.problems):
+            stages.problem(f"store: {problem}")
+        for reason, ranks in grouped((part.queued, rank) for rank, part in published.items()).items():
+            if reason:
+                stages.problem(f"not published yet, {ranks_text(ranks)}: {reason}")
         conflicts = grouped((name, rank) for rank, part in published.items() for name in part.conflicts)
-        nondeterministic = tuple(
-            Nondeterministic(function=function, ranks=tuple(ranks))
-            for function, ranks in sorted(conflicts.items())
-        )
-        _tell_of_publishing(stages, published, nondeterministic)
+        for function, ranks in sorted(conflicts.items()):
+            stages.problem(
+                f"nondeterministic: {function} compiled on {ranks_text(ranks)} to other bytes than the store "
+                "holds, which stay"
+            )
         record, is_queued = _record(stages, access, published, is_new=is_new)
+        # The driver's host comes last, because its record needs all partitions.
+        here = os.uname().nodename
+        hosts = [seat.host for seat in stages.gang.seats if is_queued and published[seat.rank].queued]
         return Committed(
             record=record,
             publishes=_by_node(stages.gang, published),
-            nondeterministic=nondeterministic,
-            queued_on=_queued_on(stages, published) if is_queued else (),
+            nondeterministic=tuple(
+                Nondeterministic(function=function, ranks=tuple(ranks))
+                for function, ranks in sorted(conflicts.items())
+            ),
+            queued_on=(*dict.fromkeys(host for host in hosts if host != here), here) if is_queued else (),
             unsigned=unsigned,
         )
 
@@ -374,22 +385,6 @@ def _no_key(access: Access) -> str:
     )
 
 
-def _tell_of_publishing(
-    stages: Stages, published: Mapping[int, Published], nondeterministic: tuple[Nondeterministic, ...]
-) -> None:
-    """Notes on the publishing that are no failures."""
-    for problem in (problem for part in published.values() for problem in part.problems):
-        stages.problem(f"store: {problem}")
-    for reason, ranks in grouped((part.queued, rank) for rank, part in published.items()).items():
-        if reason:
-            stages.problem(f"not published yet, {ranks_text(ranks)}: {reason}")
-    for found in nondeterministic:
-        stages.problem(
-            f"nondeterministic: {found.function} compiled on {ranks_text(found.ranks)} to other bytes than "
-            "the store holds, which stay"
-        )
-
-
 def _record(
     stages: Stages, access: Access, published: Mapping[int, Published], *, is_new: bool
 ) -> tuple[str, bool]:
@@ -416,13 +411,6 @@ def _record(
     if waits and is_new:
         add_launch(config.cache_dir, launch)
     return key, waits and is_new
-
-
-def _queued_on(stages: Stages, published: Mapping[int, Published]) -> tuple[str, ...]:
-    """Hosts on which something waits; the driver's last, because its record needs all partitions."""
-    hosts = [seat.host for seat in stages.gang.seats if published[seat.rank].queued]
-    here = os.uname().nodename
-    return (*dict.fromkeys(host for host in hosts if host != here), here)
 
 
 def _by_node(gang: Gang, published: Mapping[int, Published]) -> tuple[NodePublish, ...]:

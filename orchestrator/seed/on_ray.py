@@ -255,10 +255,12 @@ def watch_cluster(
                     outcomes.say(f"the cluster is back after {time.monotonic() - away_s:.0f} s", "green")
                     away_s = None
                 outcomes.take(told)
-        if not is_over() and away_s is None:
+        if is_over():
+            return
+        if away_s is None:
             away_s = time.monotonic()
             outcomes.say(f"the cluster is away, and asked again until it is back: {why}", "yellow")
-        time.sleep(max(0.0, min(wait_s, end_s - time.monotonic())) if not is_over() else 0.0)
+        time.sleep(max(0.0, min(wait_s, end_s - time.monotonic())))
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)
 
 

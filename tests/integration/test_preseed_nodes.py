@@ -121,6 +121,6 @@ def test_watch_of_a_head_that_is_away_says_so_and_ends_when_told(pair: RayCluste
         assert watch.stderr is not None
         first = watch.stderr.readline()  # it gives up by itself, so this ends
         watch.send_signal(signal.SIGTERM)
-        assert "the cluster is away, and asked again until it is back: no Ray cluster" in first
+        assert "the cluster is away, and asked again until it is back: the Ray cluster at" in first
         assert watch.wait(TIMEOUT_S) == 143
         assert (watch.stdout.read(), watch.stderr.read()) == ("", "stopped\n")

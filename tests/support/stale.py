@@ -28,29 +28,53 @@ FORBIDDEN = ("torch._dynamo", "torch._inductor", "sympy", "ray")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One launch; the texts are Python, run in this order.
+class Change:
+    """One difference between two launches.
 
     Attributes:
-        package: directory that holds the package ``tiny_model``.
-        cache: the cache directory.
-        before: run before anything of the model or of the cache is imported.
+        edits: replacements in the package, each (file, old text, new text); the old text occurs once.
+        files: files that are added to the package, by name.
+        removed: files that are taken away.
+        before: Python that the second launch runs before anything of the model or of the cache is imported;
+            DIRECTORY is its own.
         build: may change ``model``, which was just built.
-        config: may change ``config`` and ``options``, the parameters of `cache_compile`.
+        base: may change ``config`` and ``options``, the parameters of `cache_compile`, in both launches.
+        config: likewise, in the second one.
         call: may change ``batch``, ``args`` and ``kwargs``.
         context: expression of a context manager for the call.
-        alone: needs a process of its own, because it leaves something behind there.
+        environment: environment variables of the second process.
+        elsewhere: the second process works in a directory of its own.
+        reason: pattern that the second launch's reason has to match.
+        together: the second launch may share a process with others: it changes no source, and nothing but
+            its own objects.
     """
 
-    name: str
-    package: str
-    cache: str
+    edits: tuple[tuple[str, str, str], ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
     before: str = ""
     build: str = ""
+    base: str = ""
     config: str = ""
     call: str = ""
     context: str = "torch.no_grad()"
-    alone: bool = True
+    environment: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: bool = False
+    reason: str = ""
+    together: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One launch in a directory, which has the package ``tiny_model`` and the cache."""
+
+    name: str
+    directory: str
+    change: Change
+
+    @property
+    def package(self) -> str:
+        return f"{self.directory}/package"
 
 
 @dataclass(slots=True)
@@ -76,23 +100,25 @@ class Result:
 def launch(job: Job) -> Result:
     """Build the model, call it eagerly and cached, and compare."""
     result = Result(name=job.name)
+    change = job.change
     scope: dict[str, Any] = {"torch": torch, "sys": sys, "os": os, "both": both, "default_type": default_type}
-    exec(job.before, scope)  # noqa: S102 - jobs come from the test beside it
+    scope["DIRECTORY"] = job.directory
+    exec(change.before, scope)  # noqa: S102 - jobs come from the test beside it
     sys.path.insert(0, job.package)
     definition = importlib.import_module("tiny_model.model")
     import warmrank
     from warmrank.worker.errors import WorkerError
 
     scope["model"], scope["definition"] = model, _ = definition.build(), definition
-    exec(job.build, scope)  # noqa: S102 - likewise
+    exec(change.build, scope)  # noqa: S102 - likewise
     model = scope["model"]
     scope |= {"config": warmrank.CompilerConfig(), "options": {}, "batch": definition.batch()}
-    exec(job.config, scope)  # noqa: S102 - likewise
+    exec(f"{change.base}\n{change.config}", scope)  # noqa: S102 - likewise
     scope |= {"args": [scope["batch"], [1.0, 2.0]], "kwargs": {}}
-    exec(job.call, scope)  # noqa: S102 - likewise
+    exec(change.call, scope)  # noqa: S102 - likewise
     eager, start = copy.deepcopy(model), copy.deepcopy(model)
     wanted_args, args, later_args = (copy.deepcopy(scope["args"]) for _ in range(3))
-    with eval(job.context, scope):  # noqa: S307 - likewise
+    with eval(change.context, scope):  # noqa: S307 - likewise
         wanted = cloned(eager.step(*wanted_args, **scope["kwargs"]))
         step = _cached(model, job, scope)
         try:
@@ -115,7 +141,9 @@ def launch(job: Job) -> Result:
 def _cached(model: Any, job: Job, scope: dict[str, Any]) -> Any:
     from warmrank.inference import cache_compile
 
-    return cache_compile(model.step, config=scope["config"], cache_dir=job.cache, **scope["options"])
+    return cache_compile(
+        model.step, config=scope["config"], cache_dir=f"{job.directory}/cache", **scope["options"]
+    )
 
 
 def attempt(job: Job) -> str:
@@ -175,7 +203,7 @@ def trace_something() -> None:
 
 
 def main() -> None:
-    jobs = [Job(**item) for item in json.load(sys.stdin)]
+    jobs = [Job(**{**item, "change": Change(**item["change"])}) for item in json.load(sys.stdin)]
     if len(sys.argv) == 1:
         sys.stdout.write("".join(map(attempt, jobs)))
         return
@@ -183,8 +211,8 @@ def main() -> None:
     if "--fork-with-tracer" in sys.argv:
         trace_something()
     gc.disable()  # else each fork's collector goes through all of torch; frozen, it would be counted instead
-    together = [job for job in jobs if not job.alone]
-    for share in (together, *([job] for job in jobs if job.alone)):
+    together = [job for job in jobs if job.change.together]
+    for share in (together, *([job] for job in jobs if not job.change.together)):
         sys.stdout.write(forked(share))
         sys.stdout.flush()
 
@@ -193,38 +221,6 @@ TEMPLATE = Path(__file__).parent / "tiny_model"
 WORKERS = 2
 FEW = 12
 """So many launches are one process's work: a second one imports the tracer once more."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One difference between two launches.
-
-    Attributes:
-        edits: replacements in the package, each (file, old text, new text); the old text occurs once.
-        files: files that are added to the package, by name.
-        removed: files that are taken away.
-        before, build, config, call, context: as in `Job`, for the second launch.
-        base: as in `Job`, for the first launch; the second one starts from them too.
-        environment: environment variables of the second process.
-        elsewhere: the second process works in a directory of its own.
-        reason: pattern that the second launch's reason has to match.
-        together: the second launch may share a process with others: it changes no source, and nothing but
-            its own objects.
-    """
-
-    edits: tuple[tuple[str, str, str], ...] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
-    removed: tuple[str, ...] = ()
-    before: str = ""
-    build: str = ""
-    config: str = ""
-    call: str = ""
-    context: str = "torch.no_grad()"
-    base: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
-    elsewhere: bool = False
-    reason: str = ""
-    together: bool = False
 
 
 class Launches:
@@ -240,7 +236,10 @@ class Launches:
             directory = self.root / f"first{len(self._first)}"
             self._first[base] = directory
             shutil.copytree(TEMPLATE, directory / "package" / "tiny_model", ignore=_no_bytecode)
-        jobs = [_job(base, directory, config=base) for base, directory in self._first.items()]
+        jobs = [
+            Job(name=base, directory=str(directory), change=Change(base=base))
+            for base, directory in self._first.items()
+        ]
         for result in _run([Child(jobs=jobs, mode="--fork-with-tracer")]).values():
             assert (result.outcome, result.wrong, result.again) == ("compiled", "", "loaded"), result
 
@@ -274,16 +273,7 @@ class Launches:
             (package / file).write_text(text)
         for file in change.removed:
             (package / file).unlink()
-        return _job(
-            name,
-            directory,
-            before=f"DIRECTORY = {str(directory)!r}\n{change.before}",
-            build=change.build,
-            config=f"{change.base}\n{change.config}",
-            call=change.call,
-            context=change.context,
-            alone=not change.together,
-        )
+        return Job(name=name, directory=str(directory), change=change)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,10 +295,6 @@ class Child:
 def _run(children: Sequence[Child]) -> dict[str, Result]:
     with ThreadPoolExecutor(WORKERS) as pool:
         return {result.name: result for results in pool.map(Child.run, children) for result in results}
-
-
-def _job(name: str, directory: Path, **texts: Any) -> Job:
-    return Job(name=name, package=str(directory / "package"), cache=str(directory / "cache"), **texts)
 
 
 def _no_bytecode(_directory: str, names: list[str]) -> set[str]:

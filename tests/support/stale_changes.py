@@ -274,7 +274,8 @@ ENVIRONMENT = {
         reason=r"cann none -> 8\.2",
     ),
     "torch_npu version": Change(
-        before="import warmrank.worker.keys.request as e; e._version = lambda name: '2.13.0.post1'",
+        before="import warmrank.worker.keys.request as e; real = e._built\n"
+        "e._built = lambda name: ('2.13.0.post1', 'none') if name == 'torch_npu' else real(name)",
         reason=r"torch_npu none -> 2\.13\.0\.post1",
     ),
     "engine version": Change(

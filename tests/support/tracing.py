@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FunctionType, MethodType, SimpleNamespace
@@ -62,10 +63,6 @@ def compiled(method: Callable[..., Any], *args: Any, dynamic: bool = True, **kwa
 
 def misfits(artifact: Artifact, method: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[str, ...]:
     """Why an artifact does not fit a call, without gradients."""
-    import inspect
-
-    from warmrank.worker.runtime.check import mismatches
-
     function = function_of(bound(method))
     arguments = inspect.signature(function).bind(bound(method).__self__, *args, **kwargs)
     arguments.apply_defaults()

@@ -51,9 +51,7 @@ class OfflineRank(RankWorker):
         facts.require("offline")
         self._exits.enter_context(building_for(self._machines))
         backend_for(self._spec.device_kind).device(self._spec.local_rank)
-        self._groups = start.pretend_groups(self._spec)
-        self._owns_process_group = True
-        start.name_groups(self._groups)
+        self._own(start.pretend_groups(self._spec))
         return dict(self._machines.environment)
 
     def build(self) -> tuple[str, ...]:

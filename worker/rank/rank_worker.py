@@ -55,33 +55,65 @@ class RankWorker:
         self._units: dict[str, RankUnit] = {}
         self._calls: list[RankUnit] = []  # of each call of the workload, the unit that answers it now
         self._groups: dict[str, ProcessGroup] = {}
-        self._owns_process_group = False
         self._functions: list[CachedFunction] = []  # all that user code made in the stages of this rank
 
     def start(self) -> dict[str, str]:
         """Bring up the device and the process groups; returns the rank's environment."""
-        self._groups = start.bring_up(self._spec)
-        if self._groups:
-            self._owns_process_group = True
-            start.name_groups(self._groups)
+        import torch
+
+        from warmrank.worker.devices import backend_for
+
+        backend = backend_for(self._spec.device_kind)
+        device = backend.device(self._spec.local_rank)
+        # Collectives and new tensors go to the current device. The CPU's function of this name does nothing.
+        torch.get_device_module(device.type).set_device(device)
+        if self._spec.master_port:
+            self._own(start.start_groups(self._spec, backend.collectives))
         return environment()
+
+    def _own(self, started: dict[str, ProcessGroup]) -> None:
+        """Take the group of each role that this rank is in, and let artifacts name groups by their roles."""
+        from warmrank.worker import groups
+
+        self._groups = started
+        # World comes last: a group of its own role names an artifact's group more exactly.
+        groups.declare_groups(dict(sorted(started.items(), key=lambda item: item[0] == "world")))
 
     def build(self) -> tuple[str, ...]:
         """Import the entrypoint and build model and calls; return the names of the units, in call order."""
+        from warmrank.worker.devices import backend_for
         from warmrank.worker.rank.units import units_of
+        from warmrank.worker.rank.workload import RankContext, build_workload
 
+        spec = self._spec
+        context = RankContext(
+            rank=spec.rank,
+            world_size=spec.world_size,
+            local_rank=spec.local_rank,
+            device_kind=spec.device_kind,
+            device=backend_for(spec.device_kind).device(spec.local_rank),
+            groups=dict(self._groups),
+        )
         with self._in_launch():
-            self._workload = start.workload_of(self._spec, self._groups)
+            self._workload = build_workload(spec.entrypoint, context, spec.arguments)
         self._functions += [call.function for call in self._workload.calls]  # also of an earlier import
-        self._units = units_of(self._workload.calls, Path(self._spec.cache_dir))
+        self._units = units_of(self._workload.calls, Path(spec.cache_dir))
         self._calls = list(self._units.values())
         return tuple(self._units)
 
     def _in_launch(self) -> contextlib.AbstractContextManager[None]:
         """Lay down what the launch says while user code runs, and note the cached functions that it makes."""
-        from warmrank.worker.configs.compiler_config import launch_scope
+        from warmrank.worker.configs.compiler_config import LaunchDefaults, launch_scope
 
-        return launch_scope.of(start.defaults_of(self._spec), self._functions)
+        spec = self._spec
+        defaults = LaunchDefaults(
+            cache_dir=spec.cache_dir,
+            guards=spec.guards,  # type: ignore[arg-type]
+            engine=spec.engine,  # type: ignore[arg-type]
+            no_compile=spec.no_compile,
+            place=None if spec.master_port else (spec.rank, spec.world_size),
+        )
+        return launch_scope.of(defaults, self._functions)
 
     def probe(self) -> tuple[FunctionProbe, ...]:
         """Look each unit up."""
@@ -280,8 +312,10 @@ class RankWorker:
 
     def stop(self) -> None:
         """Take the process groups down."""
-        if self._owns_process_group:
-            start.take_down()
-            self._owns_process_group = False
+        if self._groups:
+            import torch.distributed as dist
+
+            self._own({})
+            dist.destroy_process_group()
         self._units.clear()
         self._workload = None

@@ -30,9 +30,6 @@ from warmrank.worker.values import Value
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from warmrank.worker.configs.compiler_config import LaunchDefaults
-    from warmrank.worker.rank.workload import Workload
-
 
 CONNECT, EXECUTE = "HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT"
 _CONNECT_S = (120, 7200)
@@ -146,66 +143,3 @@ def watchdog_s(timeout_s: float, environ: Mapping[str, str]) -> float:
     text = environ.get(EXECUTE, "")
     execute_s = int(text) if text.isdecimal() else 0  # 0: HCCL waits for ever, and the watchdog alone ends it
     return max(timeout_s, execute_s) + _GRACE_S
-
-
-def bring_up(spec: RankSpec) -> dict[str, ProcessGroup]:
-    """Bring up the device and the process groups.
-
-    Returned by role: the group that this rank is in; empty where none are wanted.
-    """
-    import torch
-
-    from warmrank.worker.devices import backend_for
-
-    backend = backend_for(spec.device_kind)
-    device = backend.device(spec.local_rank)
-    # Collectives and new tensors go to the current device. The CPU's function of this name does nothing.
-    torch.get_device_module(device.type).set_device(device)
-    return start_groups(spec, backend.collectives) if spec.master_port else {}
-
-
-def name_groups(started: Mapping[str, ProcessGroup]) -> None:
-    """Let artifacts name the groups of this rank by their roles."""
-    from warmrank.worker import groups
-
-    # World comes last: a group of its own role names an artifact's group more exactly.
-    groups.declare_groups(dict(sorted(started.items(), key=lambda item: item[0] == "world")))
-
-
-def workload_of(spec: RankSpec, groups: Mapping[str, ProcessGroup]) -> Workload:
-    """Import the entrypoint and build model and calls."""
-    from warmrank.worker.devices import backend_for
-    from warmrank.worker.rank.workload import RankContext, build_workload
-
-    context = RankContext(
-        rank=spec.rank,
-        world_size=spec.world_size,
-        local_rank=spec.local_rank,
-        device_kind=spec.device_kind,
-        device=backend_for(spec.device_kind).device(spec.local_rank),
-        groups=dict(groups),
-    )
-    return build_workload(spec.entrypoint, context, spec.arguments)
-
-
-def defaults_of(spec: RankSpec) -> LaunchDefaults:
-    """Launch-wide defaults for cached functions of this rank."""
-    from warmrank.worker.configs.compiler_config import LaunchDefaults
-
-    return LaunchDefaults(
-        cache_dir=spec.cache_dir,
-        guards=spec.guards,  # type: ignore[arg-type]
-        engine=spec.engine,  # type: ignore[arg-type]
-        no_compile=spec.no_compile,
-        place=None if spec.master_port else (spec.rank, spec.world_size),
-    )
-
-
-def take_down() -> None:
-    """Take the process groups down."""
-    import torch.distributed as dist
-
-    from warmrank.worker import groups
-
-    groups.declare_groups({})
-    dist.destroy_process_group()

@@ -161,7 +161,7 @@ class ValueHooks:
         answer = original(tx, args, kwargs)
         if is_pinned_module(tx.f_globals.get("__name__")):
             return answer
-        if all(map(_is_method, args)):
+        if all(_kind_of(arg) is MethodType for arg in args):
             self._evaluations.refuse(
                 "`is` between methods says whether one look made both, for each look makes another; compare "
                 "them with =="
@@ -205,16 +205,15 @@ class ValueHooks:
     @steps_in(_BUILTIN, "_call_min_max_binary(tx, a, b)")
     def _choose(self, original: Any, builtin: Any, tx: Any, *chosen_of: Any) -> Any:
         """Refuse what Python chooses by a tensor's truth, and Dynamo computes (``torch.maximum``)."""
-        for each in filter(None, chosen_of):
-            kind = each.realize()
-            if isinstance(kind, TensorVariable) and not isinstance(kind, UnspecializedPythonVariable):
-                name = builtin.fn.__name__
-                self._evaluations.refuse(
-                    f"Python's {name} returns one of the tensors that it compares, and is followed as "
-                    f"torch.{name}imum, which makes a new one and passes NaN on; call torch.{name}imum, "
-                    "torch.clamp or torch.where"
-                )
-                break
+        found = [each.realize() for each in filter(None, chosen_of)]
+        tensors = (each for each in found if isinstance(each, TensorVariable))
+        if any(not isinstance(each, UnspecializedPythonVariable) for each in tensors):
+            name = builtin.fn.__name__
+            self._evaluations.refuse(
+                f"Python's {name} returns one of the tensors that it compares, and is followed as "
+                f"torch.{name}imum, which makes a new one and passes NaN on; call torch.{name}imum, "
+                "torch.clamp or torch.where"
+            )
         return original(builtin, tx, *chosen_of)
 
     @steps_in("torch._dynamo.codegen:PyCodegen", "add_graph_output(value)")
@@ -234,7 +233,7 @@ class ValueHooks:
         elif builtin.fn in PRINTING:
             self._note_sets(args)
         made = original(builtin, tx, args, kwargs)
-        if builtin.fn in (set, frozenset) and args and _is_sequence(args[0]):
+        if builtin.fn in (set, frozenset) and args and _kind_of(args[0]) in (list, tuple):
             members = list(_members(made))
             constant = all(each.is_python_constant() and not _has_hash_of_address(each) for each in members)
             if constant and not all(map(_is_number, members)):
@@ -353,11 +352,12 @@ def _plain_value(variable: Any) -> tuple[Any, ...]:
     return (value,)
 
 
-def _is_method(variable: Any) -> bool:
+def _kind_of(variable: Any) -> type | None:
     try:
-        return variable.python_type() is MethodType
+        kind: type = variable.python_type()
     except NotImplementedError:
-        return False
+        return None
+    return kind
 
 
 def _set_classes() -> tuple[type[Any], ...]:
@@ -388,13 +388,6 @@ def _kept_call(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any] | 
         return kept_result, (name, constants, named), kept_result(name, constants, named)
     except Exception:  # noqa: BLE001 - whatever the function and its arguments raise
         return None
-
-
-def _is_sequence(variable: Any) -> bool:
-    try:
-        return variable.python_type() in (list, tuple)
-    except NotImplementedError:
-        return False
 
 
 def _is_number(variable: Any) -> bool:
