@@ -195,12 +195,6 @@ def read_keyring(path: Path) -> Keyring:
     return Keyring(trusted=trusted, revoked={item.key_id: item for item in found if item})
 
 
-def private_keys(keyring: Path) -> tuple[Path, ...]:
-    """The files of private keys of a keyring, sorted; raises `UnusableCache`."""
-    names = (path for path in _files(keyring) if path.name.endswith(PRIVATE_SUFFIX))
-    return tuple(path for path in names if not path.name.endswith(PUBLIC_SUFFIX))
-
-
 def generate(keyring: Path, name: str) -> Signer:
     """Make a key pair in a keyring, which is made if need be, and trust its public half.
 
@@ -389,7 +383,9 @@ def list_keys(keyring: Path) -> KeyList:
     ring = read_keyring(keyring)
     problems: list[str] = []
     own: dict[tuple[str, str], Path] = {}
-    for path in private_keys(keyring):
+    for path in _files(keyring):
+        if not path.name.endswith(PRIVATE_SUFFIX) or path.name.endswith(PUBLIC_SUFFIX):
+            continue
         try:
             own[path.stem, key_id(load_signer(path).public_key)] = path
         except StoreError as error:
