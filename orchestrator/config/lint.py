@@ -76,16 +76,13 @@ def _ranks(config: Config, machine: Machine) -> Iterator[LintFinding]:
 
 def _code(config: Config, machine: Machine) -> Iterator[LintFinding]:
     """Code that ranks run and that is not here; on a cluster, the nodes may have it."""
-    started_in = f"start the command in the directory of the code (it is {Path.cwd()} now), or correct"
-    here, shipped = config.ray.address is None, config.ray.ship_code
-    for key, found, is_certain, what in (
-        ("script", machine.script_fault, here or (shipped and not machine.is_absolute_script), "the path"),
-        ("entrypoint", machine.entrypoint_fault, here or (shipped and machine.is_source_here), "the code"),
-    ):
-        if found:
-            only_there = "" if is_certain else "; where the nodes alone have it, all is well"
-            level: Level = "error" if is_certain else "warning"
-            yield LintFinding(level, (f"workload.{key}",), found, f"{started_in} {what}{only_there}")
+    if machine.code_fault:
+        key = "script" if isinstance(config.workload, ScriptWorkload) else "entrypoint"
+        is_certain = config.ray.address is None or (config.ray.ship_code and machine.is_code_here)
+        only_there = "" if is_certain else "; where the nodes alone have it, all is well"
+        level: Level = "error" if is_certain else "warning"
+        remedy = f"start the command in the directory of the code (it is {Path.cwd()} now), or correct it"
+        yield LintFinding(level, (f"workload.{key}",), machine.code_fault, f"{remedy}{only_there}")
     if machine.shadow is not None:
         found = f"ranks would import {machine.shadow} in place of the package warmrank"
         remedy = "rename it, or start the command in another directory"
@@ -169,10 +166,8 @@ class Machine:
     num_cpus: int | None  # that a Ray started here counts; None where none is started, or nobody knows
     usable_cpus: int  # that this process may run on
     local_stores: tuple[str, ...] = ()  # places of the store that are there, on a disk of this machine alone
-    script_fault: str = ""  # why the workload's script cannot run; empty where it can, or is none
-    is_absolute_script: bool = False
-    entrypoint_fault: str = ""  # likewise of the function that it names
-    is_source_here: bool = False  # the file of that function is in the current directory
+    code_fault: str = ""  # why the workload's script or entrypoint cannot run here; empty for no reason
+    is_code_here: bool = True  # its file is looked for in the current directory, of which nodes get a copy
     shadow: Path | None = None  # a module here that ranks would import in place of `warmrank`
     requires_signature: str = ""  # why, where the config leaves that open
     has_signing_key: bool = True  # true where none is named
@@ -193,18 +188,21 @@ def machine_here(config: Config) -> Machine:
 
     places = [path for path in tiers if not is_url(path)]
     found = all_within([partial(is_local, path) for path in places], timeout_s=LOOK_S)
-    script = config.workload.script if isinstance(config.workload, ScriptWorkload) else ""
-    fault, source = fault_of(config) or (None, None)
+    code_fault, source = "", Path()
+    if isinstance(config.workload, ScriptWorkload):
+        source = Path(config.workload.script)
+        code_fault = "" if source.is_file() else f"no file {source} from this directory"
+    elif fault := fault_of(config):
+        error, read = fault
+        code_fault = error.message.rstrip(".") + (f" (read in {read})" if read else "")
+        source = read or Path("/")
     namesake = Path.cwd() / "warmrank.py"
-    where = f" (read in {source})" if source else ""
     return Machine(
         num_cpus=_cpus_of_ray(config.ray),
         usable_cpus=len(os.sched_getaffinity(0)),
         local_stores=tuple(path for path, is_local in zip(places, found, strict=True) if is_local),
-        script_fault="" if not script or Path(script).is_file() else f"no file {script} from this directory",
-        is_absolute_script=Path(script).is_absolute(),
-        entrypoint_fault=f"{fault.message.rstrip('.')}{where}" if fault else "",
-        is_source_here=source is not None and source.is_relative_to(Path.cwd()),
+        code_fault=code_fault,
+        is_code_here=(Path.cwd() / source).is_relative_to(Path.cwd()),
         shadow=namesake if namesake.is_file() else None,
         requires_signature=choice_of(trust, tiers)[1] if trust else "",
         has_signing_key=trust is None or trust.signing_key is None or trust.signing_key.exists(),

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from heapq import nsmallest
 
 from rich.columns import Columns
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.live import Live
 from rich.progress import (
     BarColumn,
@@ -197,7 +197,6 @@ def _class_text(found: RankClass) -> str:
 MAX_RANK_ROWS = 16
 _MAX_LIVE_PROBLEMS = 3
 _MAX_KINDS = 3
-_CELL_WIDTH = 16
 
 
 class LiveView:
@@ -218,13 +217,12 @@ class LiveView:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """As of now, for the terminal as it is now; what is too high is cut at the bottom."""
-        width, height = options.max_width, max(console.size.height - 1, 1)
-        options = options.update(height=None)
+        height, options = max(console.size.height - 1, 1), options.update(height=None)
         state, now_s = self._state, self._clock() - self._began_s
         with state.lock:
             head, tail = self._head(state, now_s), _tail(state)
             room = height - len(console.render_lines(Group(*head, *tail), options)) - 2
-            body = _body(state, now_s, room, width)
+            body = _body(state, now_s, room)
         parts = [*head, *([Text(), *body] if body else []), *([Text(), *tail] if tail else [])]
         lines = console.render_lines(Group(*parts), options, pad=False, new_lines=True)
         for line in lines[:height]:
@@ -271,8 +269,8 @@ def _running(stage: StageState, now_s: float) -> Table:
     of = count_text(len(stage.ranks), "rank")
     numbers = f"{stage.num_done():,} of {of} done{step}, {now_s - stage.start_s:.1f} s"
     grid = Table.grid(padding=(0, 1))
-    for _ in range(3):
-        grid.add_column(no_wrap=True)
+    for is_bar in (False, True, False):  # which gives way in a narrow terminal
+        grid.add_column(no_wrap=not is_bar)
     bar = ProgressBar(total=max(len(stage.ranks), 1), completed=stage.num_done(), width=24)
     grid.add_row(Text(stage.stage, "bold"), bar, numbers)
     return grid
@@ -293,10 +291,10 @@ def _tail(state: LaunchState) -> list[RenderableType]:
     return [_line(line) for line in lines]
 
 
-def _body(state: LaunchState, now_s: float, room: int, width: int) -> list[RenderableType]:
+def _body(state: LaunchState, now_s: float, room: int) -> list[RenderableType]:
     """A row for each rank where there is room, else classes, and those that the running stage waits for."""
     if state.num_ranks <= min(room - 1, MAX_RANK_ROWS):
-        return [_rank_table(state, now_s, width)]
+        return [_rank_table(state, now_s)]
     if room <= 0:
         return []
     late = _late(state, now_s, max_lines=max(room // 3, 1))
@@ -304,26 +302,19 @@ def _body(state: LaunchState, now_s: float, room: int, width: int) -> list[Rende
     return [*([_class_table(state, max_rows=rows)] if state.classes and rows > 0 else []), *late]
 
 
-def _plain_table(*columns: str, min_width: int | None = None) -> Table:
+def _plain_table(*columns: str) -> Table:
     """A table without lines, whose cells are cut where it is too wide; ``>`` before columns of numbers."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in columns:
-        is_number = name.startswith(">")
-        table.add_column(
-            name.lstrip(">"),
-            justify="right" if is_number else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=None if is_number else min_width,
-        )
+        justify: JustifyMethod = "right" if name.startswith(">") else "left"
+        table.add_column(name.lstrip(">"), justify=justify, no_wrap=True, overflow="ellipsis")
     return table
 
 
-def _rank_table(state: LaunchState, now_s: float, width: int) -> Table:
+def _rank_table(state: LaunchState, now_s: float) -> Table:
     """A row for each rank: where it is, how it gets each function, what it does now."""
     functions, hosts = list(state.functions), state.num_nodes > 1
-    names = (*(["host"] if hosts else []), *functions, "now")
-    table = _plain_table(">rank", *names, min_width=min(_CELL_WIDTH, width // 4))
+    table = _plain_table(">rank", *(["host"] if hosts else []), *functions, "now")
     for rank in range(state.num_ranks):
         host = [Text(state.host(rank))] if hosts else []
         cells = (_function_cell(state, rank, name, now_s) for name in functions)

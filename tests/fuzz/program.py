@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 PACKAGE = "fuzzed"
 SLOTS = ("helper", "conf", "top", "fields", "init", "params", "body", "after", "args", "kwargs", "options")
@@ -109,6 +110,29 @@ class Part:
         )
         environment = {key.replace("#", str(number)): value for key, value in self.environment.items()}
         return replace(self, slots=put(self.slots), changes=changes, environment=environment)
+
+
+Slots = Mapping[str, str]
+
+
+def part(
+    name: str,
+    slots: Slots,
+    *,
+    sources: Mapping[str, Slots] | None = None,
+    mutations: Mapping[str, str] | None = None,
+    contexts: Mapping[str, str] | None = None,
+    environments: Mapping[str, Mapping[str, str | None]] | None = None,
+    **more: Any,
+) -> Part:
+    """A part with its changes, by kind and name; ``more`` are its other fields."""
+    changes = [Change(name=f"{name}: {key}", slots=value) for key, value in (sources or {}).items()]
+    changes += [Change(name=f"{name}: {key}", mutate=value) for key, value in (mutations or {}).items()]
+    changes += [Change(name=f"{name}: {key}", context=value) for key, value in (contexts or {}).items()]
+    changes += [
+        Change(name=f"{name}: {key}", environment=value) for key, value in (environments or {}).items()
+    ]
+    return Part(name=name, slots=slots, changes=tuple(changes), **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

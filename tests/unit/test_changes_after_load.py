@@ -91,8 +91,6 @@ def test_argument_that_the_artifact_was_not_made_for_is_a_miss_without_guards_to
         torch.testing.assert_close(function(x), model(x))
 
 
-FACTOR = 3
-OFFSET = torch.ones(3)
 ROWS = torch.arange(6.0).reshape(2, 3)
 
 
@@ -110,9 +108,6 @@ class Outer(torch.nn.Module):
     def flagged(self, x: torch.Tensor) -> Any:
         return self.inner(x) + 1
 
-    def scaled(self, x: torch.Tensor) -> torch.Tensor:
-        return x * FACTOR + OFFSET
-
     def acted(self, x: torch.Tensor) -> Any:
         return self.act(x) * 2
 
@@ -125,16 +120,6 @@ def test_train_and_eval_are_noticed_and_each_has_its_variant(tmp_path: Path) -> 
         model.train(training)
         assert torch.equal(function(ROWS), model.flagged(ROWS))
     assert len(function.variants) == 2
-
-
-@pytest.mark.parametrize(("name", "value"), [("FACTOR", 4), ("FACTOR", 2.5), ("OFFSET", torch.ones(2, 3))])
-@torch.no_grad()
-def test_a_rebound_global_is_noticed(tmp_path, monkeypatch, name, value):
-    model = Outer()
-    function = cached(model.scaled, tmp_path)
-    function(ROWS)
-    monkeypatch.setitem(globals(), name, value)
-    assert torch.equal(function(ROWS), model.scaled(ROWS))
 
 
 class Counts(nn.Module):

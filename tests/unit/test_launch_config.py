@@ -116,7 +116,8 @@ def test_keys_that_do_not_go_together_are_named(data: dict[str, Any], level: str
 
 
 ON_DISK = replace(MACHINE, local_stores=("/a",))
-NO_SCRIPT = replace(MACHINE, script_fault="no file x.py")
+NO_CODE = replace(MACHINE, code_fault="no file x.py")
+SCRIPT = {"script": "x.py"}
 SHARED = {"address": "10.0.0.1:6379"}
 TIERS = {"tiers": [{"path": "/a"}, {"path": "s3://b/c"}]}
 
@@ -127,9 +128,17 @@ TIERS = {"tiers": [{"path": "/a"}, {"path": "s3://b/c"}]}
         (ON_DISK, {"store": {"path": "/a"}}, []),
         (ON_DISK, {"store": {"path": "/a"}, "ray": SHARED}, [("warning", ("store", "ray.address"))]),
         (ON_DISK, {"store": TIERS, "ray": SHARED}, []),
-        (NO_SCRIPT, {}, [("error", ("workload.script",))]),
-        (NO_SCRIPT, {"ray": {**SHARED, "ship_code": True}}, [("error", ("workload.script",))]),
-        (NO_SCRIPT, {"ray": {**SHARED, "ship_code": False}}, [("warning", ("workload.script",))]),
+        (NO_CODE, {}, [("error", ("workload.entrypoint",))]),
+        (
+            NO_CODE,
+            {"workload": SCRIPT, "ray": {**SHARED, "ship_code": True}},
+            [("error", ("workload.script",))],
+        ),
+        (
+            NO_CODE,
+            {"workload": SCRIPT, "ray": {**SHARED, "ship_code": False}},
+            [("warning", ("workload.script",))],
+        ),
     ],
 )
 def test_what_a_machine_lacks_is_an_error_where_the_nodes_cannot_have_it(

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz.parts.table import Slots, part
-from tests.fuzz.program import Part
+from tests.fuzz.program import Part, Slots, part
 
 
 def _code(name: str, slot: str, text: str, use: str, **slots: str) -> Part:

@@ -7,8 +7,7 @@ Each row stands for a mistake that was made once; `tests.integration.test_fuzz` 
 
 from __future__ import annotations
 
-from tests.fuzz.parts.table import part
-from tests.fuzz.program import Part
+from tests.fuzz.program import Part, part
 
 
 def _asks(name: str, ask: str, *changes: str, refused: str = "", said: str = "", **slots: str) -> Part:

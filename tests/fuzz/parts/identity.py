@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz.parts.table import part
-from tests.fuzz.program import Part
+from tests.fuzz.program import Part, part
 
 
 def _aliases() -> tuple[Part, ...]:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz.parts.table import part
+from tests.fuzz.program import part
 
 SIZES = (
     part("sizes / square root", {"body": "y = y / math.sqrt(y.shape[-1]) + math.sqrt(y.shape[0])"}),

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz.parts.table import part
+from tests.fuzz.program import part
 
 _OPERATOR = """
 SHAPE# = 2

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from tests.fuzz.parts.table import part
+from tests.fuzz.program import part
 
 _W = "nn.Parameter(torch.arange(12, dtype=torch.float64).reshape(3, 4) / 8, requires_grad=False)"
 
