@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 
 class WorkerError(Exception):
@@ -15,13 +15,11 @@ class WorkerError(Exception):
         super().__init__(message)
         self.message = message
         self.fields = fields
+        self.__dict__.update(fields)
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self.__dict__["fields"][name]
-        except KeyError:
-            msg = f"{type(self).__name__} has no field {name!r}"
-            raise AttributeError(msg) from None
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.fields)

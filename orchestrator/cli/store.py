@@ -181,7 +181,7 @@ def evict(  # noqa: PLR0913, PLR0917 - a parameter is an option of the command
     from warmrank.orchestrator.inspect import store_contents as look
     from warmrank.orchestrator.ui.table import render_evicted
 
-    opened = look.open_to_evict(load_optional(config, overrides), store)
+    opened = look.open_to_look(load_optional(config, overrides), store, with_keyring=True)
     policy = EvictPolicy(
         older_than_s=older_than_s,
         max_bytes=max_bytes,

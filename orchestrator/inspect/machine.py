@@ -27,7 +27,7 @@ from warmrank.cache_store.backends.deadline import all_within
 from warmrank.orchestrator import import_root
 from warmrank.orchestrator.text import size_text
 from warmrank.worker.ascend import Installation, fit, installation, visible_devices
-from warmrank.worker.engines.aoti import check_cpp_compiler, check_cuda
+from warmrank.worker.engines.toolchain import check_cpp_compiler, check_cuda
 from warmrank.worker.errors import DeviceUnavailable, ToolchainError
 
 Level = Literal["ok", "note", "warning", "error"]

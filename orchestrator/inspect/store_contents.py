@@ -41,29 +41,27 @@ _NAMED_BY = ("entrypoint", "script", "name")
 """Components of a launch's identity that people know it by; a config without a workload has its name."""
 
 
-def open_to_look(config: Config | None, location: Path | str | None) -> Store:
-    """Open the config's store, or the one at ``location`` without checking signatures; never create one.
+def open_to_look(config: Config | None, location: Path | str | None, *, with_keyring: bool = False) -> Store:
+    """Open the config's store, or the one at ``location``; never create one.
+
+    Without a config signatures go unchecked, unless they are checked ``with_keyring``, the user's.
 
     Raises:
         BadArgument: the config names no store, or neither (or both) was given.
     """
-    if location is not None and config is None:
-        tiers = [tier_spec(tier_at(str(location)))]
-        return cache_store.open_store(tiers, trust=Trust(policy="off"), create=False)
-    if config is None or location is not None:
+    if (config is None) == (location is None):
         raise BadArgument("expected either a CONFIG or --store PATH, to say which store")
+    if config is None:
+        if with_keyring:
+            return open_store(named_store(str(location)), create=False, to_sign=False)
+        return cache_store.open_store(
+            [tier_spec(tier_at(str(location)))], trust=Trust(policy="off"), create=False
+        )
     if config.store is None:
         raise BadArgument(
             f"config {config.name} names no store; expected store.path in it, or name one with --store PATH"
         )
     return open_store(config.store, create=False, to_sign=False)
-
-
-def open_to_evict(config: Config | None, location: Path | str | None) -> Store:
-    """As `open_to_look`, but a store without a config gets the keys of this user's keyring."""
-    if location is not None and config is None:
-        return open_store(named_store(str(location)), create=False, to_sign=False)
-    return open_to_look(config, location)
 
 
 def open_if_there(config: Config) -> Store | None:

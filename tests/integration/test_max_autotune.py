@@ -68,7 +68,8 @@ def child(cache: Path, **environment: str) -> dict[str, Any]:
     """What a fresh process got out of a call."""
     environment.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))  # it is part of the key
     cwd = Path(environment.get("HOME", ROOT))
-    printed = python("-m", "tests.support.autotune_models", str(cache), cwd=cwd, **environment)
+    code = "import sys; from tests.support.autotune_models import main; main(sys.argv[1])"
+    printed = python("-c", code, str(cache), cwd=cwd, **environment)
     result: dict[str, Any] = json.loads(printed.splitlines()[-1])
     return result
 

@@ -7,7 +7,7 @@ of them uses is refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -15,8 +15,6 @@ import torch
 from .native import NotEmulated
 
 _TRANSPOSED = [1, 0, 2]
-# c10::ScalarType numbers, which npu_quantize takes for its result.
-_QUANTIZED = {0: torch.uint8, 1: torch.int8, 3: torch.int32, 12: torch.int8, 13: torch.uint8, 14: torch.int32}
 
 
 def rms_norm(
@@ -39,74 +37,6 @@ def add_rms_norm_cast(
 ) -> tuple[torch.Tensor, ...]:
     y, rstd, total = add_rms_norm(x1, x2, gamma, epsilon)
     return y.to(torch.float32, copy=True), y, rstd, total
-
-
-def quantize(
-    x: torch.Tensor,
-    scales: torch.Tensor,
-    zero_points: torch.Tensor | None,
-    dtype: int,
-    axis: int = 1,
-    div_mode: bool = True,
-) -> torch.Tensor:
-    shape = [1] * x.dim()
-    if scales.numel() > 1:
-        shape[axis] = -1
-    factor = scales.to(torch.float32).reshape(shape)
-    scaled = x.to(torch.float32) / factor if div_mode else x.to(torch.float32) * factor
-    if zero_points is not None:
-        scaled = scaled + zero_points.to(torch.float32).reshape(shape)
-    target = _QUANTIZED.get(dtype)
-    if target is None:
-        _refuse("npu_quantize", "dtype", dtype)
-    limits = torch.iinfo(target)
-    return scaled.round().clamp(limits.min, limits.max).to(target)
-
-
-def dynamic_quant(
-    x: torch.Tensor, *, smooth_scales: torch.Tensor | None = None, **others: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    _refuse_others("npu_dynamic_quant", others, {"quant_mode": "pertoken", "dst_type_max": 0.0})
-    wide = x.to(torch.float32)
-    wide = wide if smooth_scales is None else wide * smooth_scales.to(torch.float32)
-    scale = wide.abs().amax(-1) / 127.0
-    divisor = torch.where(scale == 0, torch.ones_like(scale), scale)
-    return (wide / divisor.unsqueeze(-1)).round().clamp(-128, 127).to(torch.int8), scale
-
-
-def add_rms_norm_quant(
-    x1: torch.Tensor,
-    x2: torch.Tensor,
-    gamma: torch.Tensor,
-    scales1: torch.Tensor,
-    zero_points1: torch.Tensor | None,
-    *given: Any,
-    epsilon: float = 1e-6,
-    **others: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    positional = dict(zip(("beta", "scales2", "zero_points2"), given, strict=False))
-    _refuse_others("npu_add_rms_norm_quant", others | positional, {"axis": -1, "div_mode": True})
-    y, _, total = add_rms_norm(x1, x2, gamma, epsilon)
-    first = quantize(y, scales1, zero_points1, 1, axis=-1)
-    return first, torch.zeros_like(first), total
-
-
-def add_rms_norm_dynamic_quant(
-    x1: torch.Tensor,
-    x2: torch.Tensor,
-    gamma: torch.Tensor,
-    *,
-    smooth_scale1: torch.Tensor | None = None,
-    epsilon: float = 1e-6,
-    output_mask: Sequence[bool] | None = None,
-    **others: Any,
-) -> tuple[torch.Tensor, ...]:
-    _refuse_others("npu_add_rms_norm_dynamic_quant", others, {})
-    if output_mask and list(output_mask) not in ([True, False], [False, False]):
-        _refuse("npu_add_rms_norm_dynamic_quant", "output_mask", output_mask)
-    y, _, total = add_rms_norm(x1, x2, gamma, epsilon)
-    first, scale = dynamic_quant(y, smooth_scales=smooth_scale1)
-    return first, torch.zeros_like(first), total, scale, torch.zeros_like(scale)
 
 
 def rotary_mul(
@@ -215,10 +145,6 @@ KERNELS: dict[str, Callable[..., Any]] = {
     "npu_rms_norm": rms_norm,
     "npu_add_rms_norm": add_rms_norm,
     "npu_add_rms_norm_cast": add_rms_norm_cast,
-    "npu_add_rms_norm_quant": add_rms_norm_quant,
-    "npu_add_rms_norm_dynamic_quant": add_rms_norm_dynamic_quant,
-    "npu_quantize": quantize,
-    "npu_dynamic_quant": dynamic_quant,
     "npu_rotary_mul": rotary_mul,
     "npu_transpose_batchmatmul": transpose_batchmatmul,
     "npu_fusion_attention": fusion_attention,

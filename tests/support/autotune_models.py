@@ -1,6 +1,6 @@
 """A module whose one function does what compiled graphs get wrong, and a smaller one.
 
-Run as a module, with a cache directory, it calls the first in mode max-autotune, and prints JSON.
+``main`` is for a process of its own: it calls the first in mode max-autotune, and prints JSON.
 """
 
 from __future__ import annotations
@@ -80,9 +80,3 @@ def main(cache_dir: str) -> None:
     assert result is not None
     found = {"outcome": result.outcome, "cache": call[1].tolist(), "heavy": heavy}
     print(json.dumps(found), file=sys.__stdout__)
-
-
-if __name__ == "__main__":
-    from tests.support import autotune_models  # under its own name, by which the model's class is known
-
-    autotune_models.main(*sys.argv[1:])

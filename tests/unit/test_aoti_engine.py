@@ -15,9 +15,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.support.tracing import cached, compiles_ahead, in_mode, traced
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.engines import check_choice, engine_for
-from warmrank.worker.engines.aoti import AotiEngine, CompiledGraph, check_cpp_compiler, pack, unpack
+from warmrank.worker.engines.aoti import AotiEngine, CompiledGraph, pack, unpack
 from warmrank.worker.engines.aoti_compile import compile_place, divide
 from warmrank.worker.engines.overlap import OverlapCheck
+from warmrank.worker.engines.toolchain import check_cpp_compiler
 from warmrank.worker.errors import ArtifactCorrupt, BadConfig, NotPortable, ToolchainError
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,7 +15,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.support import ascend_machine as ascend
+from tests.support.checkout import python
 from tests.support.launching import loaded_config, store_launch, write_config
+from tests.support.stored import OFF
+from warmrank.cache_store.store import TierSpec, open_store
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
 from warmrank.orchestrator.inspect import doctor, machine
@@ -108,12 +112,6 @@ def test_version_outside_its_range_is_an_error(device: str, name: str, version: 
     assert (found.check, found.level, bool(found.remedy)) == (f"versions.{name}", "error", True)
 
 
-def fake_torch(directory: Path, text: str) -> dict[str, str]:
-    """An environment in which ``import torch`` finds this text, after the package's own root."""
-    (directory / "torch.py").write_text(text)
-    return {**os.environ, "PYTHONPATH": str(directory)}
-
-
 @pytest.mark.parametrize(
     ("text", "timeout_s", "said"),
     [
@@ -123,7 +121,9 @@ def fake_torch(directory: Path, text: str) -> dict[str, str]:
     ],
 )
 def test_torch_that_does_not_import_is_an_error_with_its_words(tmp_path, text, timeout_s, said):
-    probe = machine.probe_torch("cpu", fake_torch(tmp_path, text), timeout_s=timeout_s)
+    (tmp_path / "torch.py").write_text(text)  # which is imported after the package's own root
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    probe = machine.probe_torch("cpu", environ, timeout_s=timeout_s)
     (found,) = machine.check_probe(probe)
     assert (found.check, found.level, said in found.what) == ("versions.import", "error", True)
     assert machine.usable("cuda", probe).level == "note"
@@ -154,32 +154,26 @@ def test_cluster_must_listen() -> None:
     assert (gone.check, "refused" in gone.what) == ("network.ray", True)
 
 
-def store_levels(*tiers: dict[str, Any]) -> list[tuple[str, Level]]:
-    config = StoreConfig(tiers=tuple(TierConfig(**tier) for tier in tiers))
-    return [(finding.check, finding.level) for finding in doctor.check_store(config)][:-1]
-
-
-def made_store(path: Path) -> dict[str, Any]:
-    from tests.support.stored import OFF
-    from warmrank.cache_store.store import TierSpec, open_store
-
-    open_store([TierSpec(location=str(path))], trust=OFF)
-    return {"path": str(path)}
-
-
 def test_store_is_written_and_left_as_it_was(tmp_path: Path):
-    tier = made_store(tmp_path / "store")
-    before = sorted(path for path in (tmp_path / "store").rglob("*") if path.is_file())
-    assert store_levels(tier) == [("store.reachable", "ok"), ("store.writable", "ok")]
-    assert sorted(path for path in (tmp_path / "store").rglob("*") if path.is_file()) == before
-    assert store_levels({**tier, "mode": "ro"}) == [("store.reachable", "ok")]
+    def levels_of(**tier: Any) -> list[tuple[str, Level]]:
+        config = StoreConfig(tiers=(TierConfig(path=str(tmp_path), **tier),))
+        return [(finding.check, finding.level) for finding in doctor.check_store(config)][:-1]
 
+    def files() -> list[Path]:
+        return sorted(path for path in tmp_path.rglob("*") if path.is_file())
 
-def full(_descriptor: int) -> None:
-    raise OSError(28, "No space left on device")
+    shutil.rmtree(tmp_path)
+    open_store([TierSpec(location=str(tmp_path))], trust=OFF)
+    before = files()
+    assert levels_of() == [("store.reachable", "ok"), ("store.writable", "ok")]
+    assert files() == before
+    assert levels_of(mode="ro") == [("store.reachable", "ok")]
 
 
 def test_cache_directory_that_cannot_hold_private_files_is_an_error(tmp_path, monkeypatch):
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
     (tmp_path / "file").touch()
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
@@ -257,3 +251,8 @@ def test_config_brings_its_store_and_its_disk(tmp_path: Path):
     assert result.exit_code == 0, result.stdout
     names = ("store.reachable", "store.writable", "store.keys", "disk.cache_dir", "disk.free")
     assert {levels(result)[name] for name in names} == {"ok"}
+
+
+def test_doctor_does_not_import_torch_which_may_fail():
+    code = "import sys, warmrank.orchestrator.inspect.doctor; print('torch' in sys.modules)"
+    assert python("-c", code) == "False\n"

@@ -97,6 +97,14 @@ class Maps(Uses):
         return torch.vmap(self.operator)(x)
 
 
+def called(model: Uses, x: torch.Tensor, tmp_path: Path) -> Any:
+    """How a new cached function was come by, whose results are eager's."""
+    function = cache_compile(model.step, cache_dir=tmp_path / "cache")
+    with torch.no_grad():
+        torch.testing.assert_close(function(x), model.step(x))
+    return function.last_result
+
+
 @pytest.fixture
 def defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Imports a module with an operator, and forgets it at the end."""
@@ -131,17 +139,11 @@ def test_change_of_an_operators_file_is_a_miss(
     module = defined(text, name)
     model, x = uses(name), torch.ones(3, 8)
 
-    def outcome() -> Any:
-        function = cache_compile(model.step, cache_dir=tmp_path / "cache")
-        with torch.no_grad():
-            assert torch.allclose(function(x), model.step(x))
-        return function.last_result
-
-    assert [outcome().outcome, outcome().outcome] == ["compiled", "loaded"]
+    assert [called(model, x, tmp_path).outcome for _ in range(2)] == ["compiled", "loaded"]
     file = Path(str(module.__file__))
     file.write_text(file.read_text().replace("FACTOR = ", "FACTOR = 1 + "))
     module.FACTOR += 1  # as a new process would find it
-    later = outcome()
+    later = called(model, x, tmp_path)
     assert later.outcome == "compiled"
     assert f"operator {name}::op" in later.reason
 
@@ -166,15 +168,9 @@ def test_constant_of_another_module_that_decides_a_shape_is_a_condition(defined:
     defined(ELSEWHERE, name)
     model, x = Uses(name), torch.ones(3, 8)
 
-    def outcome() -> Any:
-        function = cache_compile(model.step, cache_dir=tmp_path / "cache")
-        with torch.no_grad():
-            assert torch.equal(function(x), model.step(x))
-        return function.last_result.outcome if function.last_result else ""
-
-    assert [outcome(), outcome()] == ["compiled", "loaded"]
+    results = [called(model, x, tmp_path).outcome for _ in range(2)]
     sizes.FACTOR = 2
-    assert outcome() == "compiled"
+    assert [*results, called(model, x, tmp_path).outcome] == ["compiled", "loaded", "compiled"]
 
 
 @pytest.mark.parametrize("guards", ["once", "skip"])
@@ -183,16 +179,13 @@ def test_operator_that_is_not_registered_is_looked_for(guards: Any, defined: Any
     module = defined(META, name)
     model, x = Uses(name), torch.ones(3, 8)
 
-    def outcome() -> str:
-        function = cache_compile(model.step, cache_dir=tmp_path / "cache", guards=guards)
-        with torch.no_grad():
-            function(x)
-        return function.last_result.outcome if function.last_result else ""
-
-    assert outcome() == "compiled"
-    module.library._destroy()
-    del sys.modules[name]
-    assert outcome() == "loaded"
+    with torch.no_grad():
+        cache_compile(model.step, cache_dir=tmp_path, guards=guards)(x)
+        module.library._destroy()
+        del sys.modules[name]
+        function = cache_compile(model.step, cache_dir=tmp_path, guards=guards)
+        function(x)
+    assert outcome(function) == "loaded"
 
 
 X = torch.tensor([-1.0, 2.0, 3.0])
@@ -475,54 +468,39 @@ def test_control_flow_on_data_is_refused_in_max_autotune_with_the_way_out(name: 
         function(given)
 
 
-def test_another_body_of_an_operator_is_a_miss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program, given = PROGRAMS["attention"]
-    with torch.no_grad():
-        cached(module(program).forward, tmp_path)(given)
-        monkeypatch.setitem(globals(), "nearby", nearer)
-        function = cached(module(program).forward, tmp_path)
-        assert_equals_eager(function, given)
-    assert outcome(function) == "compiled"
-    assert "nearby" in reason(function)
-
-
-def test_an_attribute_that_only_a_body_reads_is_a_condition(tmp_path: Path) -> None:
-    program, given = PROGRAMS["checkpointed"]
-    with torch.no_grad():
-        cached(module(program).forward, tmp_path)(given)
-        changed = module(program)
-        changed.scale = 3.0
-        function = cached(changed.forward, tmp_path)
-        assert_equals_eager(function, given)
-    assert outcome(function) == "compiled"
-    assert "scale" in reason(function)
-
-
-def test_an_attribute_that_only_a_later_region_reads_is_a_condition(tmp_path: Path) -> None:
-    """Dynamo takes an earlier region's graph for it, without conditions of its own."""
-    program, given = PROGRAMS["regions"]
+# Of regions, Dynamo takes an earlier one's graph for a later one, without conditions of its own.
+@pytest.mark.parametrize(
+    ("name", "change", "why"),
+    [
+        ("attention", lambda patch, _: patch.setitem(globals(), "nearby", nearer), "nearby"),
+        ("checkpointed", lambda _, model: setattr(model, "scale", 3.0), "scale"),
+        ("regions", lambda _, model: setattr(model, "b", nn.Identity()), ""),
+    ],
+    ids=["another body", "attribute of a body", "attribute of a later region"],
+)
+def test_what_only_a_body_reads_is_a_condition(name, change, why, tmp_path, monkeypatch):
+    program, given = PROGRAMS[name]
     with torch.no_grad():
         cached(module(program).forward, tmp_path)(given)
         changed = module(program)
-        changed.b = nn.Identity()
+        change(monkeypatch, changed)
         function = cached(changed.forward, tmp_path)
         assert_equals_eager(function, given)
+    assert outcome(function) == "compiled"
+    assert why in reason(function)
 
 
-def test_branch_that_writes_to_its_argument_is_refused(tmp_path: Path) -> None:
-    def writes(m: Any, x: torch.Tensor) -> Any:
-        return torch.cond(x.sum() > 0, lambda v: v.add_(1) * 2, m.b, (x,))
-
-    function = cached(module(writes).forward, tmp_path)
-    with torch.no_grad(), pytest.raises((NotPortable, GraphBreak)):
-        function(ROWS)
+def writes(m: Any, x: torch.Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda v: v.add_(1) * 2, m.b, (x,))
 
 
-def test_operator_that_runs_code_unseen_is_refused_by_name(tmp_path: Path) -> None:
-    def prints(_m: Any, x: torch.Tensor) -> Any:
-        torch.ops.higher_order.print("{}", x.sum())
-        return x * 2
+def prints(_m: Any, x: torch.Tensor) -> Any:
+    torch.ops.higher_order.print("{}", x.sum())
+    return x * 2
 
-    function = cached(module(prints).forward, tmp_path)
-    with torch.no_grad(), pytest.raises((NotPortable, GraphBreak), match=r"print|builtins"):
+
+@pytest.mark.parametrize(("program", "why"), [(writes, "."), (prints, "print|builtins")])
+def test_branch_that_writes_and_code_that_runs_unseen_are_refused(program, why, tmp_path):
+    function = cached(module(program).forward, tmp_path)
+    with torch.no_grad(), pytest.raises((NotPortable, GraphBreak), match=why):
         function(ROWS)

@@ -101,15 +101,12 @@ def parse(text: str) -> tuple[str, Shapes]:
 
 def _parse_input(position: Any, sizes: Any, strides: Any = None) -> PlannedInput:
     counts = tuple(map(_count, sizes))
-    item = PlannedInput(
-        position=_count(position),
-        sizes=counts,
-        strides=_contiguous(counts) if strides is None else tuple(map(_count, strides)),
-    )
-    span = sum((size - 1) * stride for size, stride in zip(counts, item.strides, strict=True))
-    if max(math.prod(counts), span) > MAX_ELEMENTS:
-        raise ValueError(f"input {position} has {max(math.prod(counts), span)} elements")
-    return item
+    if (size := math.prod(counts)) <= MAX_ELEMENTS:
+        steps = _contiguous(counts) if strides is None else tuple(map(_count, strides))
+        size = sum((count - 1) * step for count, step in zip(counts, steps, strict=True))
+    if size > MAX_ELEMENTS:
+        raise ValueError(f"input {position} has {size} elements")
+    return PlannedInput(position=_count(position), sizes=counts, strides=steps)
 
 
 def _count(value: Any) -> int:
@@ -126,12 +123,7 @@ def _number(value: Any) -> int | float | bool:
 
 
 def _contiguous(sizes: Sequence[int]) -> tuple[int, ...]:
-    strides = []
-    step = 1
-    for size in reversed(sizes):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
+    return torch.empty(tuple(sizes), device="meta").stride()
 
 
 def inputs_for(shapes: Shapes, layout: InputLayout, example: Sequence[Any]) -> tuple[Any, ...] | str:

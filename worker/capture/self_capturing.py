@@ -15,7 +15,7 @@ from warmrank.worker.runtime.runner import CaptureOptions, GraphRunner
 if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
     from warmrank.worker.devices import DeviceBackend
-    from warmrank.worker.engines import SelfCapturing
+    from warmrank.worker.engines.torchair import LoadedGraph
     from warmrank.worker.runtime.artifact import GraphFacts
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -28,7 +28,7 @@ class SelfCapturingRunner(GraphRunner):
     """
 
     def __init__(
-        self, graph: SelfCapturing, facts: GraphFacts, backend: DeviceBackend, options: CaptureOptions
+        self, graph: LoadedGraph, facts: GraphFacts, backend: DeviceBackend, options: CaptureOptions
     ) -> None:
         super().__init__(graph, facts, backend, CaptureOptions(limit=options.limit))
         self._lock = _ONE_AT_A_TIME
@@ -46,7 +46,7 @@ class SelfCapturingRunner(GraphRunner):
         return 0 if self._capturing.is_eager else self.options.limit
 
     def hand_over(self) -> None:
-        """See `SelfCapturing.hand_over`."""
+        """See `LoadedGraph.hand_over`."""
         self._capturing.hand_over()
 
     def shapes(self) -> tuple[Shapes, ...]:

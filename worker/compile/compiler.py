@@ -1,12 +1,8 @@
 """One compile: trace, run the user's passes, make the guards portable, let the engine compile.
 
-A pass (``post_grad_custom_pre_pass``, ``..._post_pass``) is called as TorchAir calls it,
-``function(graph_module, example_inputs, config)``, and changes the FX graph in place; what it returns is
-not looked at. It runs on fake tensors, before the guards are written, so conditions that it puts on
-symbolic sizes become guards. Its digest is part of the request key.
-
-``debug.graph_dump`` and ``debug.fx_summary`` ask for files about the graph, under TorchAir's names:
-``<name>_rank_<rank>_pid_<pid>_ts_<time>.<type>``. A load writes none of them.
+A pass is called as TorchAir calls it, ``function(graph_module, example_inputs, config)``, and changes the FX
+graph in place. It runs on fake tensors, before the guards are written, so conditions that it puts on symbolic
+sizes become guards. Files about the graph have TorchAir's names.
 
 The frame, Dynamo's code object that unpacks the arguments, calls the graph and packs the outputs, is kept as
 marshal (version 2, equal bytes for equal code) with everything that differs between processes taken out: file

@@ -257,28 +257,23 @@ def _refuse_other_files(path: Path) -> None:
         NoSuchCache: there is nothing.
     """
     if path.is_symlink() or path.is_dir():
-        if path.is_symlink():
-            actual = f"a symbolic link to {path.readlink()}"
-            remedy = "name the file itself; whoever can change the link decides what is read"
-        else:
-            inside = sorted(str(item.relative_to(path)) for item in path.rglob("compiled_module*"))
-            actual = "a directory"
-            remedy = f"name one of its files: {', '.join(inside[:5]) or 'there is no artifact in it'}"
+        inside = sorted(str(item.relative_to(path)) for item in path.rglob("compiled_module*"))
         raise UnusableCache(
-            what="artifact", where=str(path), expected="a regular file", actual=actual, remedy=remedy
+            what="artifact",
+            where=str(path),
+            expected="a regular file",
+            actual="a symbolic link" if path.is_symlink() else "a directory",
+            remedy=f"name the file itself{': ' * bool(inside)}{', '.join(inside[:5])}",
         )
     if not path.exists():
         msg = f"there is no artifact {path}; its path stands in the log of the run that saved it"
         raise NoSuchCache(msg, path=str(path))
-    if not path.is_file() or path.name.startswith("compiled_module"):
+    if path.name.startswith("compiled_module"):
         return  # looked at, and refused, as what it should be
     with os_errors_are_unusable("artifact", path), path.open("rb") as stream:
         first = stream.read(64)
-    if not first.startswith((artifacts.MAGIC, *artifacts.PICKLES)):  # whole or not
-        msg = (
-            f"{path} is not an artifact: expected a compiled_module of a cache directory, found a file that "
-            f"begins with {first[:24]!r}"
-        )
+    if not first.startswith((artifacts.MAGIC, *artifacts.PICKLES)):
+        msg = f"{path} is not an artifact, a compiled_module of a cache; it begins with {first[:24]!r}"
         raise ArtifactCorrupt(msg, where=str(path), why="not an artifact")
 
 

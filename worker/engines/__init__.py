@@ -55,26 +55,6 @@ class Built(Value):
     files: Mapping[str, bytes] = field(default_factory=dict)
 
 
-class SelfCapturing(Protocol):
-    """A loaded graph of an engine that captures by itself.
-
-    Attributes:
-        is_eager: it never captures, or has stopped.
-        num_captures: captured graphs that it holds.
-    """
-
-    @property
-    def is_eager(self) -> bool: ...  # noqa: D102 - above
-
-    @property
-    def num_captures(self) -> int: ...  # noqa: D102 - above
-
-    def hand_over(self) -> None:
-        """Let the node keep what was made at run time, for processes that load the artifact later."""
-
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...  # noqa: D102
-
-
 class Engine(Protocol):
     """A way to run a traced graph."""
 

@@ -22,18 +22,13 @@ the first call finds results that share memory with each other or an input, and 
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import importlib.util
 import io
 import json
 import logging
-import shutil
-import subprocess
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,9 +37,8 @@ from warmrank.worker.devices import picker
 from warmrank.worker.engines import Built, Site
 from warmrank.worker.engines.graph import SECTIONS, GraphEngine, unpack_constants
 from warmrank.worker.engines.overlap import OverlapCheck
-from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing, BadConfig, NotPortable, ToolchainError
+from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing, BadConfig, NotPortable
 from warmrank.worker.runtime.artifact import STATE
-from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
     from warmrank.worker.engines import Files, Graph, Groups, Sections
@@ -226,6 +220,7 @@ class AotiEngine:
 
     def check(self, device_kind: str) -> None:
         """See `Engine.check`."""
+        from warmrank.worker.engines import toolchain
         from warmrank.worker.torch_private import facts as torch_facts
 
         if device_kind not in ("cpu", "cuda"):
@@ -234,10 +229,10 @@ class AotiEngine:
                 "torchair, or mode reduce-overhead"
             )
             raise BadConfig(msg, parameter="engine", device_kind=device_kind)
-        check_cpp_compiler()
+        toolchain.check_cpp_compiler()
         torch_facts.require("inductor")
         if device_kind == "cuda":
-            check_cuda()
+            toolchain.check_cuda()
 
     def compile(
         self, lowered: LoweredGraph, facts: GraphFacts, *, site: Site | None = None, kernels: bool = True
@@ -314,60 +309,3 @@ class AotiEngine:
             tail=tail,
             replay=replay,
         )
-
-
-# torch 2.13, torch/_inductor/cpp_builder.py: _get_cpp_std_cflag; GCC knows it since 10, Clang since 10.
-STANDARD = "-std=c++20"
-_NEEDED = "GCC 10 or later, or Clang 10 or later"
-_TIMEOUT_S = 60.0
-
-
-def check_cpp_compiler() -> None:
-    """Raise `ToolchainError` without a C++ compiler that Inductor can use."""
-    compiler = settings().compiler
-    fault = _fault(compiler, shutil.which(compiler))
-    if fault:
-        msg = (
-            f"mode max-autotune needs a C++ compiler that takes {STANDARD} ({_NEEDED}): {fault}. Install one "
-            "(package g++) or name it in CXX; or use mode reduce-overhead, which needs none."
-        )
-        raise ToolchainError(msg, what="C++ compiler", where=compiler, expected=_NEEDED, actual=fault)
-
-
-def check_cuda() -> None:
-    """Raise `ToolchainError` without Triton or the CUDA toolkit's headers."""
-    if importlib.util.find_spec("triton") is None:
-        msg = "mode max-autotune on cuda needs Triton, which is not installed: pip install triton"
-        raise ToolchainError(msg, what="triton", where="cuda", expected="installed", actual="not installed")
-    nvcc = Path(settings().cuda_home or "/usr/local/cuda") / "bin" / "nvcc"
-    if shutil.which("nvcc") is None and not nvcc.is_file():
-        msg = (
-            "mode max-autotune on cuda needs the CUDA toolkit (its headers, to compile the library that "
-            "starts the kernels), and there is no nvcc on PATH nor under CUDA_HOME; install it, or set "
-            "CUDA_HOME"
-        )
-        raise ToolchainError(msg, what="CUDA toolkit", where="cuda", expected="nvcc", actual="none")
-
-
-@functools.cache
-def _fault(name: str, path: str | None) -> str:
-    """The reason why the compiler at ``path`` cannot be used; empty if it can."""
-    if path is None:
-        return f"{name} is not on PATH"
-    status, said = _run([path, STANDARD, "-fsyntax-only", "-x", "c++", "/dev/null"])
-    if status == 0:
-        return ""
-    _, version = _run([path, "--version"])
-    first = next(iter(version.splitlines()), "") or "of unknown version"
-    why = next(iter(said.splitlines()), "") or f"it ended with status {status}"
-    return f"{path} is {first}, and says: {why}"
-
-
-def _run(command: list[str]) -> tuple[int, str]:
-    try:
-        done = subprocess.run(  # noqa: S603 - the compiler that the user named
-            command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return 1, str(error)
-    return done.returncode, done.stderr.strip() or done.stdout.strip()

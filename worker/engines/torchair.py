@@ -260,7 +260,7 @@ class LoadedGraph:
         return 0 if self._kernel is None else len(self._kernel.graphs_meta)
 
     def hand_over(self) -> None:
-        """See `worker.engines.SelfCapturing.hand_over`."""
+        """Let the node keep what was made at run time, for processes that load the artifact later."""
         self._made.hand_over()
 
     @property

@@ -228,14 +228,10 @@ def _is_fixed(name: str | None) -> bool:
 def _version(name: str) -> str:
     """Version of the installed package that a module belongs to; empty for code that was not installed."""
     top = name.partition(".")[0]
-    package = sys.modules.get(top)
-    file = getattr(package, "__file__", None) or ""
-    installed = any(part in Path(file).parts for part in ("site-packages", "dist-packages"))
-    return (
-        f"{top} {getattr(package, '__version__', '')}"
-        if installed and hasattr(package, "__version__")
-        else ""
-    )
+    package: Any = sys.modules.get(top)
+    parts = Path(getattr(package, "__file__", None) or "").parts
+    installed = "site-packages" in parts or "dist-packages" in parts
+    return f"{top} {package.__version__}" if installed and hasattr(package, "__version__") else ""
 
 
 def _slots(cls: type) -> Iterator[str]:

@@ -50,7 +50,7 @@ class Snapshot:
         others: see `worker.runtime.per_call.compile_input_check`.
     """
 
-    __slots__ = ("_held", "_metadata", "_predicates", "_tensors", "_watched", "asked", "others")
+    __slots__ = ("_held", "_metadata", "_nodes", "_predicates", "_tensors", "_watched", "asked", "others")
 
     def __init__(
         self,
@@ -69,28 +69,27 @@ class Snapshot:
         self._held = collected.held
         self._watched = Watched(collected.watches.values())
         self._predicates = tuple(collected.predicates.items())
-        self._tensors = collected.tensors
-        self._metadata = Metadata(tuple(self._tensors.values()))
+        self._nodes, self._tensors = tuple(collected.tensors), tuple(collected.tensors.values())
+        self._metadata = Metadata(self._tensors)
 
     def holds(self) -> bool:
         """True if nothing changed; some microseconds."""
-        if not self._watched.same() or (
-            self._tensors and not self._metadata.of(tuple(self._tensors.values()))
-        ):
+        if not self._watched.same() or (self._tensors and not self._metadata.of(self._tensors)):
             return False
         return all(predicate() for _, predicate in self._predicates)
 
     def leave(self, elsewhere: Collection[int]) -> None:
         """Leave tensors of these ids to somebody else, who compares their metadata on every call."""
-        self._tensors = {node: item for node, item in self._tensors.items() if id(item) not in elsewhere}
-        self._metadata = Metadata(tuple(self._tensors.values()))
+        pairs = zip(self._nodes, self._tensors, strict=True)
+        left = {node: item for node, item in pairs if id(item) not in elsewhere}
+        self._nodes, self._tensors = tuple(left), tuple(left.values())
+        self._metadata = Metadata(self._tensors)
 
     def changed(self) -> list[Key]:
         """Keys of the changes."""
-        nodes, tensors = tuple(self._tensors), tuple(self._tensors.values())
         return [
             *self._watched.changed(),
-            *(("tensor", nodes[position]) for position in self._metadata.changed(tensors)),
+            *(("tensor", self._nodes[position]) for position in self._metadata.changed(self._tensors)),
             *(key for key, predicate in self._predicates if not predicate()),
         ]
 

@@ -1,10 +1,8 @@
 """Operators: what their schemas say of memory, and what they do in Python.
 
-Dynamo calls an operator and does not look into it. What runs while a graph is lowered leaves its mark there
-all the same: a kernel for all devices (``CompositeImplicitAutograd``) is taken apart into its operators, and
-the shapes that a fake kernel answers become part of the code. What runs on a device is called anew each time.
-
-What is relied on (torch 2.11 to 2.15):
+What runs while a graph is lowered leaves its mark there, though Dynamo does not look into it: a kernel for
+all devices (``CompositeImplicitAutograd``) is taken apart, and the shapes that a fake kernel answers become
+part of the code. What is relied on (torch 2.11 to 2.15):
 
 * ``torch._C._dispatch_dump(name)`` has a line ``<key>: registered at <file>:<line> :: ...`` for each kernel,
   and one ``debug: registered at <file>:<line>`` for the definition;

@@ -12,13 +12,10 @@ State is read from the getters under torch's properties, which cost up to twenty
   ``torch.jit`` is what `_get_tracing_state` returns, or None;
 * hooks of all modules stand in dictionaries of ``torch.nn.modules.module`` that stay the same objects;
 * ``torch.library._impls`` holds a name for each kernel that Python registered, as ``aten/sin/CPU``;
-* torch_npu 2.13 (``npu_config.py``, ``npu/__init__.py``, ``EnvVariables.cpp``):
-  ``torch.npu.matmul.allow_hf32``, ``torch.npu.conv.allow_hf32``,
-  ``torch.npu.config.allow_internal_format``, ``torch.npu.set_compile_mode`` and
-  ``torch.npu.use_compatible_impl`` set options of ``torch_npu._C``. One that was never set is None or
-  empty: then HF32 is off for matmul and on for convolutions, internal formats are off once the device is
-  initialised, and the model of the NPU decides on compiled kernels. ``torch.npu._get_deterministic_level``
-  also stores the level; here it is only computed;
+* torch_npu 2.13 (``npu_config.py``, ``npu/__init__.py``, ``EnvVariables.cpp``): its switches are options of
+  ``torch_npu._C``. One that was never set is None or empty: then HF32 is off for matmul and on for
+  convolutions, internal formats are off once the device is initialised, and the model of the NPU decides on
+  compiled kernels. ``torch.npu._get_deterministic_level`` also stores the level; here it is only computed;
 * ``torch.distributed.distributed_c10d._world.pg_names`` maps groups to names, in the order of their making;
 * Dynamo keeps preparations of packages in ``trace_rules._lazy_module_init``, and prepares einops alone, by
   a call of ``rearrange``;
