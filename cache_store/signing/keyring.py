@@ -14,16 +14,15 @@ locks do nothing; a damaged one is an error, never passed over.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -45,9 +44,9 @@ from warmrank.cache_store.parsing import Strict, parse_document
 from warmrank.cache_store.paths import part_fault
 
 logger = logging.getLogger(__name__)
-_K = TypeVar("_K", Ed25519PrivateKey, Ed25519PublicKey)
 TRUSTED, REVOKED = "trusted", "revoked"
 PRIVATE_SUFFIX, PUBLIC_SUFFIX = ".pem", ".pub.pem"
+_BAD_PEM = (ValueError, TypeError, UnsupportedAlgorithm)
 _MAX_PEM_BYTES = 16 << 10
 _MAX_REVOCATION_BYTES = 1 << 20
 _LOCK_TIMEOUT_S = 10.0
@@ -325,26 +324,29 @@ def _read_vouched(path: Path, *, limit_bytes: int) -> bytes | None:
 
 
 def _private_key(path: Path, data: bytes) -> Ed25519PrivateKey:
-    load = functools.partial(serialization.load_pem_private_key, password=None)
-    return _loaded("private key", Ed25519PrivateKey, load, path, data)  # type: ignore[type-abstract]
+    try:
+        key = serialization.load_pem_private_key(data, password=None)
+    except _BAD_PEM as error:
+        raise _no_key("private key", path, str(error)) from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise _no_key("private key", path, type(key).__name__)
+    return key
 
 
 def _public_key(path: Path, data: bytes) -> Ed25519PublicKey:
-    load = serialization.load_pem_public_key
-    return _loaded("public key", Ed25519PublicKey, load, path, data)  # type: ignore[type-abstract]
-
-
-def _loaded(what: str, kind: type[_K], load: Callable[[bytes], object], path: Path, data: bytes) -> _K:
     try:
-        key = load(data)
-        actual = type(key).__name__
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        key, actual = None, str(error)
-    if isinstance(key, kind):
-        return key
+        key = serialization.load_pem_public_key(data)
+    except _BAD_PEM as error:
+        raise _no_key("public key", path, str(error)) from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise _no_key("public key", path, type(key).__name__)
+    return key
+
+
+def _no_key(what: str, path: Path, actual: str) -> Corrupt:
     expected = f"an unencrypted Ed25519 {what} in PEM"
     remedy = "make one with warmrank keys generate or 'openssl genpkey -algorithm ed25519'"
-    raise Corrupt(what=what, where=str(path), expected=expected, actual=actual, remedy=remedy)
+    return Corrupt(what=what, where=str(path), expected=expected, actual=actual, remedy=remedy)
 
 
 def _not_there(path: Path) -> UnusableCache:

@@ -183,21 +183,28 @@ def same(got: Any, wanted: Any) -> bool:
     return bool(got == wanted) and type(got) is type(wanted)
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("first", [1, 2, 8])
+EXACT = {"gears": (1, 2, 8), "counts": (1, 2, 8, 1, 2, 8), "options": {}}
+PADDED = {"gears": (2, 8), "counts": (1, 2, 3, 5, 8, 3), "options": {"on_gear_miss": "pad"}}
+
+
+@pytest.mark.one_in(6)
+@pytest.mark.parametrize(
+    ("given", "first"),
+    [*((EXACT, first) for first in (1, 2, 8)), *((PADDED, first) for first in (1, 3, 8))],
+)
 @pytest.mark.parametrize(("name", "more"), [("mlp", (8,)), ("attention", (3, 8))])
 @torch.no_grad()
-def test_one_compile_serves_every_gear_also_a_gear_of_one(tmp_path, name, more, first):
+def test_one_compile_serves_every_gear_also_one_of_one_and_padded_sizes(tmp_path, name, more, given, first):
     model = Model()
-    function = cached(getattr(model, name), tmp_path)
-    function(geared(rows(first, *more), 1, 2, 8))
+    function = cached(getattr(model, name), tmp_path, **given["options"])
+    function(geared(rows(first, *more), *given["gears"]))
     compiled = function.last_result
-    for count in (1, 2, 8, 1, 2, 8):
+    for count in given["counts"]:
         x = rows(count, *more)
         assert same(function(x), getattr(model, name)(x))
     assert function.last_result == compiled
-    found = function.variants[0].runner.statistics
-    assert (found.warm_up_runs, found.captures, found.replays) == (3, 3, 4)
+    found, num_gears = function.variants[0].runner.statistics, len(given["gears"])
+    assert (found.warm_up_runs, found.captures) == (num_gears, num_gears)
 
 
 @torch.no_grad()
@@ -210,14 +217,20 @@ def test_a_shape_between_gears_is_an_error_that_says_all(tmp_path: Path) -> None
         assert part in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "first", "gears", "other", "said"),
+    [
+        ({}, 4, (2, 3, 4), 2, r"asks for .*x\.size\(0\)"),
+        ({"on_gear_miss": "pad"}, 3, (2, 4), 1, "does not hold"),
+    ],
+)
 @torch.no_grad()
-def test_code_that_branches_on_a_gear_is_never_run_with_another(tmp_path: Path) -> None:
-    model = Model()
-    function = cached(model.branching, tmp_path)
-    x = geared(rows(4), 2, 3, 4)
+def test_code_that_branches_on_a_size_is_never_run_with_another(tmp_path, options, first, gears, other, said):
+    function = cached(Model().branching, tmp_path, **options)
+    x = geared(rows(first), *gears)
     assert same(function(x), x * 2)
-    with pytest.raises(GearError, match=r"asks for .*x\.size\(0\)"):
-        function(rows(2))
+    with pytest.raises(GearError, match=said):
+        function(rows(other))
 
 
 @pytest.mark.parametrize("order", [(1, 2, 4), (4, 1, 2)])
@@ -291,22 +304,6 @@ def padded(method: Any, cache: Path, **options: Any) -> Any:
     return cached(method, cache, on_gear_miss="pad", **options)
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize(("name", "more"), [("mlp", (8,)), ("attention", (3, 8))])
-@pytest.mark.parametrize("first", [1, 3, 8])
-@torch.no_grad()
-def test_every_size_up_to_the_largest_gear_gives_eagers_answer(tmp_path, name, more, first):
-    model = Model()
-    function = padded(getattr(model, name), tmp_path)
-    function(geared(rows(first, *more), 2, 8))
-    for count in (1, 2, 3, 5, 8, 3):
-        x = rows(count, *more)
-        assert same(function(x), getattr(model, name)(x))
-    assert len(function.variants) == 1
-    found = function.variants[0].runner.statistics
-    assert (found.warm_up_runs, found.captures) == (2, 2)
-
-
 class Coupled(nn.Module):
     def highest(self, x: torch.Tensor) -> torch.Tensor:
         return x - x.amax(0)
@@ -349,16 +346,6 @@ def test_coupled_rows_are_refused_whatever_the_first_call_brings(tmp_path, name,
     x = torch.tensor(values)[:, None].repeat(1, 4)
     with pytest.raises(GearError, match="the function mixes rows"):
         padded(getattr(Coupled(), name), tmp_path)(geared(x, 2, 4))
-
-
-@torch.no_grad()
-def test_code_that_branches_on_the_size_sees_the_callers(tmp_path: Path) -> None:
-    model = Model()
-    function = padded(model.branching, tmp_path)
-    x = geared(rows(3), 2, 4)
-    assert same(function(x), model.branching(x))
-    with pytest.raises(GearError, match="does not hold"):
-        function(rows(1))
 
 
 @torch.no_grad()
