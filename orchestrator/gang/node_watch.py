@@ -83,9 +83,11 @@ class NodeWatch:
         self._reaper = self._start_reaper()
         for directory in {charge.log.parent.parent for charge in charges.values()}:
             rank_files.drop_old_logs(directory)
-        ray.get(
-            [actor.log_to.remote(rank, cache_dir, charges[rank].log) for rank, actor in self._actors.items()]
-        )
+        logs = [
+            actor.log_to.remote(rank, cache_dir, charges[rank].log) for rank, actor in self._actors.items()
+        ]
+        if logs:
+            ray.get(logs)
 
     def call(self, number: int, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> Said:
         """Begin a call of ranks' `RankHost`; see `more`. What the one before left open is dropped."""

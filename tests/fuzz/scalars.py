@@ -206,52 +206,26 @@ def of_torch(rng: Random, _depth: int) -> Value:
 
 def numpy(rng: Random, _depth: int) -> Value:
     a, b = two(rng)
-    kind = rng.choice(["np scalar", "np array", "np float", "np bool", "np dtype"])
-    if kind == "np scalar":
-        return Value(
-            kind=kind,
-            text=f"np.int64({a})",
-            reads=("$", "int($)", f"(3 if $ > {(a + b) / 2} else 4)", "(y * $).sum()", "$.item()"),
-            others=(("number", f"np.int64({b})"), ("type", f"np.int32({b})"), ("python", str(b))),
-        )
-    if kind == "np array":
-        return Value(
-            kind=kind,
-            text=f"np.array([{a}.0, 2.0, 3.0, 1.0])",
-            reads=(
-                "$[0]",
-                "torch.from_numpy($).sum()",
-                "$.shape[0]",
-                "float($.sum())",
-                "(y * torch.tensor($)).sum()",
-            ),
-            others=(
-                ("value", f"np.array([{b}.0, 2.0, 3.0, 1.0])"),
-                ("shape", "np.ones(3)"),
-                ("type", "np.ones(4, 'f4')"),
-            ),
-            inplace=(("value set", f"$[0] = {b}"),),
-        )
-    if kind == "np float":
-        return Value(
-            kind=kind,
-            text=f"np.float64({a}.5)",
-            reads=("$", "float($)", "(y * float($)).sum()"),
-            others=(("number", f"np.float64({b}.5)"), ("python", f"{b}.5"), ("type", f"np.float32({b}.5)")),
-        )
-    if kind == "np bool":
-        return Value(
-            kind=kind,
-            text="np.bool_(True)",
-            reads=("(3 if $ else 4)", "int($)"),
-            others=(("flag", "np.bool_(False)"),),
-        )
-    return Value(
-        kind=kind,
-        text="np.dtype('float32')",
-        reads=("$.itemsize", "(3 if $ == np.float32 else 4)"),
-        others=(("another", "np.dtype('float64')"),),
+    of_array = (
+        "$[0]",
+        "torch.from_numpy($).sum()",
+        "$.shape[0]",
+        "float($.sum())",
+        "(y * torch.tensor($)).sum()",
     )
+    forms: list[tuple[str, str, tuple[str, ...], dict[str, str]]] = [
+        ("np scalar", f"np.int64({a})", ("$", "int($)", f"(3 if $ > {(a + b) / 2} else 4)", "(y * $).sum()", "$.item()"),
+         {"number": f"np.int64({b})", "type": f"np.int32({b})", "python": str(b)}),
+        ("np array", f"np.array([{a}.0, 2.0, 3.0, 1.0])", of_array,
+         {"value": f"np.array([{b}.0, 2.0, 3.0, 1.0])", "shape": "np.ones(3)", "type": "np.ones(4, 'f4')"}),
+        ("np float", f"np.float64({a}.5)", ("$", "float($)", "(y * float($)).sum()"),
+         {"number": f"np.float64({b}.5)", "python": f"{b}.5", "type": f"np.float32({b}.5)"}),
+        ("np bool", "np.bool_(True)", ("(3 if $ else 4)", "int($)"), {"flag": "np.bool_(False)"}),
+        ("np dtype", "np.dtype('float32')", ("$.itemsize", "(3 if $ == np.float32 else 4)"), {"another": "np.dtype('float64')"}),
+    ]  # fmt: skip
+    kind, text, reads, others = rng.choice(forms)
+    inplace = (("value set", f"$[0] = {b}"),) if kind == "np array" else ()
+    return Value(kind=kind, text=text, reads=reads, others=tuple(others.items()), inplace=inplace)
 
 
 def tensor(rng: Random, _depth: int) -> Value:

@@ -21,7 +21,7 @@ NUM_RANKS = 8
 def _machine_with_npus() -> Iterator[None]:
     """An offline build is for machines with an accelerator; the emulated one has none in its fingerprint."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fingerprint, "_ascend", lambda _: ("", "", "Ascend910B2"))
+        patch.setattr("warmrank.worker.ascend.soc_of", lambda _: "Ascend910B2")
         patch.setattr("warmrank.worker.settings.AscendPlaces.hold_nothing", lambda _: False)
         fingerprint._components.cache_clear()
         yield
