@@ -22,7 +22,7 @@ from contextlib import contextmanager, redirect_stdout
 from enum import IntEnum
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 from pydantic_core import to_jsonable_python
@@ -199,6 +199,10 @@ def command(
         parameters["config"] = config.replace(default=None)
         parameters["config_file"] = _option("config_file", None, _CONFIG)
     parameters["debug"] = _option("debug", False, _DEBUG)
+    for each in parameters.values():
+        flag, *infos = get_args(each.annotation) or (None,)
+        for info in infos if flag is bool else ():
+            info.metavar = ""  # else --help would name a value, which a flag does not take
     # Typer reads it; an argument that may be left out need not stand last there.
     run.__signature__ = signature.replace(  # type: ignore[attr-defined]
         parameters=[each.replace(kind=each.KEYWORD_ONLY) for each in parameters.values()]
