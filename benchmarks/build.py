@@ -112,7 +112,7 @@ def alone(options: argparse.Namespace, rank: int) -> float:
 
 def compile_alone(options: argparse.Namespace, rank: int, work: str) -> float:
     """Seconds of the compile of one rank's functions in this process."""
-    from warmrank.orchestrator.build.ranks import offline_seat
+    from warmrank.orchestrator.build.ranks import offline_placement
     from warmrank.orchestrator.gang.rank_host import init_of
     from warmrank.worker.keys.request import environment
     from warmrank.worker.rank.offline import OfflineRank
@@ -122,7 +122,7 @@ def compile_alone(options: argparse.Namespace, rank: int, work: str) -> float:
     import_tracer()
     machines = Target(device_kind="cpu", environment=environment())
     config = config_of(options, work)
-    spec = init_of(config, offline_seat(config, rank)).spec
+    spec = init_of(config, offline_placement(config, rank)).spec
     alone = OfflineRank(spec, machines=machines, real_tensors=True)
     alone.start()
     functions = alone.build()

@@ -99,7 +99,7 @@ SHORT_ID = 12  # characters of a node's id that people see
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class RankPlacement:
     """Placement of one rank."""
 
     rank: int
@@ -115,41 +115,43 @@ class Seat:
 class Gang:
     """All ranks of a launch, and where they meet."""
 
-    seats: tuple[Seat, ...]  # every rank, in order; ranks of one node follow each other
+    placements: tuple[RankPlacement, ...]  # every rank, in order; ranks of one node follow each other
     master_addr: str  # address that every rank reaches rank 0's node by
     master_port: int  # port that was free there; 0 for ranks that make no process groups
     logs: str = ""  # pattern of the ranks' log files; empty when they run in the driver's process
 
-    def first_of_each_node(self) -> tuple[Seat, ...]:
-        """The seat with local rank 0 of every node, in order."""
-        return tuple(seat for seat in self.seats if seat.local_rank == 0)
+    def first_of_each_node(self) -> tuple[RankPlacement, ...]:
+        """The placement with local rank 0 of every node, in order."""
+        return tuple(placement for placement in self.placements if placement.local_rank == 0)
 
-    def by_node(self) -> dict[int, list[Seat]]:
-        """The seats of every node, in order."""
-        return grouped((seat.node_rank, seat) for seat in self.seats)
+    def by_node(self) -> dict[int, list[RankPlacement]]:
+        """The placements of every node, in order."""
+        return grouped((placement.node_rank, placement) for placement in self.placements)
 
     def log_of(self, rank: int) -> str:
         """The log file of one rank; empty when there is none."""
         return self.logs.replace("*", str(rank))
 
 
-def distinct_hosts(seats: Sequence[Seat]) -> dict[int, str]:
+def distinct_hosts(placements: Sequence[RankPlacement]) -> dict[int, str]:
     """Each rank's host, with the beginning of its node's id where another node has that host name."""
-    nodes = grouped((seat.host, seat.node_id) for seat in seats)
+    nodes = grouped((placement.host, placement.node_id) for placement in placements)
     return {
-        seat.rank: f"{seat.host} {seat.node_id[:SHORT_ID]}" if len(set(nodes[seat.host])) > 1 else seat.host
-        for seat in seats
+        placement.rank: f"{placement.host} {placement.node_id[:SHORT_ID]}"
+        if len(set(nodes[placement.host])) > 1
+        else placement.host
+        for placement in placements
     }
 
 
-def straddle_text(axis: str, group_size: int, seats: Sequence[Seat]) -> str:
+def straddle_text(axis: str, group_size: int, placements: Sequence[RankPlacement]) -> str:
     """Name the groups of consecutive ranks that are on more than one node, for people; empty for none."""
-    starts = range(0, len(seats) - group_size + 1, group_size)
-    groups = [seats[start : start + group_size] for start in starts]
-    astray = [group for group in groups if len({seat.node_rank for seat in group}) > 1]
+    starts = range(0, len(placements) - group_size + 1, group_size)
+    groups = [placements[start : start + group_size] for start in starts]
+    astray = [group for group in groups if len({placement.node_rank for placement in group}) > 1]
     if not astray:
         return ""
-    first, hosts = astray[0], ", ".join(dict.fromkeys(seat.host for seat in astray[0]))
+    first, hosts = astray[0], ", ".join(dict.fromkeys(placement.host for placement in astray[0]))
     return (
         f"{len(astray)} of {len(groups)} {axis} groups straddle nodes, such as ranks {first[0].rank}-"
         f"{first[-1].rank} on {hosts}: no node has room for a whole one. Their collectives take the network; "

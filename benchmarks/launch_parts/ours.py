@@ -46,8 +46,8 @@ class Watch:
     def __call__(self, _state: Any, event: Any) -> None:
         """Take one event."""
         kind = type(event).__name__
-        if kind == "Seated":
-            self._pids = tuple(seat.pid for seat in event.seats)
+        if kind == "Placed":
+            self._pids = tuple(placement.pid for placement in event.placements)
             self._ranks_s = [0.0] * len(self._pids)
         elif kind == "StageStarted":
             self._ranks_s, self._driver_s = [cpu_s(pid) for pid in self._pids], process_time()

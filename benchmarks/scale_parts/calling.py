@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.scale_parts.opening import config_of, seats_of
+from benchmarks.scale_parts.opening import config_of, placements_of
 from benchmarks.scale_parts.world import ENVIRONMENT, FUNCTIONS, World, digest_of, probes, proposals
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.gang import ray_session
@@ -92,15 +92,16 @@ def launch_calls(world: World, work: Path) -> Iterator[tuple[str, Callable[[], A
     ]
     ray.get([handle.look.remote() for handle in handles])
     config = config_of(world, work)
-    seats = seats_of(world)
-    gang = Gang(seats=seats, master_addr="10.0.0.1", master_port=1234)
+    placements = placements_of(world)
+    gang = Gang(placements=placements, master_addr="10.0.0.1", master_port=1234)
     launcher = _launcher_of(config, gang, handles)
     everyone: Arguments = dict.fromkeys(range(world.ranks), ())
     leaders = dict.fromkeys(range(0, world.tp * world.pp, world.tp), (FUNCTIONS, ()))
 
     def openings() -> Arguments:
         return {
-            seat.rank: (init_of(config, seat, master_addr="10.0.0.1", master_port=1234),) for seat in seats
+            placement.rank: (init_of(config, placement, master_addr="10.0.0.1", master_port=1234),)
+            for placement in placements
         }
 
     def settling() -> Arguments:
@@ -143,10 +144,10 @@ def _launcher_of(config: Any, gang: Gang, handles: list[Any]) -> RayLauncher:
     nodes = gang.by_node()
     watch = RayWatch(config.watch, (), {})
     watch._group.actors = {own[0].node_id: handles[node % len(handles)] for node, own in nodes.items()}  # noqa: SLF001 - see above
-    charges = {seat.rank: Charge(pid=1, mark="", log=Path("rank.log")) for seat in gang.seats}
+    charges = {placement.rank: Charge(pid=1, mark="", log=Path("rank.log")) for placement in gang.placements}
     watch.guard(gang, charges)
     launcher = RayLauncher(config)
     launcher._watch = watch  # noqa: SLF001
-    launcher._actors = [None] * len(gang.seats)  # noqa: SLF001
-    launcher._node_of = {seat.rank: seat.node_rank for seat in gang.seats}  # noqa: SLF001
+    launcher._actors = [None] * len(gang.placements)  # noqa: SLF001
+    launcher._node_of = {placement.rank: placement.node_rank for placement in gang.placements}  # noqa: SLF001
     return launcher

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from benchmarks.scale_parts.world import RANKS_A_NODE, World
 from warmrank.orchestrator.config.reading import Config, parse
-from warmrank.orchestrator.gang.launcher import Process, seat_ranks
+from warmrank.orchestrator.gang.launcher import Process, place_ranks
 from warmrank.orchestrator.gang.rank_host import RankInit, init_of
-from warmrank.orchestrator.nodes import Seat
+from warmrank.orchestrator.nodes import RankPlacement
 
 
 def config_of(world: World, work: Path) -> Config:
@@ -27,21 +27,21 @@ def config_of(world: World, work: Path) -> Config:
     )
 
 
-def seats_of(world: World) -> tuple[Seat, ...]:
+def placements_of(world: World) -> tuple[RankPlacement, ...]:
     """Where every rank is."""
     processes = [
         Process(node_id=f"node{node}", host=f"node{node}", address="10.0.0.1", pid=1)
         for node in (rank // RANKS_A_NODE for rank in range(world.ranks))
     ]
-    return seat_ranks(processes)[1]
+    return place_ranks(processes)[1]
 
 
 def packed(world: World, work: Path) -> list[bytes]:
     """For every rank the bytes of what it is sent."""
     config = config_of(world, work)
     return [
-        pickle.dumps(init_of(config, seat, master_addr="10.0.0.1", master_port=1234))
-        for seat in seats_of(world)
+        pickle.dumps(init_of(config, placement, master_addr="10.0.0.1", master_port=1234))
+        for placement in placements_of(world)
     ]
 
 

@@ -38,7 +38,7 @@ from warmrank.orchestrator.build.plan import (
     model_rank,
     replica,
 )
-from warmrank.orchestrator.build.ranks import OfflineHost, OfflineLauncher, offline_seat
+from warmrank.orchestrator.build.ranks import OfflineHost, OfflineLauncher, offline_placement
 from warmrank.orchestrator.config.models import Config, identity, launch_key
 from warmrank.orchestrator.errors import BadArgument, BuildFailed, ranks_text
 from warmrank.orchestrator.gang.launcher import Launcher
@@ -153,8 +153,8 @@ def _probed(
     with stages.stage("start"):
         stages.start()
         rest = options.target.environment, options.real_tensors, kernels
-        seats = {rank: offline_seat(stages.config, rank) for rank in stages.ranks}
-        inits = {rank: (init_of(stages.config, seat), *rest) for rank, seat in seats.items()}
+        placements = {rank: offline_placement(stages.config, rank) for rank in stages.ranks}
+        inits = {rank: (init_of(stages.config, placement), *rest) for rank, placement in placements.items()}
         stages.ask("start", OfflineHost.open, inits)
     probes = steps.build_and_probe(stages)
     everyone = dict.fromkeys(stages.ranks, ())

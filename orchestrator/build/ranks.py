@@ -37,7 +37,7 @@ from warmrank.orchestrator.config.models import HASH_SEED, Config, EntrypointWor
 from warmrank.orchestrator.errors import CannotStart, WorkerFailure
 from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit, answer, failure_of
 from warmrank.orchestrator.gang.ray_session import import_paths
-from warmrank.orchestrator.nodes import Gang, Seat
+from warmrank.orchestrator.nodes import Gang, RankPlacement
 from warmrank.worker import collection
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.results import Retraced
@@ -58,9 +58,9 @@ BOOTSTRAP = (
 """Code of the first process: it must find this package before it can import it."""
 
 
-def offline_seat(config: Config, rank: int) -> Seat:
+def offline_placement(config: Config, rank: int) -> RankPlacement:
     """A rank's place among all ranks of the launch, on one node."""
-    return Seat(
+    return RankPlacement(
         rank=rank,
         local_rank=rank,
         local_world_size=config.ranks,
@@ -195,8 +195,10 @@ class OfflineLauncher:
                 nursery = self._nursery = self._start_nursery(theirs.fileno())
             for rank in self._ranks:
                 self._connections[rank] = _connected(control, nursery, deadline)
-        seats = tuple(replace(offline_seat(self._config, rank), pid=nursery.pid) for rank in self._ranks)
-        return Gang(seats=seats, master_addr="", master_port=0)
+        placements = tuple(
+            replace(offline_placement(self._config, rank), pid=nursery.pid) for rank in self._ranks
+        )
+        return Gang(placements=placements, master_addr="", master_port=0)
 
     def call(
         self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float

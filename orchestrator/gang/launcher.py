@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from warmrank.orchestrator.nodes import Gang, Seat, in_order
+from warmrank.orchestrator.nodes import Gang, RankPlacement, in_order
 from warmrank.orchestrator.text import grouped
 
 # Below Linux's default range of ephemeral ports (from 32768), above those that Ray gives to its workers (to
@@ -132,9 +132,9 @@ class Process:
     pid: int
 
 
-def seat_ranks(
+def place_ranks(
     processes: Sequence[Process], *, group_size: int = 1
-) -> tuple[tuple[int, ...], tuple[Seat, ...]]:
+) -> tuple[tuple[int, ...], tuple[RankPlacement, ...]]:
     """Assign ranks node by node, so that neighbours in rank are neighbours in place.
 
     Nodes come in the order of their host names, whatever order they are found in, and so in every launch; but
@@ -142,7 +142,7 @@ def seat_ranks(
     they would break the groups of all after them.
 
     Returns:
-        For every rank the index of its process, and its seat.
+        For every rank the index of its process, and its placement.
     """
     nodes = grouped((process.node_id, index) for index, process in enumerate(processes))
 
@@ -151,10 +151,10 @@ def seat_ranks(
         return len(members) % group_size > 0, in_order(first.host), in_order(first.address), first.node_id
 
     order: list[int] = []
-    seats: list[Seat] = []
+    placements: list[RankPlacement] = []
     for node_rank, members in enumerate(sorted(nodes.values(), key=place)):
         for local_rank, index in enumerate(members):
-            seat = Seat(
+            placement = RankPlacement(
                 rank=len(order),
                 local_rank=local_rank,
                 local_world_size=len(members),
@@ -164,5 +164,5 @@ def seat_ranks(
                 pid=processes[index].pid,
             )
             order.append(index)
-            seats.append(seat)
-    return tuple(order), tuple(seats)
+            placements.append(placement)
+    return tuple(order), tuple(placements)

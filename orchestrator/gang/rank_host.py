@@ -29,7 +29,7 @@ from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCa
 from warmrank.orchestrator.errors import FailureKind, FunctionFailed, VerificationFailed, WorkerFailure
 from warmrank.orchestrator.gang import rank_files
 from warmrank.orchestrator.gang.launcher import Process, Shared, free_port
-from warmrank.orchestrator.nodes import Seat
+from warmrank.orchestrator.nodes import RankPlacement
 from warmrank.worker import collection
 from warmrank.worker.errors import CompileForbidden
 from warmrank.worker.keys.code import package_of
@@ -88,25 +88,25 @@ class Opened:
 
 def init_of(
     config: Config,
-    seat: Seat,
+    placement: RankPlacement,
     *,
     master_addr: str = "",
     master_port: int = 0,
     no_compile: bool = False,
     store_away: str = "",
 ) -> RankInit:
-    """A rank's view of the config and of its seat; no port for ranks that make no process groups."""
+    """A rank's view of the config and of its placement; no port for ranks that make no process groups."""
     from warmrank.orchestrator.config.models import EntrypointWorkload, ScriptWorkload, groups
     from warmrank.orchestrator.gang.node_artifacts import trust_of
 
     entry = config.workload if isinstance(config.workload, EntrypointWorkload) else None
     script = config.workload if isinstance(config.workload, ScriptWorkload) else None
     spec = RankSpec(
-        rank=seat.rank,
+        rank=placement.rank,
         world_size=config.ranks,
-        local_rank=seat.local_rank,
-        local_world_size=seat.local_world_size,
-        node_rank=seat.node_rank,
+        local_rank=placement.local_rank,
+        local_world_size=placement.local_world_size,
+        node_rank=placement.node_rank,
         master_addr=master_addr,
         master_port=master_port,
         device_kind=config.device,

@@ -25,7 +25,7 @@ from warmrank.orchestrator.errors import (
     WorkerFailure,
 )
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.launcher import NOBODY_WAITS, Process, Shared, logs_of, seat_ranks
+from warmrank.orchestrator.gang.launcher import NOBODY_WAITS, Process, Shared, logs_of, place_ranks
 from warmrank.orchestrator.gang.liveness import HeadWatch, NodesUp, silent_among
 from warmrank.orchestrator.gang.node_group import TICK_S, answer_of, await_some, left_s
 from warmrank.orchestrator.gang.node_watch import Charge
@@ -34,7 +34,7 @@ from warmrank.orchestrator.gang.rank_files import launch_directory
 from warmrank.orchestrator.gang.rank_host import MakeWorker, RankActor
 from warmrank.orchestrator.gang.ray_session import Beginning, TookTooLong
 from warmrank.orchestrator.gang.ray_watch import RayWatch, all_lost, failures_on
-from warmrank.orchestrator.nodes import Gang, Seat
+from warmrank.orchestrator.nodes import Gang, RankPlacement
 from warmrank.orchestrator.reaper import MARK
 from warmrank.orchestrator.signals import say_stopping
 
@@ -67,7 +67,7 @@ class RayLauncher:
         self.on_wait: Callable[[str], None] = lambda _text: None
 
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
-        """Reserve resources, start a process for each rank, and seat the ranks node by node."""
+        """Reserve resources, start a process for each rank, and place the ranks node by node."""
         deadline = time.monotonic() + timeout_s
         session = self._enter(deadline)
         self._starts += 1
@@ -85,9 +85,9 @@ class RayLauncher:
         )
         self._watch = RayWatch(self._config.watch, node_ids, environ)
         processes = self._collect([actor.process.remote() for actor in self._actors], deadline)
-        order, seats = seat_ranks(processes, group_size=packed_ranks(self._config))
+        order, placements = place_ranks(processes, group_size=packed_ranks(self._config))
         self._actors = [self._actors[index] for index in order]
-        gang = self._gang(seats, processes[order[0]], deadline)
+        gang = self._gang(placements, processes[order[0]], deadline)
         self._take_charge(gang, [marks[index] for index in order], deadline)
         return gang
 
@@ -299,20 +299,22 @@ class RayLauncher:
             for index, mark in enumerate(marks)
         ]
 
-    def _gang(self, seats: tuple[Seat, ...], first: Process, deadline: float) -> Gang:
+    def _gang(self, placements: tuple[RankPlacement, ...], first: Process, deadline: float) -> Gang:
         # Within one node the loopback address works whatever its host name resolves to.
-        address = "127.0.0.1" if len(seats) == seats[0].local_world_size else first.address
+        address = "127.0.0.1" if len(placements) == placements[0].local_world_size else first.address
         (port,) = self._collect([self._actors[0].free_port.remote(address)], deadline)
         logs = logs_of(self._config.cache_dir, self._config.name, self._launch, self._starts)
-        return Gang(seats=seats, master_addr=address, master_port=port, logs=logs)
+        return Gang(placements=placements, master_addr=address, master_port=port, logs=logs)
 
     def _take_charge(self, gang: Gang, marks: Sequence[str], deadline: float) -> None:
         """Let each node's watch know its ranks; marks are by rank."""
         assert self._watch is not None  # noqa: S101 - `start` made it
-        self._node_of = {seat.rank: seat.node_rank for seat in gang.seats}
+        self._node_of = {placement.rank: placement.node_rank for placement in gang.placements}
         charges = {
-            seat.rank: Charge(pid=seat.pid, mark=marks[seat.rank], log=Path(gang.log_of(seat.rank)))
-            for seat in gang.seats
+            placement.rank: Charge(
+                pid=placement.pid, mark=marks[placement.rank], log=Path(gang.log_of(placement.rank))
+            )
+            for placement in gang.placements
         }
         self._collect(self._watch.guard(gang, charges, self._actors, self._config.cache_dir), deadline)
 

@@ -222,7 +222,7 @@ class RayWatch:
         self._num_calls = 0
         self._asked: dict[Any, _Question] = {}
         self._next_s: dict[int, float] = {}
-        self._gang = Gang(seats=(), master_addr="", master_port=0)
+        self._gang = Gang(placements=(), master_addr="", master_port=0)
         self._watching = Watching({}, settings, 0.0)
         self._num_crashes = 0
         self._looked_s = 0.0
@@ -244,12 +244,14 @@ class RayWatch:
         self._every_s = max(self._every_s, min(len(by_node) / _LOOKS_A_SECOND, most_s))
         self._next_s = dict.fromkeys(by_node, 0.0)
         self._looked_s = time.monotonic()
-        ranks = {node: tuple(seat.rank for seat in seats) for node, seats in by_node.items()}
-        named = {node: (seats[0].host, ranks[node]) for node, seats in by_node.items()}
+        ranks = {
+            node: tuple(placement.rank for placement in placements) for node, placements in by_node.items()
+        }
+        named = {node: (placements[0].host, ranks[node]) for node, placements in by_node.items()}
         self._watching = Watching(named, self._settings, self._looked_s)
         limits, refs = (self._settings.lease_s, self._every_s), []
-        for node, seats in by_node.items():
-            node_id = seats[0].node_id
+        for node, placements in by_node.items():
+            node_id = placements[0].node_id
             if node_id not in self._group.actors:  # a node was lost meanwhile, and Ray placed its ranks anew
                 self._group.start(node_id)
             self.nodes[node] = self._group.actors[node_id]
@@ -381,7 +383,9 @@ class RayWatch:
         """Stacks of the threads of some of these ranks; of those whose nodes answer in time."""
         import ray
 
-        asked = grouped((self._gang.seats[rank].node_rank, rank) for rank in sorted(ranks)[:_MOST_STACKS])
+        asked = grouped(
+            (self._gang.placements[rank].node_rank, rank) for rank in sorted(ranks)[:_MOST_STACKS]
+        )
         refs = [self.nodes[node].stacks.remote(own) for node, own in asked.items() if node in self.nodes]
         ready = ray.wait(refs, num_returns=len(refs), timeout=_STACKS_S)[0] if refs else []
         found: dict[int, str] = {}

@@ -191,16 +191,16 @@ class Launch:
         """The report so far; that of a warm launch is whole."""
         ranks = tuple(
             RankReport(
-                rank=seat.rank,
-                host=seat.host,
-                node_rank=seat.node_rank,
-                local_rank=seat.local_rank,
-                pid=seat.pid,
-                log=self._stages.gang.log_of(seat.rank),
-                functions=self._functions(seat.rank),
-                verification=self._checks.get(seat.rank),
+                rank=placement.rank,
+                host=placement.host,
+                node_rank=placement.node_rank,
+                local_rank=placement.local_rank,
+                pid=placement.pid,
+                log=self._stages.gang.log_of(placement.rank),
+                functions=self._functions(placement.rank),
+                verification=self._checks.get(placement.rank),
             )
-            for seat in self._stages.gang.seats
+            for placement in self._stages.gang.placements
         )
         config, stages, committed = self._config, self._stages, self._committed
         found = environments_of(self._environments) if self._environments else None
@@ -346,7 +346,11 @@ def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
         record, is_queued = _record(stages, access, published, is_new=is_new)
         # The driver's host comes last, because its record needs all partitions.
         here = os.uname().nodename
-        hosts = [seat.host for seat in stages.gang.seats if is_queued and published[seat.rank].queued]
+        hosts = [
+            placement.host
+            for placement in stages.gang.placements
+            if is_queued and published[placement.rank].queued
+        ]
         return Committed(
             record=record,
             publishes=_by_node(stages.gang, published),
@@ -365,10 +369,14 @@ def _publish(stages: Stages, key: str, *options: bool) -> dict[int, Published]:
         "commit", RankWorker.partition, dict.fromkeys(stages.ranks, ()), may_lack_store=True
     )
     asked = {}
-    for seat in stages.gang.first_of_each_node():
-        ranks = range(seat.rank, seat.rank + seat.local_world_size)
-        if seat.rank in partitions:
-            asked[seat.rank] = key, {rank: partitions[rank] for rank in ranks if rank in partitions}, *options
+    for placement in stages.gang.first_of_each_node():
+        ranks = range(placement.rank, placement.rank + placement.local_world_size)
+        if placement.rank in partitions:
+            asked[placement.rank] = (
+                key,
+                {rank: partitions[rank] for rank in ranks if rank in partitions},
+                *options,
+            )
     answers = stages.ask("commit", RankHost.publish, asked, may_lack_store=True)
     return {rank: part for answer in answers.values() for rank, part in answer.items()}
 
@@ -416,13 +424,13 @@ def _record(
 def _by_node(gang: Gang, published: Mapping[int, Published]) -> tuple[NodePublish, ...]:
     """Sum up, for each node, what its ranks published."""
     found = []
-    for node_rank, seats in gang.by_node().items():
-        parts = [published[seat.rank] for seat in seats if seat.rank in published]
+    for node_rank, placements in gang.by_node().items():
+        parts = [published[placement.rank] for placement in placements if placement.rank in published]
         if parts:
             found.append(
                 NodePublish(
                     node_rank=node_rank,
-                    host=seats[0].host,
+                    host=placements[0].host,
                     num_partitions=sum(part.ref is not None for part in parts),
                     num_blobs_new=sum(part.num_blobs_new for part in parts),
                     bytes_new=sum(part.bytes_new for part in parts),

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from warmrank.orchestrator.errors import about
 from warmrank.orchestrator.gang.launcher import ProcessStatus
-from warmrank.orchestrator.nodes import Seat, distinct_hosts
+from warmrank.orchestrator.nodes import RankPlacement, distinct_hosts
 from warmrank.worker.results import FunctionResult
 
 STAGES = (
@@ -78,10 +78,10 @@ class AttemptStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seated(Event):
+class Placed(Event):
     """Every rank of the attempt has a place."""
 
-    seats: tuple[Seat, ...]
+    placements: tuple[RankPlacement, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +283,7 @@ class LaunchState:
     attempts: list[AttemptReport] = field(default_factory=list)
     is_over: bool = False
     ending_s: float | None = None  # when ranks began to be taken down
-    seats: dict[int, Seat] = field(default_factory=dict)
+    placements: dict[int, RankPlacement] = field(default_factory=dict)
     num_nodes: int = 0
     stages: dict[str, StageState] = field(default_factory=dict)  # of this attempt, in order
     running: StageState | None = None
@@ -345,10 +345,10 @@ class LaunchState:
         match event:
             case AttemptStarted():
                 self._begin(event)
-            case Seated():
-                self.seats = {seat.rank: seat for seat in event.seats}
-                self._hosts = distinct_hosts(event.seats)
-                self.num_nodes = len({seat.node_rank for seat in event.seats})
+            case Placed():
+                self.placements = {placement.rank: placement for placement in event.placements}
+                self._hosts = distinct_hosts(event.placements)
+                self.num_nodes = len({placement.node_rank for placement in event.placements})
             case Planned():
                 self.planned += event.classes
                 for found in event.classes:
@@ -385,7 +385,7 @@ class LaunchState:
         self.attempts.append(
             AttemptReport(attempt=event.attempt, start_s=event.at_s, end_s=event.at_s, reason=event.reason)
         )
-        for memory in (self.seats, self.stages, self.classes, self.results, self.busy, self._class_of):
+        for memory in (self.placements, self.stages, self.classes, self.results, self.busy, self._class_of):
             memory.clear()
         self.planned.clear()
         self.audits.clear()

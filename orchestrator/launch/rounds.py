@@ -42,7 +42,7 @@ from warmrank.orchestrator.launch.plan import (
     rank_classes,
 )
 from warmrank.orchestrator.launch.stages import Stages
-from warmrank.orchestrator.nodes import Seat
+from warmrank.orchestrator.nodes import RankPlacement
 from warmrank.orchestrator.text import brief_names, grouped
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import FunctionProbe, FunctionResult, TraceResult
@@ -52,7 +52,7 @@ _MAX_EXPLAINED = 16
 
 _MAX_NAMED = 8
 
-Seats = Mapping[int, Seat]
+Placements = Mapping[int, RankPlacement]
 Ledger = dict[Slot, FunctionResult]  # the outcome of every function on every rank
 
 
@@ -61,7 +61,7 @@ class Compiling(NamedTuple):
 
     function: str
     request_key: str
-    seat: Seat
+    placement: RankPlacement
 
 
 def settle_all(
@@ -83,15 +83,15 @@ def settle_all(
         LaunchFailed: a rank failed, or something did not compile; of lost leaders it says what they compiled.
     """
     config = stages.config
-    seats = {seat.rank: seat for seat in stages.gang.seats}
+    placements = {placement.rank: placement for placement in stages.gang.placements}
     cluster = Cluster(
-        nodes={rank: seat.node_rank for rank, seat in seats.items()},
+        nodes={rank: placement.node_rank for rank, placement in placements.items()},
         max_rounds=config.max_rounds,
         cpus_per_rank=config.ray.num_cpus_per_rank,
         positions=positions(config),
         audit=config.audit,
     )
-    state = begin(probes, cluster, avoided=_avoided(avoid, seats))
+    state = begin(probes, cluster, avoided=_avoided(avoid, placements))
     ledger: Ledger = {}
     while state.demands:
         actions = plan_round(state)
@@ -106,7 +106,7 @@ def settle_all(
         attempts = _Round(stages, state, actions).carry_out(ledger)
         num_failed = len(state.failed)
         state = apply_round(state, actions, attempts)
-        for text in _retries(state, state.failed[num_failed:], seats):
+        for text in _retries(state, state.failed[num_failed:], placements):
             stages.problem(text)
     _release(stages, state, ledger)
     raised = {failed.class_key for failed in state.failed if failed.is_final}
@@ -115,25 +115,31 @@ def settle_all(
         for demand in state.lost
         if demand.slot not in may_wait or demand.class_key(cluster) not in raised
     ]:
-        stages.fail("compile", _failures(state, lost, seats))
+        stages.fail("compile", _failures(state, lost, placements))
     return ledger
 
 
-def _avoided(former: Iterable[Compiling], seats: Seats) -> Iterator[Avoided]:
+def _avoided(former: Iterable[Compiling], placements: Placements) -> Iterator[Avoided]:
     """Places in this attempt where former ones were cut off: by node, for a rank may be elsewhere by now.
 
     A node whose Ray was started anew has another id: it is known by its host name.
     """
     for lost in former:
-        nodes = {seat.node_rank for seat in seats.values() if seat.node_id == lost.seat.node_id}
-        nodes = nodes or {seat.node_rank for seat in seats.values() if seat.host == lost.seat.host}
-        rank = lost.seat.rank
+        nodes = {
+            placement.node_rank
+            for placement in placements.values()
+            if placement.node_id == lost.placement.node_id
+        }
+        nodes = nodes or {
+            placement.node_rank for placement in placements.values() if placement.host == lost.placement.host
+        }
+        rank = lost.placement.rank
         for node in nodes:
-            same = rank if rank in seats and seats[rank].node_rank == node else None
+            same = rank if rank in placements and placements[rank].node_rank == node else None
             yield Avoided((lost.function, lost.request_key), same, node)
 
 
-def _retries(state: PlanState, failed: Iterable[Failed], seats: Seats) -> Iterator[str]:
+def _retries(state: PlanState, failed: Iterable[Failed], placements: Placements) -> Iterator[str]:
     """Lines on compiles that ``failed`` just now and are tried again; equal causes grouped."""
     classes = grouped((demand.class_key(state.cluster), demand) for demand in state.demands)
     tried = grouped((one.class_key, one) for one in state.failed)
@@ -143,10 +149,10 @@ def _retries(state: PlanState, failed: Iterable[Failed], seats: Seats) -> Iterat
         if not is_hopeless(classes[one.class_key], tried[one.class_key])
     )
     for (function, reason), found in ranks.items():
-        yield f"{function} did not compile on {_where(found, seats)}, and is tried once more: {reason}"
+        yield f"{function} did not compile on {_where(found, placements)}, and is tried once more: {reason}"
 
 
-def _failures(state: PlanState, given_up: Iterable[Demand], seats: Seats) -> list[WorkerFailure]:
+def _failures(state: PlanState, given_up: Iterable[Demand], placements: Placements) -> list[WorkerFailure]:
     """Reasons for giving up: functions, leaders, nodes and causes."""
     wanted = grouped((demand.function, demand.rank) for demand in given_up)
     lost = {demand.class_key(state.cluster) for demand in given_up}
@@ -158,9 +164,9 @@ def _failures(state: PlanState, given_up: Iterable[Demand], seats: Seats) -> lis
     found = []
     for (function, error, reason), ranks in tried.items():
         remedy = (
-            f"see the logs of {_where(ranks, seats)}, who compiled it for {ranks_text(wanted[function])}; "
-            "all else is kept in the ranks' cache directories, so that the next launch compiles only what "
-            "failed"
+            f"see the logs of {_where(ranks, placements)}, who compiled it for "
+            f"{ranks_text(wanted[function])}; all else is kept in the ranks' cache directories, so that the "
+            "next launch compiles only what failed"
         )
         if error == FailureKind.FUNCTION_RAISED:
             remedy = f"correct that line; {remedy}"
@@ -174,9 +180,9 @@ def _failures(state: PlanState, given_up: Iterable[Demand], seats: Seats) -> lis
     return found
 
 
-def _where(ranks: Iterable[int], seats: Seats) -> str:
+def _where(ranks: Iterable[int], placements: Placements) -> str:
     """Ranks with their nodes: ``rank 0 on node 0 (a), rank 4 on node 1 (b)``."""
-    named = [f"rank {rank} on node {seats[rank].node_rank} ({seats[rank].host})" for rank in ranks]
+    named = [f"rank {rank} on node {placements[rank].node_rank} ({placements[rank].host})" for rank in ranks]
     return brief_names(named, max_names=_MAX_NAMED)
 
 
@@ -264,8 +270,10 @@ class _Round:
         try:
             self._stages.fail("compile", failures, silent=silent)
         except LaunchFailed as error:
-            seats = {seat.rank: seat for seat in self._stages.gang.seats}
-            error.compiling = tuple(Compiling(name, asked[rank, name], seats[rank]) for rank, name in lost)
+            placements = {placement.rank: placement for placement in self._stages.gang.placements}
+            error.compiling = tuple(
+                Compiling(name, asked[rank, name], placements[rank]) for rank, name in lost
+            )
             raise
 
     def _compare(self) -> None:

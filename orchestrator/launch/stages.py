@@ -32,7 +32,7 @@ Arguments = Mapping[int, tuple[Any, ...]]
 """Arguments of a call by rank; ranks that are not named are not called."""
 
 _CLOSE_TIMEOUT_S = 10.0
-_NO_GANG = Gang(seats=(), master_addr="", master_port=0)
+_NO_GANG = Gang(placements=(), master_addr="", master_port=0)
 
 
 class Stages:
@@ -73,7 +73,7 @@ class Stages:
     def start(self) -> Gang:
         """Start the processes of all ranks; errors as of `Launcher.start`."""
         self.gang = self._launcher.start(len(self.ranks), timeout_s=self._timeout_s("start"))
-        self._tell(events.Seated(at_s=self.wall_s(), seats=self.gang.seats))
+        self._tell(events.Placed(at_s=self.wall_s(), placements=self.gang.placements))
         return self.gang
 
     @contextmanager
@@ -152,7 +152,7 @@ class Stages:
             LaunchFailed: otherwise.
         """
         self.running = stage
-        seats = self.gang.seats
+        placements = self.gang.placements
         error = LaunchFailed(
             stage,
             failures,
@@ -160,7 +160,9 @@ class Stages:
             silent=silent,
             # On a disk that takes nothing there are none, or they lack their end.
             logs="" if any(one.kind == FailureKind.UNWRITABLE_DISK for one in failures) else self.gang.logs,
-            hosts=distinct_hosts(seats) if len({seat.node_rank for seat in seats}) > 1 else {},
+            hosts=distinct_hosts(placements)
+            if len({placement.node_rank for placement in placements}) > 1
+            else {},
         )
         misses = [one for one in error.failures if one.kind == FailureKind.COMPILE_FORBIDDEN]
         if misses:

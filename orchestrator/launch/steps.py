@@ -76,20 +76,20 @@ def start(stages: Stages, access: Access | None, *, no_compile: bool) -> dict[in
     stages.shares_store = access is not None and not is_away
     with stages.stage("start"):
         gang = stages.start()
-        if straddling := straddle_text(config.ray.pack, packed_ranks(config), gang.seats):
+        if straddling := straddle_text(config.ray.pack, packed_ranks(config), gang.placements):
             stages.problem(straddling)
         inits = {
-            seat.rank: (
+            placement.rank: (
                 init_of(
                     config,
-                    seat,
+                    placement,
                     master_addr=gang.master_addr,
                     master_port=gang.master_port,
                     no_compile=no_compile,
                     store_away=store_away,
                 ),
             )
-            for seat in gang.seats
+            for placement in gang.placements
         }
         opened = stages.ask("start", RankHost.open, inits)
     problems = grouped((answer.problem, rank) for rank, answer in opened.items() if answer.problem)
@@ -112,15 +112,15 @@ def node_artifacts(stages: Stages) -> tuple[NodeReport, ...]:
     """
     if not declared_caches(stages.config):
         return ()
-    seats = stages.gang.first_of_each_node()
-    answers = stages.try_ask("commit", RankHost.node_report, {seat.rank: () for seat in seats})
+    placements = stages.gang.first_of_each_node()
+    answers = stages.try_ask("commit", RankHost.node_report, {placement.rank: () for placement in placements})
     found = []
-    for seat in seats:
-        answer = answers.get(seat.rank)
+    for placement in placements:
+        answer = answers.get(placement.rank)
         if isinstance(answer, WorkerFailure):
-            stages.problem(f"node artifacts of {seat.host}: nothing is known of them: {answer.message}")
+            stages.problem(f"node artifacts of {placement.host}: nothing is known of them: {answer.message}")
         elif answer is not None:
-            found.append(NodeReport(node_rank=seat.node_rank, host=seat.host, artifacts=answer))
+            found.append(NodeReport(node_rank=placement.node_rank, host=placement.host, artifacts=answer))
     return tuple(found)
 
 
@@ -131,15 +131,18 @@ def fetch(stages: Stages) -> tuple[tuple[NodeFetch, ...], tuple[PlannedCapture, 
         What each node copied, and the capture plans of all manifests, each entry once.
     """
     key = launch_key(stages.config)
-    seats = stages.gang.first_of_each_node()
-    ranks = {seat.rank: tuple(range(seat.rank, seat.rank + seat.local_world_size)) for seat in seats}
+    placements = stages.gang.first_of_each_node()
+    ranks = {
+        placement.rank: tuple(range(placement.rank, placement.rank + placement.local_world_size))
+        for placement in placements
+    }
     with stages.stage("fetch", tuple(ranks)):
         asked = {rank: (key, members) for rank, members in ranks.items()}
         answers = stages.ask("fetch", RankHost.fetch, asked, may_lack_store=True)
     fetches = []
     captures: dict[PlannedCapture, None] = {}
-    for seat in seats:
-        seeded = answers.get(seat.rank)
+    for placement in placements:
+        seeded = answers.get(placement.rank)
         if seeded is None:
             continue
         for fault in seeded.faults:
@@ -150,8 +153,8 @@ def fetch(stages: Stages) -> tuple[tuple[NodeFetch, ...], tuple[PlannedCapture, 
         )
         fetches.append(
             NodeFetch(
-                node_rank=seat.node_rank,
-                host=seat.host,
+                node_rank=placement.node_rank,
+                host=placement.host,
                 found=seeded.found,
                 reason=seeded.reason,
                 num_partitions=len(seeded.partitions),

@@ -190,7 +190,7 @@ def _event(
 OUTCOMES: tuple[Outcome, ...] = ("compiled", "loaded", "adopted")
 SET_EVERY_S = 1.0
 _ENDS = (
-    events.Seated,
+    events.Placed,
     events.StageFinished,
     events.StageStarted,
     events.AttemptFailed,
@@ -250,7 +250,7 @@ def progress_samples(state: LaunchState) -> Samples:
         launch_seconds=state.now_s,
         launch_attempts=state.attempt,
         failed_attempts=len(state.failed()),
-        ranks=len(state.seats),
+        ranks=len(state.placements),
         nodes=state.num_nodes,
         problems=len(state.problems),
     )

@@ -105,9 +105,11 @@ class PlainLines:
         match event:
             case events.AttemptStarted() if event.attempt > 1:
                 self._line(f"attempt {event.attempt}, {state.attempts[-1].why_again}")
-            case events.Seated():
+            case events.Placed():
                 nodes = count_text(state.num_nodes, "node")
-                self._line(f"{count_text(len(event.seats), 'rank')} on {nodes}: {brief_names(state.hosts())}")
+                self._line(
+                    f"{count_text(len(event.placements), 'rank')} on {nodes}: {brief_names(state.hosts())}"
+                )
             case events.Planned():
                 again = f" again, round {state.round}" if state.round else ""
                 self._line(f"plan{again}: {count_text(len(event.classes), 'class')}")

@@ -52,15 +52,15 @@ def launcher(started: tuple[Launcher, Gang], config: Config) -> Launcher:
     """A launcher whose ranks are up."""
     launcher, gang = started
     openings = {
-        seat.rank: (
+        placement.rank: (
             init_of(
                 config,
-                seat,
+                placement,
                 master_addr=gang.master_addr,
                 master_port=gang.master_port,
             ),
         )
-        for seat in gang.seats
+        for placement in gang.placements
     }
     assert len(call(launcher, "open", openings)) == 2
     return launcher
@@ -72,11 +72,11 @@ def call(launcher: Launcher, method: str, arguments: dict[int, tuple[Any, ...]])
     return {rank: answer for rank, answer in found if not isinstance(answer, ProcessStatus)}
 
 
-def test_seats_name_each_rank_once_in_order(started: tuple[Launcher, Gang]) -> None:
+def test_placements_name_each_rank_once_in_order(started: tuple[Launcher, Gang]) -> None:
     _, gang = started
-    assert [seat.rank for seat in gang.seats] == [0, 1]
-    assert [seat.local_rank for seat in gang.seats] == [0, 1]
-    assert [seat.rank for seat in gang.first_of_each_node()] == [0]
+    assert [placement.rank for placement in gang.placements] == [0, 1]
+    assert [placement.local_rank for placement in gang.placements] == [0, 1]
+    assert [placement.rank for placement in gang.first_of_each_node()] == [0]
 
 
 def test_every_rank_that_is_called_answers(launcher: Launcher) -> None:
@@ -134,7 +134,7 @@ def test_ranks_start_in_a_placement_group_that_is_there_and_stays(cluster: str, 
         launcher = RayLauncher(found, make_alone)
         gang = launcher.start(2, timeout_s=BOUND_S)
         launcher.stop()
-        assert len(gang.seats) == 2
+        assert len(gang.placements) == 2
         assert placement_group_table(theirs)["state"] == "CREATED"
         with pytest.raises(CannotStart, match="room for 2 of 4 ranks with 1 CPU each"):
             RayLauncher(found, make_alone).start(4, timeout_s=BOUND_S)

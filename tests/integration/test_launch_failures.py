@@ -98,7 +98,7 @@ def test_ranks_end_when_their_driver_looks_at_them_no_more(cluster: str, tmp_pat
     launcher = RayLauncher(trial.config)
     try:
         gang = launcher.start(2, timeout_s=120)
-        assert still_there((seat.pid for seat in gang.seats), timeout_s=30) == []
+        assert still_there((placement.pid for placement in gang.placements), timeout_s=30) == []
         answers = launcher.call("build", "build", {0: (), 1: ()}, timeout_s=30)
         kinds = {rank: found.kind for rank, found in answers if isinstance(found, WorkerFailure)}
         assert kinds == {0: DIED, 1: DIED}
@@ -116,7 +116,7 @@ class Hitting(RayLauncher):
 
     def start(self, num_ranks: int, *, timeout_s: float) -> Any:
         gang = super().start(num_ranks, timeout_s=timeout_s)
-        self._pids = {seat.rank: seat.pid for seat in gang.seats}
+        self._pids = {placement.rank: placement.pid for placement in gang.placements}
         return gang
 
     def call(

@@ -34,7 +34,7 @@ class WatchedLauncher(RayLauncher):
         return self.gang
 
     def left_over(self) -> list[int]:
-        return still_there(seat.pid for seat in self.gang.seats) if self.gang else []
+        return still_there(placement.pid for placement in self.gang.placements) if self.gang else []
 
 
 def config_of(tmp_path: Path, **changes: Any) -> Config:
@@ -133,7 +133,7 @@ def test_launch_that_raised_names_the_line_and_frees_its_resources(cluster: str,
     assert launcher.left_over() == []
     launcher = WatchedLauncher(config_of(tmp_path, ray={"num_cpus_per_rank": 2}))
     try:
-        assert len(launcher.start(2, timeout_s=120).seats) == 2
+        assert len(launcher.start(2, timeout_s=120).placements) == 2
     finally:
         launcher.stop()
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from warmrank.orchestrator.gang.launcher import Process, free_port, seat_ranks
+from warmrank.orchestrator.gang.launcher import Process, free_port, place_ranks
 from warmrank.orchestrator.gang.rank_host import MakeWorker, RankHost, answer
 from warmrank.orchestrator.nodes import Gang
 
@@ -23,10 +23,10 @@ class InProcessLauncher:
         del timeout_s
         self._hosts = [RankHost(self._make_worker) for _ in range(num_ranks)]
         process = Process(node_id="here", host=os.uname().nodename, address="127.0.0.1", pid=os.getpid())
-        _, seats = seat_ranks([process] * num_ranks)
+        _, placements = place_ranks([process] * num_ranks)
         # Port 0 stands for no process groups: several ranks cannot meet in one thread.
         port = free_port("127.0.0.1") if num_ranks == 1 else 0
-        return Gang(seats=seats, master_addr="127.0.0.1", master_port=port)
+        return Gang(placements=placements, master_addr="127.0.0.1", master_port=port)
 
     def call(
         self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float

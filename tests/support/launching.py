@@ -18,7 +18,7 @@ from tests.support.stored import FUNCTIONS, make_partition, make_record, open_st
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.orchestrator.config.models import identity, launch_key
 from warmrank.orchestrator.config.reading import Config, load, parse
-from warmrank.orchestrator.gang.launcher import Process, seat_ranks
+from warmrank.orchestrator.gang.launcher import Process, place_ranks
 from warmrank.orchestrator.gang.rank_host import MakeWorker, RankInit
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.events import Course, Listener, silence
@@ -173,13 +173,13 @@ class NodeLauncher(InProcessLauncher):
         self._disks = disks
 
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
-        """Make the ranks, and seat them."""
+        """Make the ranks, and placement them."""
         gang = super().start(num_ranks, timeout_s=timeout_s)
         processes = [
             Process(node_id=node, host=self._host or node, address="127.0.0.1", pid=os.getpid())
             for node in self._nodes
         ]
-        return replace(gang, seats=seat_ranks(processes)[1], master_port=0)
+        return replace(gang, placements=place_ranks(processes)[1], master_port=0)
 
     def call(
         self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float

@@ -25,7 +25,7 @@ from warmrank.orchestrator.launch.report import (
     StageReport,
     totals,
 )
-from warmrank.orchestrator.nodes import Seat
+from warmrank.orchestrator.nodes import RankPlacement
 from warmrank.worker.results import FunctionResult, StageSeconds, Verification
 
 FUNCTIONS = ("Llama.prefill", "Llama.decode")
@@ -34,9 +34,9 @@ _STAGES = (("fetch", 0.8), ("build", 5.2), ("probe", 0.4))
 _LATER = (("load", 0.9), ("capture", 2.4), ("first_call", 0.3), ("verify", 0.5), ("commit", 1.1))
 
 
-def seats(num_ranks: int, per_node: int) -> tuple[Seat, ...]:
+def placements(num_ranks: int, per_node: int) -> tuple[RankPlacement, ...]:
     return tuple(
-        Seat(
+        RankPlacement(
             rank=rank,
             local_rank=rank % per_node,
             local_world_size=per_node,
@@ -103,7 +103,7 @@ def until_compile(
     everyone = tuple(range(num_ranks))
     yield e.AttemptStarted(at_s=at_s, attempt=attempt, reason=reason)
     yield e.StageStarted(at_s=at_s, stage="start", ranks=everyone)
-    yield e.Seated(at_s=at_s + 1.9, seats=seats(num_ranks, per_node))
+    yield e.Placed(at_s=at_s + 1.9, placements=placements(num_ranks, per_node))
     yield e.StageFinished(at_s=at_s + 3.1, stage="start", seconds=3.1)
     at_s += 3.1
     for stage, seconds in _STAGES:
@@ -159,7 +159,7 @@ def state_of(heard: Iterable[e.Event], num_ranks: int = 0) -> LaunchState:
 def made_report(num_ranks: int, *, per_node: int = 8, failed: bool = False) -> Report:
     """The report of such a launch."""
     state = state_of(failing(num_ranks, per_node) if failed else whole(num_ranks, per_node))
-    ranks = tuple(_rank(seat, num_ranks, failed=failed) for seat in seats(num_ranks, per_node))
+    ranks = tuple(_rank(placement, num_ranks, failed=failed) for placement in placements(num_ranks, per_node))
     nodes = [(rank.node_rank, rank.host) for rank in ranks if rank.local_rank == 0]
     none = {"found": False, "reason": "no launch that fits", "num_partitions": 0, "bytes_copied": 0}
     fetches = tuple(NodeFetch(node_rank=node, host=host, seconds=0.2, **none) for node, host in nodes)  # type: ignore[arg-type]
@@ -206,10 +206,10 @@ def made_report(num_ranks: int, *, per_node: int = 8, failed: bool = False) -> R
     )
 
 
-def _rank(seat: Seat, num_ranks: int, *, failed: bool) -> RankReport:
-    leads = {found.function for found in classes(num_ranks) if found.leader == seat.rank}
+def _rank(placement: RankPlacement, num_ranks: int, *, failed: bool) -> RankReport:
+    leads = {found.function for found in classes(num_ranks) if found.leader == placement.rank}
     check = Verification(ok=True, max_error=1e-6, tolerance=1e-4, compared="logits with eager")
-    part = seat.rank * 4 // num_ranks
+    part = placement.rank * 4 // num_ranks
     made = [result(name, compiled=name in leads) for name in FUNCTIONS if not failed]
     functions = tuple(
         FunctionReport(
@@ -225,12 +225,12 @@ def _rank(seat: Seat, num_ranks: int, *, failed: bool) -> RankReport:
         for each in made
     )
     return RankReport(
-        rank=seat.rank,
-        host=seat.host,
-        node_rank=seat.node_rank,
-        local_rank=seat.local_rank,
-        pid=seat.pid,
-        log=f"/tmp/ray/session/logs/warmrank/rank-{seat.rank}.log",  # noqa: S108 - nothing is written
+        rank=placement.rank,
+        host=placement.host,
+        node_rank=placement.node_rank,
+        local_rank=placement.local_rank,
+        pid=placement.pid,
+        log=f"/tmp/ray/session/logs/warmrank/rank-{placement.rank}.log",  # noqa: S108 - nothing is written
         functions=functions,
         verification=None if failed else check,
     )

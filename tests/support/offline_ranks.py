@@ -18,7 +18,7 @@ from tests.support.stored import make_partition
 from warmrank.cache_store.records.manifest import PartitionManifest
 from warmrank.inference import cache_compile
 from warmrank.orchestrator.build.ranks import OfflineHost
-from warmrank.orchestrator.gang.launcher import Process, seat_ranks
+from warmrank.orchestrator.gang.launcher import Process, place_ranks
 from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit
 from warmrank.orchestrator.nodes import Gang
 from warmrank.worker import groups
@@ -58,8 +58,8 @@ class FakeOfflineLauncher(InProcessLauncher):
         own = {rank: _Host(self) for rank in self._ranks}
         self._hosts = [own.get(rank, RankHost()) for rank in range(max(self._ranks) + 1)]
         process = Process(node_id="here", host="here", address="", pid=1)
-        _, seats = seat_ranks([process] * len(self._hosts))
-        return Gang(seats=tuple(seats[rank] for rank in self._ranks), master_addr="", master_port=0)
+        _, placements = place_ranks([process] * len(self._hosts))
+        return Gang(placements=tuple(placements[rank] for rank in self._ranks), master_addr="", master_port=0)
 
 
 class _Host(OfflineHost):

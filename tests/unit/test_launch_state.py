@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from tests.support.launching import loaded_config
-from tests.support.made_reports import failing, made_report, result, seats, state_of
+from tests.support.made_reports import failing, made_report, placements, result, state_of
 from warmrank.orchestrator.config.models import Retries
 from warmrank.orchestrator.errors import (
     CLUSTER_LOST,
@@ -105,8 +105,12 @@ def stage(name: str, *ranks: int, at_s: float = 0.0) -> e.StageStarted:
     return e.StageStarted(at_s=at_s, stage=name, ranks=ranks)
 
 
-ONE_HOST = e.Seated(
-    at_s=0.0, seats=tuple(replace(seat, host="vm", node_id=f"{seat.rank}f{54 * '0'}") for seat in seats(2, 1))
+ONE_HOST = e.Placed(
+    at_s=0.0,
+    placements=tuple(
+        replace(placement, host="vm", node_id=f"{placement.rank}f{54 * '0'}")
+        for placement in placements(2, 1)
+    ),
 )
 LOADED = e.StageFinished(at_s=1.5, stage="load", seconds=1.5)
 ADOPTED = result("Model.decode", compiled=False)

@@ -1,4 +1,4 @@
-"""Where ranks go: eligible nodes, resources reserved and given back, seats; groups of Ray are made up."""
+"""Where ranks go: eligible nodes, resources reserved and given back, places; groups of Ray are made up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CannotStart, LacksDevice, LaunchFailed
 from warmrank.orchestrator.gang import placement, ray_launcher
-from warmrank.orchestrator.gang.launcher import Process, seat_ranks
+from warmrank.orchestrator.gang.launcher import Process, place_ranks
 from warmrank.orchestrator.gang.placement import (
     Eligible,
     RayNode,
@@ -218,9 +218,12 @@ def processes(nodes: list[str]) -> list[Process]:
 
 
 def test_ranks_of_one_node_follow_each_other() -> None:
-    order, seats = seat_ranks(processes(["a", "b", "a", "b"]))
+    order, placements = place_ranks(processes(["a", "b", "a", "b"]))
     assert order == (0, 2, 1, 3)
-    assert [(seat.rank, seat.node_rank, seat.local_rank, seat.host) for seat in seats] == [
+    assert [
+        (placement.rank, placement.node_rank, placement.local_rank, placement.host)
+        for placement in placements
+    ] == [
         (0, 0, 0, "host-a"),
         (1, 0, 1, "host-a"),
         (2, 1, 0, "host-b"),

@@ -22,7 +22,7 @@ from warmrank.cache_store.errors import NewerFormat, StoreUnavailable, UnusableC
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.gang import rank_files
-from warmrank.orchestrator.gang.launcher import Process, seat_ranks
+from warmrank.orchestrator.gang.launcher import Process, place_ranks
 from warmrank.orchestrator.gang.rank_files import StepFile
 from warmrank.orchestrator.gang.rank_host import RankHost, RankInit, answer, failure_of, init_of
 from warmrank.worker.engines.graph import GraphEngine
@@ -230,8 +230,8 @@ def init(tmp_path: Path, rank: int = 1, **changes: Any) -> RankInit:
     )
     nodes = ["a", "a", "b", "b"]
     processes = [Process(node_id=node, host=node, address=node, pid=1) for node in nodes]
-    seat = seat_ranks(processes)[1][rank]
-    return init_of(config, seat, master_addr="10.0.0.1", master_port=1234)
+    placement = place_ranks(processes)[1][rank]
+    return init_of(config, placement, master_addr="10.0.0.1", master_port=1234)
 
 
 def test_settle_loads_and_adopts_in_one_call(tmp_path: Path) -> None:
