@@ -71,8 +71,8 @@ def is_right(model: Damaged, function: Any) -> bool:
 
 def kill_in_compile() -> None:
     """End this process as soon as TorchAir is asked to compile."""
-    engine: Any = importlib.import_module("warmrank.worker.engines.torchair")
-    engine.instead_of_torch_compile = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    vendor: Any = importlib.import_module("warmrank.worker.engines.torchair_vendor")
+    vendor.instead_of_torch_compile = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 
 def fill(directory: Path) -> Path:
