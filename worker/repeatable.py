@@ -16,9 +16,12 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 
 
-def order_of_set(*members: Any) -> list[Any]:
-    """The members of a set that they are put into one by one, as it iterates over them."""
-    return list(set(members))
+def order_of_set(num_literal: int, *members: Any) -> list[Any]:
+    """Members of a set as it iterates over them: the first are a literal's, others are added one by one."""
+    made = {*frozenset(members[:num_literal])}
+    for member in members[num_literal:]:
+        made.add(member)
+    return list(made)
 
 
 def kept_result(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

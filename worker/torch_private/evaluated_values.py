@@ -68,6 +68,13 @@ _NOT_ASKED: Final = frozenset(
         "__subclasscheck__",
     }
 )  # fmt: skip
+_NO_ORDER: Final = (
+    "the order of a set that was made of other sets, or lost members, hangs on how Python made it, which is "
+    "not followed; go over sorted(...) of it, or over a list"
+)
+_UNORDERED: Final = (set, frozenset, len, any, all, min, max)
+_ALGEBRA: Final = "set_"
+"""Functions by which Dynamo makes sets of sets: of what order, their results forget."""
 _TAKING: Final = ("extend", "extendleft", "__iadd__", "__init__")
 _NUMBERS: Final = (bool, int, float, complex)
 
@@ -79,7 +86,8 @@ class ValueHooks:
         self._evaluations = evaluations
         self._seen: set[type] = set()
         self._methods: set[CodeType] = set()  # of constants that the trace came upon
-        self._filled: dict[int, tuple[Any, list[Any]]] = {}  # made of a sequence: by identity, with its items
+        # New sets, by identity: members in the order of the filling, the first so many of them by a literal.
+        self._filled: dict[int, tuple[Any, list[Any], int]] = {}
         self._in_order: set[int] = set()
         self._partials: dict[int, tuple[Any, Any]] = {}  # by their variables
         self._held: list[tuple[Any, ...]] | None = None  # calls that a kept result may stand for
@@ -178,20 +186,32 @@ class ValueHooks:
     # Orders of sets, and hashes.
 
     @steps_in_variables("unpack_var_sequence", "tp_iter_impl", is_optional=True)
-    def _unpack(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
+    def _unpack(self, original: Any, variable: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._sorting:
-            self._note_sets([variable])
-        return original(variable, *args, **kwargs)
+            self._note_sets([variable], tx)
+        return original(variable, tx, *args, **kwargs)
+
+    @steps_in("torch._dynamo.variables.sets:BaseSetVariable", "__init__", is_optional=True)
+    @steps_in("torch._dynamo.variables.sets:SetVariable", "__init__", is_optional=True)
+    @steps_in("torch._dynamo.variables.dicts:SetVariable", "__init__", is_optional=True)  # in 2.11
+    def _init_set(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> None:
+        original(variable, *args, **kwargs)
+        if sys._getframe(2).f_code.co_name == "BUILD_SET":  # the instruction
+            self._note_added(variable, [], 0)
 
     @steps_in_variables("call_method(tx, name, args, kwargs)")
     def _method(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         if name in ("pop", "__iter__"):
-            self._note_sets([variable])
+            self._note_sets([variable], tx)
         elif name in _TAKING:
-            self._note_sets(args)
+            self._note_sets(args, tx)
         elif name == "__hash__":
             self._note_hashes([variable])
-        return original(variable, tx, name, args, kwargs)
+        before = self._filled.get(id(variable))
+        made = original(variable, tx, name, args, kwargs)
+        if before is not None and name in ("add", "update"):  # other changes end it, see `_mutation`
+            self._note_added(variable, before[1], before[2], *(args if name == "update" else ()))
+        return made
 
     @steps_in(_BUILTIN, "call_sorted", "_call_min_max")
     def _sort(self, original: Any, builtin: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
@@ -231,13 +251,15 @@ class ValueHooks:
         if builtin.fn is hash and not _is_look_up(tx):
             self._note_hashes(args)
         elif builtin.fn in PRINTING:
-            self._note_sets(args)
-        made = original(builtin, tx, args, kwargs)
-        if builtin.fn in (set, frozenset) and args and _kind_of(args[0]) in (list, tuple):
-            members = list(_members(made))
-            constant = all(each.is_python_constant() and not _has_hash_of_address(each) for each in members)
-            if constant and not all(map(_is_number, members)):
-                self._filled[id(made)] = made, list(made.items)
+            self._note_sets(args, tx)
+        is_unordered = builtin.fn in _UNORDERED and not kwargs
+        self._sorting += is_unordered
+        try:
+            made = original(builtin, tx, args, kwargs)
+        finally:
+            self._sorting -= is_unordered
+        if builtin.fn in (set, frozenset) and (not args or _kind_of(args[0]) in (list, tuple)):
+            self._note_added(made, [], 0)
         return made
 
     @steps_in(_EFFECTS, "mutation(var)")
@@ -273,18 +295,39 @@ class ValueHooks:
             self._note_call(*call)
         return made
 
-    def _note_sets(self, variables: Iterable[Any]) -> None:
+    def _note_added(self, variable: Any, filled: list[Any], num_literal: int, *taken: Any) -> None:
+        """Note what a new set got, as long as Python can say its order: one by one, or all from a literal."""
+        known = dict.fromkeys(filled)
+        added = [key for key in variable.items if key not in known]
+        if any(not key.vt.is_python_constant() or _has_hash_of_address(key.vt) for key in added):
+            return
+        if not all(_kind_of(each) in (list, tuple) for each in taken):
+            if (
+                filled
+                or len(taken) != 1
+                or _kind_of(taken[0]) is not frozenset
+                or taken[0].source is not None
+            ):
+                self._filled.pop(id(variable), None)
+                return
+            num_literal = len(added)
+        self._filled[id(variable)] = variable, [*filled, *added], num_literal
+        self._in_order.discard(id(variable))
+
+    def _note_sets(self, variables: Iterable[Any], tx: Any) -> None:
         for item in variables:
             variable = item.realize()
             if not isinstance(variable, self._sets):
                 continue
-            _, filled = self._filled.get(id(variable), (None, []))
+            filled = self._filled.get(id(variable))
             if item.source is not None:
                 self._evaluations.note("order", source_name(item.source), None)
-            elif filled and filled == list(variable.items):
-                self._put_in_order(variable)
+            elif filled is not None and {*filled[1]} == {*variable.items}:
+                self._put_in_order(*filled)
             else:
                 self._note_hashes(_members(variable))
+                if len(variable.items) > 1 and not tx.f_code.co_name.startswith(_ALGEBRA):
+                    self._evaluations.refuse(_NO_ORDER)
 
     def _note_hashes(self, variables: Iterable[Any]) -> None:
         """Note that hashes count, unless those of numbers; refuse those of addresses."""
@@ -297,16 +340,16 @@ class ValueHooks:
             elif not _is_number(variable):
                 self._note_call(hash, (HASHED,), hash(HASHED))
 
-    def _put_in_order(self, variable: Any) -> None:
-        """Trace a set in the order that Python gives it, which is a condition."""
+    def _put_in_order(self, variable: Any, filled: list[Any], num_literal: int) -> None:
+        """Trace a set in the order that Python gives it, a condition unless its members are numbers."""
         if id(variable) in self._in_order:
             return
-        members = (member.as_python_constant() for member in _members(variable))
-        given = dict(zip(members, variable.items, strict=True))
-        order = order_of_set(*given)
-        self._note_call(order_of_set, tuple(given), order)
+        given = {key.vt.as_python_constant(): key for key in filled}
+        order = order_of_set(num_literal, *given)
+        if not all(_is_number(key.vt) for key in filled):
+            self._note_call(order_of_set, (num_literal, *given), order)
         variable.items = {given[member]: variable.items[given[member]] for member in order}
-        self._filled[id(variable)] = variable, list(variable.items)
+        self._filled[id(variable)] = variable, filled, num_literal
         self._in_order.add(id(variable))
 
     def _note_call(self, *call: Any) -> None:

@@ -416,16 +416,19 @@ _WEIGHED = "def weighed#(members): return 1 + sum(place * ord(member[0]) for pla
 _HASHED = (
     "weighed#(self.s#)", "ord(next(iter(GLOBAL#))[0])", "weighed#([*self.s#])", "ord(''.join(self.s#)[0])",
     "weighed#(sorted(self.s#, key=len))", "weighed#(set(['a', 'b', 'c', 'dd', 'ee']))",
-    "weighed#(less#(['a', 'b']))", "hash('abc') % 1000", "'abc'.__hash__() % 1000",
+    "hash('abc') % 1000", "'abc'.__hash__() % 1000",
 )  # fmt: skip
 _INDIFFERENT = (
     "weighed#(sorted(self.s#))", "2 if 'a' in self.s# else 3", "len(self.s#)",
     "sum(place * number for place, number in enumerate({5, 9, 1}))", "hash(7)",
 )  # fmt: skip
 # Processes hash strings otherwise; where that counts, what one compiled does not fit the other.
-SETS = tuple(
-    _asks(f"order or hash / {ask}", ask, said="hash|order" if ask in _HASHED else "", top=_WEIGHED, init="self.s# = {'a', 'b', 'c', 'dd', 'ee'}")
-    for ask in (*_HASHED, *_INDIFFERENT)
+SETS = (
+    _asks("order of a set that lost a member", "weighed#(less#(['a', 'b']))", refused="order of a set", top=_WEIGHED),
+    *(
+        _asks(f"order or hash / {ask}", ask, said="hash|order" if ask in _HASHED else "", top=_WEIGHED, init="self.s# = {'a', 'b', 'c', 'dd', 'ee'}")
+        for ask in (*_HASHED, *_INDIFFERENT)
+    ),
 )  # fmt: skip
 
 EVALUATED = (*ATTRIBUTES, *CONSTANTS, *PATHS, *TREE, *TORCH, *KEPT, *SETS)
