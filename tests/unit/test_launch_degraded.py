@@ -17,7 +17,7 @@ from rich.console import Console
 from tests.support.backends import WaywardBackend
 from tests.support.fake_rank import FakeWorld
 from tests.support.in_process import InProcessLauncher
-from tests.support.launching import loaded_config
+from tests.support.launching import data_of, loaded_config
 from tests.support.made_reports import failing, made_report, placements, result, state_of
 from warmrank.cache_store import store as cache_store
 from warmrank.cache_store.backends import deadline
@@ -98,15 +98,8 @@ class House:
 
     def config(self, **changes: Any) -> Config:
         store = {"path": "/store", "answer_s": ANSWER_S, "trust": {"policy": "off"}}
-        data: dict[str, Any] = {
-            "name": "tiny",
-            "workload": {"entrypoint": "models.tiny:workload"},
-            "ranks": 2,
-            "parallel": {"tp": 2},
-            "cache_dir": str(self.root / "cache"),
-            "store": store,
-        }
-        return parse({**data, **changes})
+        workload = {"entrypoint": "models.tiny:workload"}
+        return parse(data_of(self.root, **{"workload": workload, "store": store, **changes}))
 
     def launch(self, listener: Listener | None = None, **changes: Any) -> Report:
         launcher = InProcessLauncher(self._make_worker)

@@ -337,6 +337,7 @@ def test_mark_that_cannot_be_made_durable_stops_the_fetch(tmp_path, monkeypatch)
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 OTHER = generate_key_pair("other")
+BY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 REVOCATION = f"revoked/{key_id(OTHER.public_key)}.json"
 
 
@@ -405,27 +406,17 @@ def test_damaged_revocation_is_not_passed_over(tmp_path, text):
     [".", "trusted", "trusted/ci.pub.pem", "revoked", REVOCATION],
     ids=["root", "trusted", "key", "revoked", "entry"],
 )
-@pytest.mark.parametrize("bit", [stat.S_IWGRP, stat.S_IWOTH])
-def test_keyring_that_others_can_write_is_refused(tmp_path, place, bit):
+@pytest.mark.parametrize("change", ["group", "others", pytest.param("owner", marks=BY_ROOT)])
+def test_keyring_that_others_can_write_or_own_is_refused(tmp_path, place, change):
     generate(tmp_path / "keys", "ci")
     revoke(tmp_path / "keys", other_revoked())
     path = tmp_path / "keys" / place
-    path.chmod(path.stat().st_mode | bit)
-    with pytest.raises(UnusableCache, match="not writable by group or others"):
-        read_keyring(tmp_path / "keys")
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-@pytest.mark.parametrize(
-    "place",
-    [".", "trusted", "trusted/ci.pub.pem", "revoked", REVOCATION],
-    ids=["root", "trusted", "key", "revoked", "entry"],
-)
-def test_keyring_of_another_user_is_refused(tmp_path, place):
-    generate(tmp_path / "keys", "ci")
-    revoke(tmp_path / "keys", other_revoked())
-    os.chown(tmp_path / "keys" / place, 12345, 12345)
-    with pytest.raises(UnusableCache, match="uid 12345"):
+    if change == "owner":
+        os.chown(path, 12345, 12345)
+    else:
+        path.chmod(path.stat().st_mode | {"group": stat.S_IWGRP, "others": stat.S_IWOTH}[change])
+    said = "uid 12345" if change == "owner" else "not writable by group or others"
+    with pytest.raises(UnusableCache, match=said):
         read_keyring(tmp_path / "keys")
 
 
@@ -521,7 +512,7 @@ def test_directory_on_a_network_file_system_is_not_touched(local, monkeypatch):
     assert "nfs4" in choose_policy("/mnt/nowhere/store").reason
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+@BY_ROOT
 @pytest.mark.parametrize("mode", [0o700, 0o755])
 @pytest.mark.parametrize("name", ["ac/ab/key", "launch/ab/key/record", "trash/time/dir/ab/key/listing"])
 def test_store_with_a_document_of_another_user_asks_for_signatures(local, mode, name):
