@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,7 @@ from warmrank.worker.engines.aoti import AotiEngine, CompiledGraph, pack, unpack
 from warmrank.worker.engines.aoti_compile import compile_place, divide
 from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.engines.toolchain import check_cpp_compiler
-from warmrank.worker.errors import ArtifactCorrupt, BadConfig, NotPortable, ToolchainError
+from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing, BadConfig, NotPortable, ToolchainError
 
 
 class Shapes(nn.Module):
@@ -73,6 +74,10 @@ def test_graph_of_views_runs_without_a_compile(monkeypatch: pytest.MonkeyPatch) 
     lowered = traced(MODULE.views_only, X).lowered
     built = AotiEngine().compile(lowered, analyse(lowered, "self"))
     assert built.files == {}
+    kernels = {**json.loads(built.sections["aoti"]), "file": "ge_cache_0.pt2"}
+    gone = {"ge_cache_0.pt2": Path("ge_cache_0.pt2")}  # verified, and removed before it is opened
+    with pytest.raises(ArtifactMissing, match="ge_cache_0"):
+        AotiEngine().load({**built.sections, "aoti": json.dumps(kernels).encode()}, gone, {})
     graph = AotiEngine().load(built.sections, {}, {})
     inputs = [X if item.is_tensor else X.shape[0] for item in lowered.inputs]
     tail, turned, doubled = graph(*inputs)

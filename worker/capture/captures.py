@@ -110,7 +110,8 @@ class Captures:
     """
 
     def __init__(self, runner: GraphRunner) -> None:
-        self._runner = runner
+        # Its runner's alone: memory of graphs goes with the runner, not when Python looks for cycles.
+        self._runner: GraphRunner = weakref.proxy(runner)
         self._layout, self._options, self._tally = runner.layout, runner.options, runner.tally
         self.entries: dict[Key, Entry] = {}
         self._pools: dict[Any, CapturePool] = {}
