@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import ray
 from ray import exceptions
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
 
 from tests.support.processes import marked
 from warmrank.orchestrator import reaper, signals
@@ -185,6 +186,27 @@ def test_every_error_of_ray_becomes_a_failure(error: Exception, kind: str) -> No
     failure = failure_of_ray(error, rank=0, stage="load")
     assert failure.kind == kind
     assert failure.message
+
+
+@pytest.mark.parametrize(
+    ("detail", "said"),
+    [
+        (
+            "Worker unexpectedly exits with a connection error code 2. End of file. Some guesses.",
+            "its process ended all at once: it was killed, or crashed in native code",
+        ),
+        (
+            "Worker exits unexpectedly by a signal. More guesses.",
+            "its process ended (SYSTEM_ERROR: Worker exits unexpectedly by a signal.)",
+        ),
+    ],
+)
+def test_death_of_a_process_is_told_in_the_words_of_who_saw_it(detail: str, said: str) -> None:
+    text = "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR "
+    seen = ActorDiedErrorContext(actor_id=bytes(16), error_message=f"{text}Worker exit detail: {detail}")
+    error = exceptions.ActorDiedError(seen)
+    failure = failure_of_ray(error, rank=0, stage="load")
+    assert (failure.kind, failure.message, failure.traceback) == ("died", said, "")
 
 
 NAMES = ("a", "bb", "ccc")

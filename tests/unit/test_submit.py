@@ -17,7 +17,7 @@ from typer.testing import CliRunner, Result
 from tests.support.launching import loaded_config
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.cli.submit import exit_code_of, follow
-from warmrank.orchestrator.errors import first_line
+from warmrank.orchestrator.errors import OrchestratorError, first_line
 from warmrank.orchestrator.gang.upload import private_keys, runtime_env, say_kept
 from warmrank.orchestrator.signals import Terminated
 
@@ -81,6 +81,19 @@ def test_line_of_an_error_of_ray_goes_on_in_a_sentence():
 def test_failed_job_ends_with_the_drivers_own_code_and_its_log_stands_once():
     client = FakeClient([["one\n", "two\n"]], ["FAILED"], code=3)
     assert followed(client) == (3, "FAILED: as Ray says", "one\ntwo\n")
+
+
+def test_job_whose_log_cannot_be_followed_is_waited_for_as_long_as_its_cluster_answers():
+    broken: list[list[str | BaseException]] = [[ConnectionResetError("no websockets here")]] * 9
+    client = FakeClient([["one\n", ConnectionResetError("cut")], *broken], [*["RUNNING"] * 9, "SUCCEEDED"])
+    assert followed(client) == (0, "SUCCEEDED: as Ray says", "one\n")
+
+
+def test_cluster_that_does_not_answer_any_more_is_named():
+    client = FakeClient([], ["RUNNING"])
+    client.num_silent = 6
+    with pytest.raises(OrchestratorError, match="ask with: ray job status job-1"):
+        followed(client)
 
 
 @pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (Terminated(), 143)])
