@@ -19,7 +19,6 @@ import pytest
 import ray
 from ray import exceptions
 from ray._private.thirdparty.pathspec.pathspec import PathSpec
-from ray.core.generated.common_pb2 import ActorDiedErrorContext
 from typer.testing import CliRunner, Result
 
 from tests.support.launching import loaded_config
@@ -213,8 +212,8 @@ def test_every_error_of_ray_becomes_a_failure(error: Exception, kind: str) -> No
 )
 def test_death_of_a_process_is_told_in_the_words_of_who_saw_it(detail: str, said: str) -> None:
     text = "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR "
-    seen = ActorDiedErrorContext(actor_id=bytes(16), error_message=f"{text}Worker exit detail: {detail}")
-    error = exceptions.ActorDiedError(seen)
+    error = exceptions.ActorDiedError()
+    error.error_msg = f"{text}Worker exit detail: {detail}"
     failure = failure_of_ray(error, rank=0, stage="load")
     assert (failure.kind, failure.message, failure.traceback) == ("died", said, "")
 
