@@ -42,6 +42,10 @@ def test_check_names_every_mistake_and_warnings_end_with_two_only_if_strict(file
     warned = run("config", "check", file, "--set", "no_compile=true")
     assert (warned.exit_code, "warning: no_compile, store" in warned.stdout) == (0, True)
     assert run("config", "check", "--config", file, "--set", "no_compile=true", "--strict").exit_code == 2
+    assert "expected one config, found two" in run("launch", file, "--config", file).stderr
+    ignored = run("config", "check", file, "--set", "ray.address=10.0.0.1:6379").stdout
+    assert "ray.num_cpus is that of a local Ray" in ignored
+    assert "(a-z, 0-9)" in run("config", "check", file, "--set", "parallel.axes.EP=2").stderr
     file.write_text(MINIMAL + "guards: never\nmax_round: 3\n")
     result = run("config", "check", file)
     assert (result.exit_code, "2 problems" in result.stderr) == (2, True)
@@ -202,6 +206,7 @@ def test_call_that_may_work_is_left_to_the_ranks_and_nothing_runs(entrypoint: st
         ("qwne:workload", {}, "No module named 'qwne'; did you mean qwen:workload? It"),
         ("pack.modell:f", {}, "No module named 'pack.modell'; did you mean pack.model:f?"),
         ("qwen.py:workload", {}, "No module named 'qwen.py'; leave out .py"),
+        ("pack:workload", {}, "'pack' has no function 'workload'"),
     ],
 )
 def test_call_that_is_certain_to_fail_is_named(entrypoint: str, arguments: dict[str, object], said: str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -28,7 +29,7 @@ from warmrank.worker.engines.graph import GraphEngine, unpack_constants
 from warmrank.worker.engines.graph_source import BINDINGS, pack_constants
 from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.engines.toolchain import check_cpp_compiler
-from warmrank.worker.errors import ArtifactCorrupt, BadConfig, NotPortable, ToolchainError
+from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing, BadConfig, NotPortable, ToolchainError
 from warmrank.worker.torch_private.operators import at_path
 from warmrank.worker.torch_private.patching import Watch
 from warmrank.worker.torch_private.recording import leaves
@@ -386,6 +387,10 @@ def test_graph_of_views_runs_without_a_compile(monkeypatch: pytest.MonkeyPatch) 
     lowered = traced(MODULE.views_only, X).lowered
     built = AotiEngine().compile(lowered, analyse(lowered, "self"))
     assert built.files == {}
+    kernels = {**json.loads(built.sections["aoti"]), "file": "ge_cache_0.pt2"}
+    gone = {"ge_cache_0.pt2": Path("ge_cache_0.pt2")}  # verified, and removed before it is opened
+    with pytest.raises(ArtifactMissing, match="ge_cache_0"):
+        AotiEngine().load({**built.sections, "aoti": json.dumps(kernels).encode()}, gone, {})
     graph = AotiEngine().load(built.sections, {}, {})
     inputs = [X if item.is_tensor else X.shape[0] for item in lowered.inputs]
     tail, turned, doubled = graph(*inputs)

@@ -27,7 +27,7 @@ from warmrank.orchestrator import reaper, signals
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.cli.submit import exit_code_of, follow
 from warmrank.orchestrator.config.models import RayConfig
-from warmrank.orchestrator.errors import CannotStart, first_line
+from warmrank.orchestrator.errors import CannotStart, OrchestratorError, first_line
 from warmrank.orchestrator.exec.driver import choose_nodes
 from warmrank.orchestrator.exec.node import Placement, When, parse_when
 from warmrank.orchestrator.gang import ray_session
@@ -197,6 +197,27 @@ def test_every_error_of_ray_becomes_a_failure(error: Exception, kind: str) -> No
     assert failure.message
 
 
+@pytest.mark.parametrize(
+    ("detail", "said"),
+    [
+        (
+            "Worker unexpectedly exits with a connection error code 2. End of file. Some guesses.",
+            "its process ended all at once: it was killed, or crashed in native code",
+        ),
+        (
+            "Worker exits unexpectedly by a signal. More guesses.",
+            "its process ended (SYSTEM_ERROR: Worker exits unexpectedly by a signal.)",
+        ),
+    ],
+)
+def test_death_of_a_process_is_told_in_the_words_of_who_saw_it(detail: str, said: str) -> None:
+    text = "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR "
+    error = exceptions.ActorDiedError()
+    error.error_msg = f"{text}Worker exit detail: {detail}"
+    failure = failure_of_ray(error, rank=0, stage="load")
+    assert (failure.kind, failure.message, failure.traceback) == ("died", said, "")
+
+
 NAMES = ("a", "bb", "ccc")
 ONE, TWO, THREE = (Node(node_id=name, address=f"10.0.0.{len(name)}", host=name) for name in NAMES)
 ROOMS = {THREE: 2, ONE: 4, TWO: 4}
@@ -317,6 +338,19 @@ def test_line_of_an_error_of_ray_goes_on_in_a_sentence():
 def test_failed_job_ends_with_the_drivers_own_code_and_its_log_stands_once():
     client = FakeClient([["one\n", "two\n"]], ["FAILED"], code=3)
     assert followed(client) == (3, "FAILED: as Ray says", "one\ntwo\n")
+
+
+def test_job_whose_log_cannot_be_followed_is_waited_for_as_long_as_its_cluster_answers():
+    broken: list[list[str | BaseException]] = [[ConnectionResetError("no websockets here")]] * 9
+    client = FakeClient([["one\n", ConnectionResetError("cut")], *broken], [*["RUNNING"] * 9, "SUCCEEDED"])
+    assert followed(client) == (0, "SUCCEEDED: as Ray says", "one\n")
+
+
+def test_cluster_that_does_not_answer_any_more_is_named():
+    client = FakeClient([], ["RUNNING"])
+    client.num_silent = 6
+    with pytest.raises(OrchestratorError, match="ask with: ray job status job-1"):
+        followed(client)
 
 
 @pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (Terminated(), 143)])

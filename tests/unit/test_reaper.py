@@ -403,6 +403,13 @@ def test_node_that_answers_nothing_after_a_death_is_lost_with_the_rank() -> None
     assert not found.is_in_doubt(106.0, others_wait=False)
 
 
+def test_node_whose_watch_has_ended_stays_lost_whatever_else_is_heard_of_it() -> None:
+    found = watching()
+    found.note(1, "ended")
+    found.note(1, "unavailable")
+    assert kinds(found, 101.0) == {2: NODE_LOST, 3: NODE_LOST}
+
+
 def test_rank_that_is_gone_is_waited_for_after_the_error_of_its_peer_until_its_death_is_told() -> None:
     found = watching()
     found.failed(0, 101.0, died=False)
