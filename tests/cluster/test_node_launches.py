@@ -21,7 +21,7 @@ from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.inspect.store_contents import cached_files
 from warmrank.orchestrator.launch.report import Report
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 FUNCTIONS = 2
 RANKS = 8
@@ -41,7 +41,6 @@ def warm_and_reads(
 
 
 @pytest.mark.netns
-@pytest.mark.timeout(600)
 def test_cold_launch_compiles_each_function_once_and_a_warm_one_reads_each_blob_once_a_node(
     nodes: Cluster, cold: Report, warm_and_reads: tuple[Report, Reads]
 ) -> None:
@@ -58,7 +57,6 @@ def test_cold_launch_compiles_each_function_once_and_a_warm_one_reads_each_blob_
 
 
 @pytest.mark.netns
-@pytest.mark.timeout(600)
 def test_smaller_world_compiles_nothing(nodes: Cluster, tiny: Path, cold: Report) -> None:
     assert cold.record
     report = nodes.launch(tiny, "--no-compile", "--set", "ranks=4", "--set", "parallel.dp=2")
@@ -115,7 +113,6 @@ def seeding(
 
 
 @pytest.mark.netns
-@pytest.mark.timeout(600)
 def test_every_node_reads_each_blob_once(seeding: Seeding) -> None:
     nodes = seeding.nodes.net.nodes
     seeds = seeding.nodes.preseed(*seeding.config, "--fan-out", "never")
@@ -127,7 +124,6 @@ def test_every_node_reads_each_blob_once(seeding: Seeding) -> None:
 
 
 @pytest.mark.netns
-@pytest.mark.timeout(600)
 def test_fan_out_reads_the_store_once_for_all_nodes_one_of_them_slow(seeding: Seeding) -> None:
     nodes = seeding.nodes.net.nodes
     with seeding.nodes.net.throttled(nodes[max(nodes)], "8mbit"):
@@ -150,7 +146,6 @@ def whole(nodes: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.mark.netns
-@pytest.mark.timeout(600)
 def test_node_lost_in_a_fan_out_keeps_no_other_one_back(whole: Cluster) -> None:
     """It has bytes of others on their way when its power goes."""
     store = {"path": str(whole.shared / "large"), "trust": {"policy": "off"}}
@@ -180,7 +175,6 @@ def test_node_lost_in_a_fan_out_keeps_no_other_one_back(whole: Cluster) -> None:
 
 
 @pytest.mark.netns
-@pytest.mark.timeout(600)
 def test_node_that_joins_is_seeded_by_the_watch_and_a_larger_launch_compiles_nothing(
     whole: Cluster, seeding: Seeding
 ) -> None:
