@@ -32,6 +32,7 @@ from warmrank.cache_store.backends.deadline import Tier
 from warmrank.cache_store.backends.places import TieredBackend
 from warmrank.cache_store.cache_dir.local import variants
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED, Permit
+from warmrank.cache_store.cache_dir.single_flight import LOCKS
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError
 from warmrank.cache_store.fetch.blobs import Blobs
@@ -197,6 +198,13 @@ def test_first_unchanged_fetch_reads_no_artifact_again(store, source, cache, mon
     outcome = store.fetch_partitions([ref], cache)
     assert (outcome.faults, outcome.bytes_read) == ((), 0)
     assert [name for name in opened if name.startswith("compiled_module")] == []
+
+
+def test_whoever_waits_for_a_cache_directory_hears_that_its_files_are_read(store, ref, cache):
+    fetch(store, [ref], cache)
+    (beat_file := cache / LOCKS / "fetch.beat").unlink()
+    fetch(store, [ref], cache)  # which only looks at what is there
+    assert beat_file.exists()
 
 
 def test_link_in_a_model_directory_leads_no_copy_away(store, source, cache, tmp_path):
