@@ -58,7 +58,7 @@ test-torch: $(STAMP) $(NPU_STAMP) ## the worker's tests, the stale matrix and a 
 
 # What differs between releases of torch shows here first: traces, guards, gears, both modes, two processes.
 NEWEST_TESTS := $(addprefix tests/unit/test_,torch_facts.py tracing.py graph_engine.py gears.py operators.py \
-	changes_after_load.py evaluated_attributes.py aoti_engine.py ambient.py cpu_graph.py cached_function.py process_groups.py) \
+	changes_after_load.py evaluated.py ambient.py cpu_graph.py cached_function.py process_groups.py) \
 	$(addprefix tests/integration/test_,seed_scripts.py runtime_state.py)
 
 test-newest: ## a few minutes of tests on the newest torch
@@ -113,7 +113,7 @@ FAULT_ROUNDS ?= 200
 
 faults: $(STAMP) ## every fault in full
 	$(BIN)/python -m pytest tests/faults --fault-rounds $(FAULT_ROUNDS) --timeout 0
-	$(BIN)/python -m pytest -p tests.support.no_flock tests/contract/test_backend.py tests/unit/test_fetch.py \
+	$(BIN)/python -m pytest -p tests.support.no_flock tests/contract/test_backend.py \
 		tests/unit/test_publish.py tests/unit/test_local.py tests/unit/test_store.py
 
 CHAOS_LAUNCHES ?= 200

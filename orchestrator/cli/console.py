@@ -189,6 +189,8 @@ def command(
     @wraps(function)
     def run(*, debug: bool = False, config_file: Path | None = None, **options: Any) -> None:
         if is_argument:
+            if config_file is not None and str(options["config"] or "-") != "-":
+                raise typer.BadParameter("expected one config, found two", param_hint="CONFIG")
             options["config"] = config_file or options["config"]
             if options["config"] is None and config is not None and config.default is config.empty:
                 raise typer.BadParameter("expected a config", param_hint="CONFIG")

@@ -28,6 +28,8 @@ from warmrank.worker.settings import settings
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
 
+logger = logging.getLogger(__name__)
+
 _POLL_S = 0.5
 _STOP_TIMEOUT_S = 30.0
 _MAX_SILENT = 5
@@ -138,16 +140,21 @@ async def _ended(
                 write(text[max(0, num_written - num_seen) :])
                 num_seen += len(text)
                 num_written = max(num_written, num_seen)
-            if (info := client.get_job_info(job)).status.is_terminal():
-                return info
-            num_silent = 0
         except (RuntimeError, aiohttp.ClientError, OSError) as error:
+            logger.warning("the log of job %s broke off (%s)", job, first_line(error))
+        try:
+            info = client.get_job_info(job)
+        except (RuntimeError, OSError) as error:
             num_silent += 1
             if num_silent > _MAX_SILENT:
                 raise OrchestratorError(
                     f"the cluster does not answer any more, so how job {job} ended is not known: "
                     f"{first_line(error)}. Once it answers, ask with: ray job status {job}"
                 ) from error
+        else:
+            if info.status.is_terminal():
+                return info
+            num_silent = 0
         await asyncio.sleep(poll_s)
 
 

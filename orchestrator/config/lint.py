@@ -65,6 +65,13 @@ def _ranks(config: Config, machine: Machine) -> Iterator[LintFinding]:
             f"{ranks} for {asked:g} CPUs, and {offer}",
             f"set ray.num_cpus to {asked:g} or more, or name a cluster with ray.address",
         )
+    if ray.address is not None and ray.num_cpus is not None:
+        yield LintFinding(
+            "warning",
+            ("ray.num_cpus", "ray.address"),
+            "ray.num_cpus is that of a local Ray, and ray.address names a running one",
+            "leave one of them out",
+        )
     if ray.omp_num_threads > max(ray.num_cpus_per_rank, 1.0):
         yield LintFinding(
             "warning",
@@ -240,8 +247,10 @@ def fault_of(config: Config) -> tuple[WorkloadError, Path | None] | None:
         return not_imported(entrypoint, f"No module named {module!r}", nearest), None
     source = Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else None
     text = _text_of(source)
+    if text is None:
+        return None
     if not re.search(rf"\b{function}\b", text):
-        if not text or _BINDS_UNSEEN.search(text):
+        if _BINDS_UNSEEN.search(text):
             return None
         return no_function(entrypoint, re.findall(r"^def (\w+)", text, re.MULTILINE)), source
     try:
@@ -297,7 +306,7 @@ def find_module(name: str) -> tuple[ModuleSpec | None, str | None]:
             return None, None
         if spec is None:
             package = Path(parent.origin) if parent is not None and parent.origin else None
-            if so_far in sys.modules or _BINDS_UNSEEN.search(_text_of(package)):
+            if so_far in sys.modules or _BINDS_UNSEEN.search(_text_of(package) or ""):
                 return None, None
             near_places = places if depth else places[:1]
             known = [module.name for module in pkgutil.iter_modules(near_places)]
@@ -307,9 +316,9 @@ def find_module(name: str) -> tuple[ModuleSpec | None, str | None]:
     return spec, None
 
 
-def _text_of(source: Path | None) -> str:
-    """The text of a module; empty where it cannot be read, which ranks tell of."""
+def _text_of(source: Path | None) -> str | None:
+    """The text of a module; None where it cannot be read, which ranks tell of."""
     try:
-        return source.read_text(encoding="utf-8") if source else ""
+        return source.read_text(encoding="utf-8") if source else None
     except (OSError, UnicodeDecodeError):
-        return ""
+        return None

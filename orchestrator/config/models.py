@@ -45,7 +45,8 @@ class SyncedCache(Strict):
         description="directory on each node, absolute, ~ or $NAME first; none: below cache_dir",
     )
     variable: VariableName = Field(
-        default="", description="environment variable that tells the tool its directory; known for the three"
+        default="",
+        description="environment variable (letters, digits, '_') for its path; known for the three",
     )
 
     @model_validator(mode="after")
@@ -118,7 +119,7 @@ class Parallel(Strict):
     cp: Size = Field(default=1, description="context-parallel size, a whole number from 1")
     ep: Size = Field(default=1, description="expert-parallel size, a whole number from 1")
     axes: dict[AxisName, Size] = Field(
-        default={}, description="mapping of the names of other axes to their sizes, from the innermost"
+        default={}, description="mapping of other axes (a-z, 0-9) to their sizes, from the innermost"
     )
     pp: Size = Field(default=1, description="pipeline-parallel size, a whole number from 1")
     dp: Size = Field(default=1, description="data-parallel size, a whole number from 1")
@@ -152,7 +153,8 @@ class RayConfig(Strict):
         default="PACK", description="Ray's placement strategy"
     )
     pack: AxisName = Field(
-        default="tp", description="axis whose groups, with the axes inside, are each on one node, or none"
+        default="tp",
+        description="axis (a-z, 0-9) whose groups, with the axes inside, are each on one node; or none",
     )
     nodes: tuple[Word, ...] = Field(
         default=(), description="list of nodes that may have ranks: id, address or host name; none for all"

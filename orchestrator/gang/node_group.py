@@ -111,11 +111,26 @@ class NodeGroup:
         return silent
 
 
-_TOLD_IN_WORDS = (
-    (re.compile(r"(?:ModuleNotFoundError|ImportError): .*"), FailureKind.IMPORT),
-    (re.compile(r"(?i)node (?:was terminated|is dead|has died|died|failure)|NODE_DIED"), NODE_LOST),
+_TOLD_IN_WORDS: tuple[tuple[re.Pattern[str], FailureKind, str], ...] = (
+    (re.compile(r"(?P<what>(?:ModuleNotFoundError|ImportError): .*)"), FailureKind.IMPORT, "{what}"),
+    (
+        re.compile(r"(?i)node (?:was terminated|is dead|has died|died|failure)|NODE_DIED"),
+        NODE_LOST,
+        "Ray lost its node: {line}",
+    ),
+    (
+        re.compile("connection error code 2"),  # of a process that left its socket without a word
+        DIED,
+        "its process ended all at once: it was killed, or crashed in native code",
+    ),
+    (
+        # The first sentence: the others guess at causes, such as the OOM killer, that need not be so.
+        re.compile(r"Worker exit type: (?P<type>\w+) Worker exit detail: (?P<what>.*?)\s*(?:(?<=\.) |\n|$)"),
+        DIED,
+        "its process ended ({type}: {what})",
+    ),
 )
-"""Failures that Ray has no type for: its words, and the kind of failure."""
+"""Failures that Ray has no type for: its words, the kind of failure, and our message; the first match."""
 
 
 def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
@@ -123,7 +138,7 @@ def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
     from ray import exceptions
 
     text, message, remedy = str(error), first_line(error), ""
-    told = next(((found, kind) for words, kind in _TOLD_IN_WORDS if (found := words.search(text))), None)
+    told = ((found, kind, said) for words, kind, said in _TOLD_IN_WORDS if (found := words.search(text)))
     kind: str = DIED  # whose policy has the remedy
     if isinstance(error, exceptions.OutOfMemoryError):
         message, remedy = "killed by Ray, because its node ran out of memory", "fewer ranks for each node"
@@ -132,15 +147,16 @@ def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
     # What watches a node cannot be placed elsewhere: one that is unschedulable had a node a moment ago.
     elif isinstance(error, exceptions.NodeDiedError | exceptions.ActorUnschedulableError):
         kind, message = NODE_LOST, f"Ray lost its node: {message}"
-    elif told is not None:
-        found, kind = told
-        message = found[0] if kind == FailureKind.IMPORT else f"Ray lost its node: {message}"
+    elif (first := next(told, None)) is not None:
+        found, kind, said = first
+        message = said.format(line=message, **found.groupdict())
     elif isinstance(error, exceptions.RayActorError):
         message = f"its process ended, or its node is lost: {message}"
     else:
         kind = type(error).__name__
     # Ray's own text tells of logs in a session's directory, which goes with a Ray of the launch's own.
-    raised = isinstance(error, exceptions.RuntimeEnvSetupError | exceptions.RayTaskError) or told is not None
+    is_raised = isinstance(error, exceptions.RuntimeEnvSetupError | exceptions.RayTaskError)
+    raised = is_raised or kind == FailureKind.IMPORT
     return WorkerFailure(
         rank=rank, stage=stage, kind=kind, message=message, remedy=remedy, traceback=text if raised else ""
     )

@@ -183,9 +183,13 @@ def describe_shortage(
             remedy = f"lower ranks or ray.num_cpus_per_rank (fractions are allowed), or {more}"
         elif missing:
             remedy = f"lower ranks, or add nodes with {name}s that Ray sees (`ray status`); {_FOUND_BY[name]}"
+    labels = ", ".join(f"{name}={value}" for name, value in supply.labels.items() if name != _NODE_ID)
     for why, nodes in (
         ("Ray there does not answer; bring them back", supply.silent),
-        ("they lack ray.labels (ray start --labels=NAME=VALUE)", [each.node for each in supply.unlabelled]),
+        (
+            f"ray.labels asks for {labels} (ray start --labels=NAME=VALUE)",
+            [each.node for each in supply.unlabelled],
+        ),
     ):
         if nodes:
             lines.append(f"  not counted, because {why}: {brief_names(map(str, nodes))}")

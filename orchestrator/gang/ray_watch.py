@@ -104,8 +104,9 @@ class Watching:
                 self._stopped_since_s.pop(rank, None)
 
     def note(self, node: int, state: NodeState) -> None:
-        """A node's watch cannot be reached, or has ended."""
-        self._nodes[node].state = state
+        """A node's watch cannot be reached, or has ended, and then it stays so."""
+        if state != "unavailable" or not self._nodes[node].state:
+            self._nodes[node].state = state
 
     def unseen_s(self, now_s: float) -> float:
         """Seconds since the oldest of the looks that nodes answered last was asked for."""

@@ -117,6 +117,11 @@ def check_devices(
             fault = "it names none"
     except DeviceUnavailable as refused:
         fault = str(refused)
+    if device == "cuda" and value and not re.search(r"[A-Za-z]", value):  # UUIDs are not compared
+        # CUDA reads up to the first unknown one.
+        numbers = [part.strip() for part in value.split(",")]
+        unknown = [each for each in numbers if not each.isdecimal() or int(each) >= len(files)]
+        fault = fault or (f"no device {unknown[0]}" if unknown else "")
     yield judged(
         "devices.visible",
         not fault,

@@ -302,8 +302,10 @@ def turn(config: Config) -> Iterator[None]:
                 lock.acquire(timeout=config.timeouts.compile_s)
         except Timeout:
             logger.warning("It did not end within timeouts.compile_s, %g s", config.timeouts.compile_s)
-        except (UnusableCache, OSError, NotImplementedError) as error:
-            logger.debug("Launching without a lock, which may compile twice: %s", error)
+        except UnusableCache as error:
+            logger.debug("Launching without a lock: %s", error)
+        except (OSError, NotImplementedError) as error:
+            logger.warning("Launching without a lock, which may compile twice: %s", error)
         yield
         with contextlib.suppress(OSError):
             ended.touch(mode=0o600)

@@ -358,10 +358,12 @@ class _Round:
             return
         arguments = {rank: (found,) for rank, found in asked.items()}
         answers = self._stages.ask("load", RankWorker.hand_out, arguments, is_work=False)
+        given: dict[str, dict[int, tuple[str, Shared]]] = {}
         for (function, digest), ranks in takers.items():
             if (handed := answers[holders[function, digest][0]].get(function)) is not None:
-                given = dict.fromkeys(ranks, (function, Shared(handed)))
-                self._stages.ask("load", RankHost.take_in, given, is_work=False)
+                given.setdefault(function, {}).update(dict.fromkeys(ranks, (function, Shared(handed))))
+        for by_rank in given.values():
+            self._stages.ask("load", RankHost.take_in, by_rank, is_work=False)
 
     def _load(self) -> Ledger:
         """All others load what they hold or adopt what is offered; what is unproven is only considered."""

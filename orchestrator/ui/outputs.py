@@ -68,11 +68,15 @@ class Outputs:
 
     def write(self, report: Report) -> tuple[tuple[str, Path], ...]:
         """Write every file; returns what each is, and where."""
-        from warmrank.orchestrator.ui.page import render_html
+
+        def render(found: Report) -> str:
+            from warmrank.orchestrator.ui.page import render_html  # jinja2, which takes its time
+
+            return render_html(found)
 
         writers = (
             ("report", None if self.json_to_stdout else self.json, to_json),
-            ("report", self.html, render_html),
+            ("report", self.html, render),
             ("trace", self.trace, trace_json),
             ("metrics", self.metrics, exposition),
         )

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 KEY_CHARS = 12
 MAX_LINES = 8
+_MAX_STATES = 32
 WIDE = 100  # columns of a terminal that has room for all that a table lists
 STYLES = {
     "compiled": "yellow", "loaded": "green", "adopted": "cyan",
@@ -405,6 +406,8 @@ def _requests(
         functions = ", ".join(dict.fromkeys(asked.function for asked in asking))
         parts += [_heading(f"request of {functions}"), pairs(own)]
     if states := [(whose, in_words(asked.runtime_state)) for whose, asked in every if asked.runtime_state]:
+        if len(states) > _MAX_STATES:
+            states[_MAX_STATES:] = [("", f"and {len(states) - _MAX_STATES} more")]
         parts += [_heading("runtime state, declared by the workload"), pairs(states)]
     return parts
 

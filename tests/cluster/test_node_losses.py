@@ -35,7 +35,7 @@ class Trial:
         self.held.mkdir()
         arguments = {"stages": list(stages), "held": str(self.held), "spared": nodes.head.name}
         data: dict[str, Any] = {
-            "workload": {"entrypoint": "tests.support.netns_workload:workload", "arguments": arguments},
+            "workload": {"entrypoint": "tests.support.fault_workload:staying", "arguments": arguments},
             "cache_dir": str(nodes.net.disk / name),
             "watch": WATCH,
             **changes,

@@ -1,8 +1,13 @@
-"""Real disks: full, hung, and without power in the middle of a publish."""
+"""Real disks: full, hung, without power in the middle of a publish; and every call to the system that fails.
+
+Then the outcome is an error or the right thing, never a wrong one.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support.checkout import ROOT
+from tests.support.faults import ERRORS, Forker, Trial
 from tests.support.loop_mounts import NAMESPACE, FileSystem, why_not
 
 pytestmark = pytest.mark.faults
@@ -88,17 +94,15 @@ def test_power_cut_without_any_flush_is_noticed(room, file_system, flush):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("found", "options"),
+    [("torn", {"cuts": 3, "leave": "files"}), ("lost", {"cuts": 40, "leave": "names", "until_lost": True})],
+    ids=["bytes", "names"],
+)
 @pytest.mark.parametrize("file_system", FILE_SYSTEMS)
-def test_power_cut_without_the_flush_of_bytes_is_noticed(room, file_system):
-    """Names flushed, bytes not: files without their bytes must be reported."""
-    assert cut(room, file_system, flush="fsync", cuts=3, leave="files")["torn"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file_system", FILE_SYSTEMS)
-def test_power_cut_without_the_flush_of_names_is_noticed(room, file_system):
-    """Bytes flushed, names not: records that are gone must be reported."""
-    assert cut(room, file_system, flush="fsync", cuts=40, leave="names", until_lost=True)["lost"] > 0
+def test_power_cut_without_one_of_the_flushes_is_noticed(room, file_system, found, options):
+    """Files without their bytes, or records that are gone, must be reported."""
+    assert cut(room, file_system, flush="fsync", **options)[found] > 0
 
 
 def test_power_cut_leaves_no_mount_behind(room):
@@ -106,3 +110,68 @@ def test_power_cut_leaves_no_mount_behind(room):
     before = Path("/proc/self/mounts").read_text()
     cut(room, "ext4", flush="fsync", cuts=1)
     assert str(room) not in before + Path("/proc/self/mounts").read_text()
+
+
+SEED = 8
+TRIALS_A_ROUND = 5  # below ROUNDS_OF_ALL
+ROUNDS_OF_ALL = 10  # from here on each ten rounds try all calls with all errors; 200 rounds do so 20 times
+
+
+def launch(forker: Forker, root: Path, **plan: object) -> Trial:
+    plan["below"] = str(root)
+    paths: dict[str, Any] = {name: root / name for name in ("store", "source", "cache")}
+    return forker.run("publish_and_fetch", plan, **paths, seed=SEED)
+
+
+@pytest.fixture(scope="module")
+def calls(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The calls that an undisturbed launch makes in the store and in the cache directory."""
+    trial = launch(forker, tmp_path_factory.mktemp("undisturbed"))
+    assert (trial.exit, trial.error, trial.bug) == (0, None, None)
+    return trial.calls
+
+
+def test_calls_that_matter_are_counted(calls):
+    """What is not counted never fails, and its trials would prove nothing."""
+    assert {"open", "read", "write", "os.fsync", "os.link", "os.mkdir", "os.stat", "os.fstat"} <= set(calls)
+
+
+def test_failing_call_never_leaves_a_wrong_thing(forker, rooms, calls, fault_rounds):
+    """Whatever fails: a `StoreError` or success; the store verifies; the next attempt goes through."""
+    faults = []
+    for number, error, fail_on in trials(len(calls), fault_rounds):
+        root = rooms.fresh()
+        # The order of calls in threads varies, so the name of the nth is only a hint.
+        place = f"call {number} ({calls[number - 1]}), {error}{' from there on' if fail_on else ''}"
+        faults += [f"{place}: {fault}" for fault in try_one(forker, root, number, error, fail_on=fail_on)]
+    assert faults == []
+
+
+def try_one(forker: Forker, root: Path, number: int, error: str, *, fail_on: bool) -> list[str]:
+    """What is wrong after one trial."""
+    trial = launch(forker, root, fail_call=number, error=error, fail_on=fail_on)
+    if (trial.exit, trial.bug) != (0, None):
+        return [f"exit {trial.exit}, {trial.bug}"]
+    paths: dict[str, Any] = {name: root / name for name in ("store", "cache")}
+    found = forker.run("survey", **paths, seed=SEED)
+    recovered = forker.run("recover", **paths, source=root / "source", seed=SEED)
+    if found.result is None or recovered.result is None:
+        return [f"afterwards: {found.bug or found.error or recovered.bug or recovered.error}"]
+    committed = trial.error is not None or found.result["launches"] == 1
+    return [
+        *([] if committed else ["success, but no launch"]),
+        *found.result["problems"],
+        *recovered.result["problems"],
+        *([] if recovered.result["partitions"] == 2 else ["no launch afterwards"]),
+    ]
+
+
+def trials(num_calls: int, rounds: int) -> list[tuple[int, str, bool]]:
+    """Which call fails, with which error, and whether all that follow fail too."""
+    everything = list(itertools.product(range(1, num_calls + 1), ERRORS))
+    randomness = random.Random(0)
+    if rounds < ROUNDS_OF_ALL:
+        sample = randomness.sample(everything, TRIALS_A_ROUND * rounds)
+        return [(number, error, turn % 2 == 1) for turn, (number, error) in enumerate(sample)]
+    passes = range(rounds // ROUNDS_OF_ALL)
+    return [(number, error, turn % 2 == 1) for turn in passes for number, error in everything]

@@ -1,21 +1,28 @@
-"""Locks that lie, holders that died, clocks that are off: waits are bounded, and nothing goes wrong."""
+"""Locks that lie, holders that died, clocks that are off, names seen late, crowds: nothing goes wrong."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from filelock import FileLock
 
+from tests.support.backends import SlowEyes
+from tests.support.crowds import THREADS
 from tests.support.fault_child import DAY_S, laid_out
 from tests.support.faults import Forker, Trial
-from tests.support.sealed_launches import files_of, launch_key, lay_launch, publish_laid
-from tests.support.stored import open_store
+from tests.support.sealed_launches import fetch_laid, files_of, launch_key, lay_launch, publish_laid
+from tests.support.stored import FUNCTIONS, LAUNCH_KEY, OFF, make_partition, open_store
+from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.cache_dir.private_files import temporary_name
 from warmrank.cache_store.cache_dir.single_flight import LOCK_NAME, LOCK_TIMEOUT_S, LOCKS
+from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.steps import Step
+from warmrank.cache_store.store import Store
 
 pytestmark = pytest.mark.faults
 
@@ -117,3 +124,132 @@ def test_later_launch_by_a_clock_an_hour_behind_is_still_fetched(forker, room):
     for record in store.launches(launch_key(SEED)):
         outcome = store.fetch_partitions(record.partitions, room / f"cache{record.world_size}")
         assert outcome.faults == ()
+
+
+WORLD_SIZE = 2
+BLIND_LOOKS = (0, 1, 2, 3, 5, 8)
+ENOUGH_ATTEMPTS = 60
+
+
+def client(root: Path, blind_looks: int) -> Store:
+    return Store(SlowEyes(DirectoryBackend(root), blind_looks), trust=OFF, location=str(root))
+
+
+@pytest.mark.parametrize("blind_looks", BLIND_LOOKS)
+def test_launch_that_another_node_published_becomes_visible_whole(room, blind_looks, fault_rounds):
+    """A fetch is a miss until everything is visible, and then exactly what was published."""
+    for seed in range(fault_rounds):
+        root, cache = room / f"store{seed}", room / f"cache{seed}"
+        source = room / f"source{seed}"
+        publish_laid(open_store(root), source, seed, lay_launch(source, seed, WORLD_SIZE))
+        reader = client(root, blind_looks)
+        expected = files_of(seed, WORLD_SIZE)
+        for _ in range(ENOUGH_ATTEMPTS):
+            num_partitions, errors = fetch_laid(reader, cache, seed)
+            assert all(data == expected[name] for name, data in laid_out(cache).items())
+            if num_partitions and not errors:
+                break
+        assert laid_out(cache) == expected
+        assert open_store(root).verify().faults == ()
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("blind_looks", BLIND_LOOKS)
+def test_publishers_that_do_not_see_each_other_agree(room, blind_looks, fault_rounds):
+    """Two publish one launch by turns, each blind to the other: everything is there once, and whole."""
+    for seed in range(fault_rounds):
+        root = room / f"store{seed}"
+        clients = [client(root, blind_looks) for _ in range(2)]
+        sources = [room / f"source{seed}-{number}" for number in range(2)]
+        manifests = [lay_launch(source, seed, WORLD_SIZE) for source in sources]
+        randomness = random.Random(seed)
+        for attempt in range(ENOUGH_ATTEMPTS):
+            number = randomness.randrange(2)
+            try:
+                publish_laid(clients[number], sources[number], seed, manifests[number])
+            except StoreError:
+                assert attempt < ENOUGH_ATTEMPTS - 10
+        report = open_store(root).verify()
+        assert (report.faults, report.num_manifests) == ((), WORLD_SIZE)
+        assert list((root / "quarantine").glob("*")) == []
+
+
+def test_publisher_that_does_not_see_the_first_one_leaves_it_in_place(room):
+    """Other bytes under one key: the first publisher's stay, also when the second looked too early to see."""
+    root = room / "store"
+    first = open_store(root).publish_partition(LAUNCH_KEY, make_partition(room / "a"), room / "a")
+    other = make_partition(room / "b", functions=FUNCTIONS | {"Llama.decode": b"different"})
+    second = client(root, 1).publish_partition(LAUNCH_KEY, other, room / "b")
+    assert (second.created, second.ref, second.conflicts) == (False, first.ref, ("Llama.decode",))
+    assert open_store(root).verify().faults == ()
+
+
+WRITERS = 64
+RACES_A_ROUND = 5
+READS_A_ROUND = 5_000
+READERS = 4
+FETCHERS = 256
+RANKS = 1_024
+FULL_ROUNDS = 200
+MEMORY_LIMIT_BYTES = 200 << 20
+ENOUGH_S = 3600.0
+
+
+def ask(forker: Forker, action: str, **arguments: Any) -> Any:
+    trial = forker.run(action, time_s=ENOUGH_S, **arguments)
+    assert (trial.exit, trial.bug, trial.error) == (0, None, None)
+    return trial.result
+
+
+def scaled(full: int, least: int, rounds: int) -> int:
+    """All of a crowd in a full run, some of it in a short one."""
+    return max(least, min(full, full * rounds // FULL_ROUNDS))
+
+
+def test_of_64_writers_of_one_name_one_wins(forker, room, fault_rounds):
+    """16 processes of four threads, in step; the winner's bytes are those that stand."""
+    rounds = RACES_A_ROUND * fault_rounds
+    processes = WRITERS // THREADS
+    assert ask(forker, "race_for_names", store=room, processes=processes, rounds=rounds) == []
+
+
+def test_of_publishers_that_disagree_one_wins(forker, room, fault_rounds):
+    """Other bytes under one key: one manifest is created, and everybody's report names that one."""
+    rounds = max(2, fault_rounds // 10)
+    processes = scaled(WRITERS, 8, fault_rounds)
+    said = ask(forker, "race_for_manifests", root=room, processes=processes, rounds=rounds)
+    assert said == {"created": rounds, "versions": [1] * rounds, "faults": []}
+
+
+def test_readers_never_see_a_part(forker, room, fault_rounds):
+    """Blobs come, go into the trash and come back; a reader has all bytes of one, or none."""
+    reads = READS_A_ROUND * fault_rounds // READERS
+    said = ask(forker, "read_while_others_write", store=room, readers=READERS, reads=reads)
+    assert said["partial"] == []
+    assert said["moves"] > 0
+    assert 0 < said["found"] < said["done"]
+
+
+@pytest.mark.slow
+def test_fetchers_at_once_share_one_copy_of_the_work(forker, room, fault_rounds):
+    """All ranks of a node fetch: every blob is read once, everybody finds everything, memory is bounded."""
+    fetchers = scaled(FETCHERS, 16, fault_rounds)
+    for turn in range(max(3, fault_rounds // 20)):  # fewer could agree by chance
+        paths = {name: room / f"{name}{turn}" for name in ("store", "source", "cache")}
+        said = ask(forker, "fetch_at_once", **paths, seed=SEED, fetchers=fetchers)
+        assert [item["faults"] for item in said] == [[]] * fetchers
+        assert {item["partitions"] for item in said} == {2}
+        assert laid_out(paths["cache"]) == files_of(SEED, 2)
+        readers = [item["read"] for item in said if item["read"]]
+        assert readers == [sum(len(data) for data in set(files_of(SEED, 2).values()))]
+        assert max(item["memory"] for item in said) < MEMORY_LIMIT_BYTES
+
+
+def test_launch_of_1024_ranks_takes_bounded_memory(forker, room, fault_rounds):
+    """Publish, commit and fetch of every rank's partition, in one process."""
+    world_size = scaled(RANKS, 32, fault_rounds)
+    paths = {name: Path(room / name) for name in ("store", "source", "cache")}
+    said = ask(forker, "launch_of_many_ranks", **paths, seed=SEED, world_size=world_size)
+    assert (said["partitions"], said["problems"]) == (world_size, [])
+    assert said["memory"] < MEMORY_LIMIT_BYTES
+    assert laid_out(paths["cache"]) == files_of(SEED, world_size)

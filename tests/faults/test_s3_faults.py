@@ -115,19 +115,11 @@ def test_put_that_fails_for_ever_is_unavailable_soon(backend, impatient, proxy, 
         assert read(backend, file) == file.source
 
 
-@pytest.mark.parametrize("fault", [Fault.LOST_ACK, Fault.LOST_ACK_503, Fault.RESET, Fault.OVERLOADED])
-def test_lost_answer_does_not_make_a_winner_of_a_loser(backend, proxy, fault, fault_rounds):
-    for _ in range(fault_rounds):
-        first = new_document()
-        other = NewFile(name=first.name, source=b"other", expected=digest_bytes(b"other"))
-        backend.put_new([first])
-        with proxy.breaking(fault, "PUT", times=1):
-            assert backend.put_new([other]) == ()
-        assert read(backend, first) == first.source
-
-
-@pytest.mark.parametrize("fault", [Fault.EXISTS, Fault.CONFLICT])
-def test_name_that_is_said_to_exist_is_never_replaced(backend, proxy, fault, fault_rounds):
+@pytest.mark.parametrize(
+    "fault",
+    [Fault.LOST_ACK, Fault.LOST_ACK_503, Fault.RESET, Fault.OVERLOADED, Fault.EXISTS, Fault.CONFLICT],
+)
+def test_no_answer_makes_a_winner_of_a_loser_or_replaces_a_name(backend, proxy, fault, fault_rounds):
     for _ in range(fault_rounds):
         first = new_document()
         other = NewFile(name=first.name, source=b"other", expected=digest_bytes(b"other"))

@@ -35,7 +35,7 @@ def main() -> None:
         return trial(seed, mode=options.mode, only=options.only)
 
     if options.shrink:
-        from tests.fuzz.shrink import shrunk
+        from tests.fuzz.run import shrunk
 
         seed, _, number = options.shrink.partition(":")
         with Servers() as server:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from random import Random
 
-from tests.fuzz.parts import classes, code, evaluated, identity, inputs, operators, process, tensors
+from tests.fuzz.parts import code, evaluated, identity, tensors
 from tests.fuzz.places import placed
 from tests.fuzz.program import NOTHING, Change, Part, Program
 from tests.fuzz.ranks import ranked
@@ -102,11 +102,11 @@ _GROUPS = (
     tensors.TENSORS,
     tensors.TENSORS,
     identity.IDENTITY,
-    process.PROCESS,
-    classes.CLASSES,
-    classes.CLASSES,
-    operators.OPERATORS,
-    inputs.SIZES,
+    code.PROCESS,
+    identity.CLASSES,
+    identity.CLASSES,
+    tensors.OPERATORS,
+    tensors.SIZES,
     [part for part in evaluated.EVALUATED if not part.refused],
 )
 
@@ -118,8 +118,8 @@ def _pairs(rng: Random, program: Program, changes: int) -> tuple[Pair, ...]:
         found.append(Pair(index=-1, change=_ALONE))
     elif program.ranks:
         found.append(Pair(index=-1, change=rng.choice([c for c in _ranks(program) if c.rank])))
-    names = rng.sample(list(inputs.INPUTS), 2)
-    found += [Pair(index=-1, change=Change(name=f"input: {n}"), x=inputs.INPUTS[n]) for n in names]
+    names = rng.sample(list(tensors.INPUTS), 2)
+    found += [Pair(index=-1, change=Change(name=f"input: {n}"), x=tensors.INPUTS[n]) for n in names]
     possible = [
         Pair(index=index, change=change, later=later)
         for index, part in enumerate(program.parts)

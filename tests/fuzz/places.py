@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from tests.fuzz.program import Change, Part
-from tests.fuzz.scalars import Value
-from tests.fuzz.values import plain, value
+from tests.fuzz.values import Value, plain, value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,289 @@
-"""Values that a program's state holds: containers and objects of other values, and any value at random."""
+"""Values of programs: numbers, texts, functions, tensors; containers and objects of other values.
+
+In `Value.reads`, `Value.others` and `Value.inplace` the text ``$`` stands for the value.
+"""
 
 # ruff: noqa: E501 - a program's text in one line per part reads as a table
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 
-from tests.fuzz.scalars import PLAIN, SCALARS, Value, integer
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A Python value as text.
+
+    Attributes:
+        kind: what it is.
+        text: expression that makes it.
+        reads: expressions that make a number or a tensor of it; ``y`` is the tensor so far.
+        others: what else it could be: (change, expression).
+        inplace: how it changes in place: (change, statement).
+    """
+
+    kind: str
+    text: str
+    reads: tuple[str, ...]
+    others: tuple[tuple[str, str], ...]
+    inplace: tuple[tuple[str, str], ...] = ()
+
+
+def two(rng: Random, low: int = 2, high: int = 9) -> tuple[int, int]:
+    a, b = rng.sample(range(low, high + 1), 2)
+    return a, b
+
+
+def integer(rng: Random, _depth: int) -> Value:
+    a, b = two(rng)
+    middle = (a + b) / 2
+    reads = (
+        "$", "($ * 3 + 1)", f"(7 if $ > {middle} else 11)", "len(range($))", "sum(range($))",
+        "((5 if isinstance($, bool) else 3) + $)", "((2 if type($) is int else 4) * $)",
+        "(y.shape[0] % ($ + 2) + $)", "(17 // $)", "max($, y.shape[0])", "math.sqrt($)",
+        "round($ / 2 + 0.1, 1)", "[2, 3, 5, 7, 11, 13, 17, 19, 23, 29][$]", "divmod(37, $)[1]",
+        "torch.arange($ + 1).sum()", "torch.full((), float($), dtype=torch.float64)", "len('ab' * $)",
+        "(1 << $)", "int('{}1'.format($))", "y.new_ones($).sum()", f"(3 if $ == {a} else 5)",
+        f"(3 if $ in (1, {a}) else 5)", "len(str($ * 7))", "sum(1 for i in range(12) if i % $)",
+        "functools.reduce(lambda p, q: p * 2 + q, range($), 1)", "F.pad(y, (0, $)).shape[1]",
+        "y.repeat($, 1).sum()",
+    )  # fmt: skip
+    others = (
+        ("number", str(b)), ("number", str(b)), ("float", f"{a}.0"), ("float", f"{b}.5"), ("bool", "True"),
+        ("subclass", f"K.Int({b})"), ("numpy", f"np.int64({b})"), ("sign", str(-b)),
+    )  # fmt: skip
+    return Value(kind="int", text=str(a), reads=reads, others=others)
+
+
+def number(rng: Random, _depth: int) -> Value:
+    a, b = two(rng)
+    reads = (
+        "$", "($ * 2 + 1)", f"(7 if $ > {(a + b) / 2 + 0.25} else 11)", "int($ * 4)", "math.floor($)",
+        "round($)", "math.sqrt($)", "((2 if isinstance($, float) else 4) + $)",
+        "torch.full((), $, dtype=torch.float64)", "(y * $).sum()", "len(str($))",
+        "int($.is_integer()) if hasattr($, 'is_integer') else 3",
+        "torch.tensor([$], dtype=torch.float64).sum()",
+    )  # fmt: skip
+    others = (
+        ("number", f"{b}.25"), ("integer", str(a)), ("sign", f"-{a}.25"), ("nan", "float('nan')"),
+        ("infinity", "float('inf')"), ("subclass", f"K.Float({b}.25)"), ("numpy", f"np.float32({b}.25)"),
+        ("tiny step", f"math.nextafter({a}.25, 10) + 1e-9"),
+    )  # fmt: skip
+    return Value(kind="float", text=f"{a}.25", reads=reads, others=others)
+
+
+def boolean(rng: Random, _depth: int) -> Value:
+    a = rng.choice(["True", "False"])
+    other = "False" if a == "True" else "True"
+    reads = (
+        "(3 if $ else 5)", "($ + 2)", "(not $) * 7", "(2 if $ is True else 3)", "($ and 3 or 4)",
+        "(3 if $ == 1 else 4)", "len(str($))", "(torch.relu(y) if $ else y * 3).sum()",
+        "(7 if isinstance($, bool) else 8)", "torch.where(torch.tensor($), y, y * 2).sum()",
+    )  # fmt: skip
+    number = str(int(a == "True"))
+    return Value(
+        kind="bool",
+        text=a,
+        reads=reads,
+        others=(("flag", other), ("integer", number), ("None", "None"), ("other", "'x'")),
+    )
+
+
+def text(rng: Random, _depth: int) -> Value:
+    a, b = rng.sample(["alpha", "be", "gamma_ray", "delta", "epsilon", "z"], 2)
+    reads = (
+        "len($)", f"(3 if $ == '{a}' else 5)", "(3 if $.startswith('" + a[0] + "') else 5)",
+        "sum(map(ord, $))", "(3 if 'e' in $ else 4)", "{'" + a + "': 3}.get($, 8)",
+        "len($.upper().split('A'))", "len('{}-{}'.format($, $))", "(3 if $ in ('" + a + "', 'q') else 4)",
+        "ord($[0])", "(2 if isinstance($, str) else 3) + len($)", "(3 if re.match('[a-c]', $) else 4)",
+        "getattr(torch, {'" + a + "': 'relu'}.get($, 'tanh'))(y).sum()", "len(sorted(set($)))",
+    )  # fmt: skip
+    others = (("text", repr(b)), ("text", repr(b)), ("subclass", f"K.Str({b!r})"), ("empty", repr(b[0])))
+    return Value(kind="str", text=repr(a), reads=reads, others=others)
+
+
+def nothing(rng: Random, _depth: int) -> Value:
+    reads = (
+        "(3 if $ is None else 5)", "(3 if $ else 5)", "(0 if $ is None else 2 + $)",
+        "(3 if $ == None else 4)", "len([v for v in ($,) if v is not None])",
+    )  # fmt: skip
+    return Value(kind="None", text="None", reads=reads, others=(("number", "4"), ("flag", "True")))
+
+
+def member_of_enum(rng: Random, _depth: int) -> Value:
+    kind, a, b = rng.choice(
+        [("Color", "RED", "BLUE"), ("Level", "LOW", "HIGH"), ("Flags", "ONE", "FOUR"), ("Text", "A", "B")]
+    )
+    reads = (
+        f"(3 if $ is K.{kind}.{a} else 5)", f"(3 if $ == K.{kind}.{a} else 5)", "len($.name)",
+        "len(str($.value) * 2)" if kind == "Text" else "($.value + 1)",
+        f"{{K.{kind}.{a}: 3, K.{kind}.{b}: 7}}[$]", f"(2 if $ in (K.{kind}.{b},) else 9)",
+        f"(2 if isinstance($, K.{kind}) else 9)",
+    )  # fmt: skip
+    return Value(
+        kind=f"enum {kind}",
+        text=f"K.{kind}.{a}",
+        reads=reads,
+        others=(("member", f"K.{kind}.{b}"), ("member", f"K.{kind}.{b}"), ("another enum", "K.Color.BLUE")),
+    )
+
+
+def sized(rng: Random, _depth: int) -> Value:
+    a, b = two(rng)
+    reads = ("len($)", "(3 if $ else 4)", "$[2]", "(5 if 4 in $ else 6)", "sum($)", "($ + 3)")
+    return Value(
+        kind="object with operators",
+        text=f"K.Sized({a})",
+        reads=reads,
+        others=(("attribute", f"K.Sized({b})"),),
+        inplace=(("attribute set", f"$.n = {b}"),),
+    )
+
+
+def function(rng: Random, _depth: int) -> Value:
+    a, b = two(rng)
+    forms = [
+        ("function", "K.double", "K.triple"),
+        ("lambda", f"(lambda y: y * {a})", f"(lambda y: y * {b})"),
+        ("partial", f"functools.partial(K.multiplied, by={a})", f"functools.partial(K.multiplied, by={b})"),
+        ("partial", f"functools.partial(torch.mul, {a})", f"functools.partial(torch.add, {a})"),
+        ("bound method", f"K.Called({a}).__call__", f"K.Called({b}).__call__"),
+        ("callable object", f"K.Called({a})", f"K.Called({b})"),
+        ("function of torch", "torch.sin", "torch.cos"),
+        ("function of torch", "F.relu", "F.silu"),
+        ("module", "nn.ReLU()", "nn.SiLU()"),
+        ("class", "K.Int", "K.Float"),
+        ("function of operator", "operator.neg", "operator.abs"),
+        ("operator", "torch.ops.aten.sin.default", "torch.ops.aten.cos.default"),
+        ("itemgetter", "operator.itemgetter(0)", "operator.itemgetter(1)"),
+        ("methodcaller", "operator.methodcaller('sin')", "operator.methodcaller('cos')"),
+        ("method of Tensor", "torch.Tensor.sin", "torch.Tensor.cos"),
+    ]
+    kind, one, other = rng.choice(forms)
+    reads: tuple[str, ...] = ("$(y).sum()", "torch.sum($(y + 1))", "sum(f(y).sum() for f in [$])")
+    if kind == "class":
+        reads = ("$(7.5)", "(3 if $ is K.Int else 4)", "(2 if issubclass($, int) else 3)", "len($.__name__)")
+    elif kind == "callable object":
+        inplace = (("attribute set", f"$.a = {b}"),)
+        return Value(kind=kind, text=one, reads=reads, others=(("another", other),), inplace=inplace)
+    elif kind == "function":
+        reads = (*reads, "(3 if $ is K.double else 4)", "len($.__name__ * 2)", "getattr($, 'mark', 9)")
+    return Value(kind=kind, text=one, reads=reads, others=(("another", other), ("function", "torch.tanh")))
+
+
+def of_torch(rng: Random, _depth: int) -> Value:
+    forms: list[tuple[str, str, str, tuple[str, ...]]] = [
+        ("dtype", "torch.float32", "torch.float64", ("torch.ones(2, dtype=$).element_size()",)),
+        ("dtype", "torch.int32", "torch.float16", ("(3 if $.is_floating_point else 4)", "$.itemsize")),
+        ("Size", "torch.Size([2, 3])", "torch.Size([3, 4])", ("y.new_ones($).sum()", "$[0]", "$.numel()")),
+        ("device", "torch.device('cpu')", "torch.device('meta')", ("(3 if $.type == 'cpu' else 4)",)),
+        (
+            "memory format",
+            "torch.contiguous_format",
+            "torch.channels_last",
+            (
+                "(3 if $ == torch.channels_last else 4)",
+                "torch.ones(1, 2, 3, 3).to(memory_format=$).stride(1)",
+            ),
+        ),
+        ("range", "range(3)", "range(1, 6, 2)", ("sum($)", "len($)", "$[1]")),
+        ("slice", "slice(0, 2)", "slice(1, 4, 2)", ("y[:, $].sum()", "$.stop", "sum([1, 2, 4, 8][$])")),
+        ("pattern", "re.compile('a+')", "re.compile('b')", ("(3 if $.match('aab') else 4)",)),
+        ("bytes", "b'ab'", "b'abcd'", ("len($)", "$[-1]")),
+        ("complex", "(1+2j)", "(3+2j)", ("$.real", "abs($)", "(y * $).real.sum()")),
+        ("Fraction", "fractions.Fraction(1, 2)", "fractions.Fraction(3, 2)", ("float($)", "$.numerator")),
+        ("Counter", "collections.Counter('aab')", "collections.Counter('ab')", ("$['a']", "len($)")),
+        ("module", "math", "operator", ("(3 if hasattr($, 'sqrt') else 4)", "len($.__name__)")),
+        ("class", "K.Left", "K.Right", ("$.size", "(3 if $ is K.Left else 4)", "$().size")),
+        ("weakref", "weakref.ref(K.Left)", "weakref.ref(K.Right)", ("$().size",)),
+        ("ellipsis", "...", "None", ("(3 if $ is ... else 4)",)),
+    ]
+    kind, one, other, reads = rng.choice(forms)
+    return Value(kind=kind, text=one, reads=reads, others=(("another", other), ("another", other)))
+
+
+def numpy(rng: Random, _depth: int) -> Value:
+    a, b = two(rng)
+    of_array = (
+        "$[0]",
+        "torch.from_numpy($).sum()",
+        "$.shape[0]",
+        "float($.sum())",
+        "(y * torch.tensor($)).sum()",
+    )
+    forms: list[tuple[str, str, tuple[str, ...], dict[str, str]]] = [
+        ("np scalar", f"np.int64({a})", ("$", "int($)", f"(3 if $ > {(a + b) / 2} else 4)", "(y * $).sum()", "$.item()"),
+         {"number": f"np.int64({b})", "type": f"np.int32({b})", "python": str(b)}),
+        ("np array", f"np.array([{a}.0, 2.0, 3.0, 1.0])", of_array,
+         {"value": f"np.array([{b}.0, 2.0, 3.0, 1.0])", "shape": "np.ones(3)", "type": "np.ones(4, 'f4')"}),
+        ("np float", f"np.float64({a}.5)", ("$", "float($)", "(y * float($)).sum()"),
+         {"number": f"np.float64({b}.5)", "python": f"{b}.5", "type": f"np.float32({b}.5)"}),
+        ("np bool", "np.bool_(True)", ("(3 if $ else 4)", "int($)"), {"flag": "np.bool_(False)"}),
+        ("np dtype", "np.dtype('float32')", ("$.itemsize", "(3 if $ == np.float32 else 4)"), {"another": "np.dtype('float64')"}),
+    ]  # fmt: skip
+    kind, text, reads, others = rng.choice(forms)
+    inplace = (("value set", f"$[0] = {b}"),) if kind == "np array" else ()
+    return Value(kind=kind, text=text, reads=reads, others=tuple(others.items()), inplace=inplace)
+
+
+def tensor(rng: Random, _depth: int) -> Value:
+    a, b = two(rng)
+    reads = (
+        "$.sum()", "($ * y[0, 0]).sum()", "$.shape[0]", "$.dim()", "(3 if $.dtype == torch.float64 else 4)",
+        "(3 if $.requires_grad else 4)", "(3 if $.is_contiguous() else 4)", "$.stride(0)",
+        "$.element_size()", "($.reshape(-1) * 2).sum()", "(3 if isinstance($, nn.Parameter) else 4)",
+        "$.storage_offset()", "(3 if hasattr($, 'note') else 4)", "len($)",
+    )  # fmt: skip
+    others = (
+        ("value", f"torch.full((2, 3), {b}.0, dtype=torch.float64)"),
+        ("type", f"torch.full((2, 3), {a}.0)"),
+        ("shape", f"torch.full((3, 2), {a}.0, dtype=torch.float64)"),
+        ("rank", f"torch.full((6,), {a}.0, dtype=torch.float64)"),
+        ("strides", f"torch.full((3, 2), {a}.0, dtype=torch.float64).t()"),
+        ("parameter", f"nn.Parameter(torch.full((2, 3), {b}.0, dtype=torch.float64), requires_grad=False)"),
+        ("view", f"torch.full((4, 3), {b}.0, dtype=torch.float64)[1:3]"),
+        ("expanded", f"torch.full((1, 3), {b}.0, dtype=torch.float64).expand(2, 3)"),
+    )
+    inplace = (
+        ("filled", f"$.fill_({b})"), ("transposed", "$.t_()"),
+        ("data of another type", "$.data = $.data.float()"),
+        ("data of another shape", "$.data = $.data[:1]"), ("data transposed", "$.data = $.data.t()"),
+        ("attribute added", "$.note = 3"),
+    )  # fmt: skip
+    return Value(
+        kind="tensor",
+        text=f"torch.full((2, 3), {a}.0, dtype=torch.float64)",
+        reads=reads,
+        others=others,
+        inplace=inplace,
+    )
+
+
+def subclass(rng: Random, _depth: int) -> Value:
+    a, b = two(rng)
+    kind = rng.choice(["Int", "Float", "Str"])
+    if kind == "Str":
+        return Value(
+            kind="str subclass",
+            text="K.Str('ab')",
+            reads=("len($)", "(3 if $ == 'ab' else 4)", "(2 if type($) is str else 7)"),
+            others=(("text", "K.Str('abc')"), ("plain", "'ab'")),
+        )
+    return Value(
+        kind=f"{kind} subclass",
+        text=f"K.{kind}({a})",
+        reads=("$", "($ + 1)", f"(3 if $ > {(a + b) / 2} else 4)", "(2 if type($) in (int, float) else 7)"),
+        others=(("number", f"K.{kind}({b})"), ("plain", str(a)), ("plain", str(b))),
+    )
+
+
+PLAIN: tuple[Callable[[Random, int], Value], ...] = (integer, number, boolean, text, nothing, member_of_enum)
+SCALARS = (*PLAIN, integer, integer, number, of_torch, function, tensor, numpy, subclass, sized)
+
+
+# ruff: noqa: E501 - a program's text in one line per part reads as a table
 
 
 def _items(rng: Random, depth: int) -> tuple[list[Value], Value]:

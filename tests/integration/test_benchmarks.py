@@ -13,6 +13,8 @@ import pytest
 
 from tests.support.checkout import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def run(script: str, root: Path, *options: str) -> subprocess.CompletedProcess[str]:
     path = str(ROOT / "benchmarks" / f"{script}.py")
@@ -29,7 +31,6 @@ def figures(script: str, root: Path, *options: str) -> dict[str, Any]:
     return {"printed": done.stdout, **json.loads((root / "figures.json").read_text())}
 
 
-@pytest.mark.slow
 def test_store_reads_hashes_and_writes_each_byte_once(tmp_path):
     found = figures("store", tmp_path, "--small", "--work", str(tmp_path))
     documents = 500_000  # are hashed beside the files, before they are sealed and after
@@ -50,7 +51,6 @@ def test_store_reads_hashes_and_writes_each_byte_once(tmp_path):
     assert xfs.get("skipped") or xfs["fetch"]["bytes_read"] == xfs["unique_bytes"]
 
 
-@pytest.mark.slow
 def test_scale_compiles_once_a_class_and_hands_every_rank_as_much(tmp_path):
     options = ("--ranks", "16,64", "--runs", "1", "--work", str(tmp_path))
     runs = {run["ranks"]: run["stages"] for run in figures("scale", tmp_path, *options)["runs"]}
@@ -70,7 +70,6 @@ def test_scale_compiles_once_a_class_and_hands_every_rank_as_much(tmp_path):
     assert abs(large - small) < 100
 
 
-@pytest.mark.slow
 @pytest.mark.ray
 def test_launches_compile_on_one_rank_and_load_afterwards(tmp_path):
     found = figures("launch", tmp_path, "--quick")
@@ -86,7 +85,6 @@ def test_launches_compile_on_one_rank_and_load_afterwards(tmp_path):
     assert "goals: compile at most 1.2 x" in found["printed"]
 
 
-@pytest.mark.slow
 def test_loads_import_no_tracer_and_equal_eager(tmp_path):
     ways = "eager,npugraph_ex,warmrank_reduce_overhead"
     found = figures("load", tmp_path, *("--layers", "1", "--runs", "1", "--rounds", "3", "--ways", ways))
@@ -99,7 +97,6 @@ def test_loads_import_no_tracer_and_equal_eager(tmp_path):
     assert {"cpu", "cpus", "threads", "python", "torch", "kernel"} <= found["place"].keys()
 
 
-@pytest.mark.slow
 def test_memory_of_shared_pools_is_that_of_the_largest_gear(tmp_path):
     found = figures("memory", tmp_path, "--small", "--lines", "one function")
     lines = found["lines"]
@@ -117,7 +114,6 @@ def test_memory_of_shared_pools_is_that_of_the_largest_gear(tmp_path):
     assert found["met"]
 
 
-@pytest.mark.slow
 def test_build_compiles_each_stage_once(tmp_path):
     sizes = {"--ranks": "8", "--tp": "1", "--pp": "2", "--layers": "2", "--dim": "32", "--jobs": "2"}
     found = figures("build", tmp_path, *(text for pair in sizes.items() for text in pair))

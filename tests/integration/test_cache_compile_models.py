@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.checkout import printed_by
-from tests.support.selected import selected
+from tests.support.checkout import printed_by, selected
 from tests.support.zoo import memory, programs  # noqa: F401 - fill the zoo, with what they import
 from tests.support.zoo.case import CASES, REFUSED
 

@@ -1,4 +1,4 @@
-"""`warmrank exec` on two nodes of a Ray cluster: places, output, the first failure, what is published."""
+"""`warmrank exec` on two nodes of a Ray cluster: places, output, failures, what is published; torchrun."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.support.processes import marked, still_there
 from tests.support.ray_cluster import RayCluster, ray_cluster
 from tests.support.stored import open_store
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT_S = 240
 RANK = (sys.executable, "-m", "tests.support.exec_rank", "--ranks={node_rank}")
-
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(480)]
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +66,7 @@ def project(tmp_path: Path, cluster: RayCluster) -> Project:
     return Project(tmp_path, cluster)
 
 
+@pytest.mark.ray
 def test_each_node_runs_its_part_and_the_driver_commits_the_whole(project: Project) -> None:
     report = project.directory / "out.json"
     code = f'cd {ROOT} && echo "node {{node_rank}} of {{nnodes}}, $WARMRANK_NPROC of {{ranks}}" && exec "$@"'
@@ -80,6 +81,7 @@ def test_each_node_runs_its_part_and_the_driver_commits_the_whole(project: Proje
     assert [ref.rank for ref in record.partitions] == [0, 1]
 
 
+@pytest.mark.ray
 def test_first_failure_ends_the_command_on_all_nodes(project: Project) -> None:
     code = 'if [ {node_rank} = 1 ]; then exit 5; fi; echo "$1" up; exec sleep 600'
     done = project.exec("--publish-when", "none", "--", "sh", "-c", code, "sh", project.mark)
@@ -88,12 +90,14 @@ def test_first_failure_ends_the_command_on_all_nodes(project: Project) -> None:
     assert project.left() == []
 
 
+@pytest.mark.ray
 def test_program_that_nodes_lack_is_an_error_with_the_shells_status(project: Project) -> None:
     done = project.exec("--", "nosuch-program")
     assert done.returncode == 127, done.stderr
     assert "'nosuch-program' cannot be run" in done.stderr
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_command_ends_on_all_nodes_with_its_driver(project: Project, number: signal.Signals) -> None:
     driver = project.start("--grace", "1", "--", "sh", "-c", "setsid sleep 600 & echo up; sleep 600")
@@ -103,3 +107,28 @@ def test_command_ends_on_all_nodes_with_its_driver(project: Project, number: sig
         driver.send_signal(number)
         assert driver.wait(TIMEOUT_S) == (130 if number == signal.SIGINT else -number)
     assert project.left() == []
+
+
+TORCHRUN = (
+    *(sys.executable, "-m", "torch.distributed.run", "--nnodes={nnodes}", "--node-rank={node_rank}"),
+    *("--master-addr={master_addr}", "--master-port={master_port}", "--nproc-per-node={nproc}"),
+    str(ROOT / "tests" / "support" / "exec_model.py"),
+)
+
+
+def ranks_of(tmp_path: Path, command: tuple[str, ...], **changes: object) -> tuple[list[str], str]:
+    """What each rank printed, and what warmrank said."""
+    config = write_config(tmp_path, **changes)
+    done = ended("-m", "warmrank", "exec", str(config), "--here", "--", *command)
+    assert done.returncode == 0, done.stderr
+    return sorted(done.stdout.splitlines()), done.stderr
+
+
+def test_second_node_compiles_nothing_under_torchrun(tmp_path: Path) -> None:
+    ranks, said = ranks_of(tmp_path, TORCHRUN)
+    assert ranks == ["rank 0 compiled", "rank 1 compiled"]
+    assert "published 2 ranks" in said
+    second = {"cache_dir": str(tmp_path / "second"), "no_compile": True}
+    ranks, said = ranks_of(tmp_path, TORCHRUN, **second)
+    assert ranks == ["rank 0 loaded", "rank 1 loaded"]
+    assert "2 partitions in the cache" in said

@@ -22,8 +22,7 @@ from tests.fuzz.parts.code import CODE
 from tests.fuzz.parts.evaluated import EVALUATED
 from tests.fuzz.program import NOTHING, Change, Part, Program
 from tests.fuzz.ranks import ranked_reading
-from tests.fuzz.run import Report, Runner, Servers, fuzz
-from tests.fuzz.shrink import shrunk
+from tests.fuzz.run import Report, Runner, Servers, fuzz, shrunk
 from tests.support.checkout import ended
 
 FEW, FIRST, SLOW_FIRST = 4, 1, 100_000

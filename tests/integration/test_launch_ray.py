@@ -1,27 +1,38 @@
-"""Launches on Ray: gangs of two real ranks, their ways of failing, and what is left afterwards."""
+"""Launches on Ray: gangs of two real ranks, ways of failing, metrics, jobs, and what is left afterwards."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.checkout import python
+from tests.support.checkout import PYTHONPATH, ROOT, ended, python
 from tests.support.launching import ENTRYPOINT, counts, data_of
 from tests.support.processes import marked, still_there
+from tests.support.ray_cluster import RayCluster, clean_environ, ray_cluster
+from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CannotStart, LaunchFailed
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.launch.report import Report
+from warmrank.orchestrator.launch.report import Report, read_report
 from warmrank.orchestrator.nodes import Gang
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.ray
 
 
 class WatchedLauncher(RayLauncher):
@@ -190,3 +201,120 @@ def test_script_that_hangs_is_ended_with_its_rank(cluster: str, tmp_path: Path, 
     assert error.stage == "script"
     assert launcher.left_over() == []
     assert still_there(pid for pid, command in marked("RANK=").items() if mark in command) == []
+
+
+TIMEOUT_S = 60.0
+
+
+# In a process of its own: it starts a Ray, and that of other tests may be initialised in this one.
+LAUNCH = """
+import sys
+import ray
+from tests.support.made_reports import until_compile
+from warmrank.orchestrator.launch.events import LaunchState
+from warmrank.orchestrator.ui.outputs import RayMetrics
+
+ray.init("local", num_cpus=1, include_dashboard=False, object_store_memory=100_000_000, log_to_driver=False,
+         _temp_dir=sys.argv[1], _system_config={"metrics_report_interval_ms": 500})
+(node,) = ray.nodes()
+listener, state = RayMetrics("tiny"), LaunchState(num_ranks=16)
+for event in until_compile(16):
+    state.apply(event)
+    listener(state, event)
+print(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", flush=True)
+sys.stdin.read()
+ray.shutdown()
+"""
+
+
+@pytest.fixture
+def metrics_url() -> Iterator[str]:
+    """Where the node of a launch that compiles is scraped."""
+    temp_dir = tempfile.mkdtemp(prefix="wr-", dir="/tmp")  # a socket's path may have 107 bytes
+    environ = {**clean_environ(), "PYTHONPATH": PYTHONPATH}
+    command = [sys.executable, "-c", LAUNCH, temp_dir]
+    try:
+        with subprocess.Popen(
+            command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as launch:
+            assert launch.stdout is not None
+            yield launch.stdout.readline().strip()
+            launch.communicate(timeout=TIMEOUT_S)
+    finally:
+        shutil.rmtree(temp_dir, ignore_errors=True)
+
+
+def scraped(url: str) -> dict[tuple[str, str, str], float]:
+    """Values of this package's metrics by name, stage and state; empty while nobody answers."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310 - a node of the test's own
+            text = answer.read().decode()
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return {}
+    return {
+        (sample.name, sample.labels.get("stage", ""), sample.labels.get("state", "")): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("ray_warmrank_") and sample.labels.get("launch") == "tiny"
+    }
+
+
+@pytest.mark.slow
+def test_node_exports_what_the_driver_hears(metrics_url: str) -> None:
+    until_s = time.monotonic() + TIMEOUT_S
+    found: dict[tuple[str, str, str], float] = {}
+    while ("ray_warmrank_stage_ranks", "compile", "running") not in found and time.monotonic() < until_s:
+        found = scraped(metrics_url)
+    assert found["ray_warmrank_stage_ranks", "compile", "running"] == 8
+    assert found["ray_warmrank_stage_ranks", "build", "done"] == 16
+    assert found["ray_warmrank_ranks", "", ""] == 16
+    assert found["ray_warmrank_stage_seconds", "build", ""] == pytest.approx(5.2)
+
+
+@pytest.fixture(scope="module")
+def job_cluster() -> Iterator[RayCluster]:
+    with ray_cluster(has_dashboard=True) as running:
+        yield running
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A user's directory: a model and a config, and none of warmrank's packages."""
+    directory = tmp_path / "project"
+    directory.mkdir()
+    shutil.copy(ROOT / "tests" / "support" / "tiny_workload.py", directory / "tiny.py")
+    config = {
+        "workload": {"entrypoint": "tiny:workload"},
+        "ranks": 1,
+        "cache_dir": str(tmp_path / "cache"),
+        "store": store_config(tmp_path / "store"),
+    }
+    (directory / "tiny.yaml").write_text(yaml.safe_dump(config))
+    return directory
+
+
+def submit(job_cluster: RayCluster, project: Path, *options: str | Path) -> subprocess.CompletedProcess[str]:
+    words = ("submit", "tiny.yaml", "--address", job_cluster.dashboard, *map(str, options))
+    return ended("-m", "warmrank", *words, cwd=project, environ=job_cluster.environ)
+
+
+@pytest.mark.slow
+def test_job_launches_on_the_running_cluster_and_stores(
+    job_cluster: RayCluster, project: Path, tmp_path: Path
+):
+    report, trace, metrics = (tmp_path / "reports" / f"job.{kind}" for kind in ("json", "trace", "prom"))
+    done = submit(job_cluster, project, "--json", report, "--trace", trace, "--metrics", metrics)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert read_report(report).totals.num_compiled == 2
+    assert '"name":"compile"' in trace.read_text()
+    assert "warmrank_launch" in metrics.read_text()
+    assert "2 compiled" in done.stdout
+    assert "SUCCEEDED" in done.stderr
+    assert list((tmp_path / "store" / "launch").rglob("*/*/*"))
+
+
+@pytest.mark.slow
+def test_job_ends_with_the_exit_status_of_its_launch(job_cluster: RayCluster, project: Path):
+    done = submit(job_cluster, project, "--no-compile")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "compiling is forbidden" in done.stdout

@@ -73,7 +73,6 @@ def test_model_is_compiled_and_loaded_with_other_weights(
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.timeout(480)
 def test_only_the_first_replica_compiles(tmp_path: Path) -> None:
     changes = {
         "cache_dir": tmp_path / "cache", "store.path": tmp_path / "store", "workload.arguments.layers": 1,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tests.support.selected import selected
+from tests.support.checkout import selected
 from tests.support.stale import Change, Launches, Result
 from tests.support.stale_changes import DOES_NOT_MATTER, MATTERS, REFUSED
 

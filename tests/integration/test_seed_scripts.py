@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.checkout import ROOT
+from tests.support.checkout import ROOT, selected
 from tests.support.ray_cluster import free_ports
 from tests.support.script_child import ScriptJob
 from tests.support.script_runs import FUNCTIONS, UNKEPT, Runs, ran
-from tests.support.selected import selected
 
 QUICK = ("add", "gears", "programs", "imports", "drop_in")
 PRINTED_BY_GEARS = f"{torch.full((2, 2), 2.0)}\n{torch.full((4, 2), 2.0)}\n" * 2

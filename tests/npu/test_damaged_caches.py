@@ -29,8 +29,6 @@ from warmrank.worker.runtime import artifact as artifacts
 from warmrank.worker.runtime.artifact import Artifact
 from warmrank.worker.runtime.files import to_bytes
 
-pytestmark = pytest.mark.torchair
-
 MODES = ("reduce-overhead", "npugraph_ex")
 NEIGHBOURS = {
     "ge_cache_20260101.om": b"a graph of GE's",

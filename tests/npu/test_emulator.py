@@ -205,14 +205,12 @@ def outcomes(report: dict[str, Any]) -> list[str]:
     return [function["outcome"] for rank in report["ranks"] for function in rank["functions"]]
 
 
-@pytest.mark.timeout(480)
 def test_first_launch_compiles_and_the_second_loads(reports: list[dict[str, Any]]) -> None:
     cold, warm = reports
     assert sorted(outcomes(cold)) == ["adopted", "adopted", "compiled", "compiled"]
     assert outcomes(warm) == ["loaded"] * 4
 
 
-@pytest.mark.timeout(480)
 def test_launch_is_verified(reports: list[dict[str, Any]]) -> None:
     for report in reports:
         assert all(rank["verification"]["ok"] for rank in report["ranks"])

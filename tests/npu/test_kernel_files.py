@@ -10,7 +10,7 @@ import inspect
 import shutil
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -18,14 +18,18 @@ import pytest
 import torch
 from torch import nn
 
+from tests import npu_emulator
 from tests.support import node_artifacts
+from tests.support.offline_ranks import rank_of, small
 from warmrank.inference import cache_compile
+from warmrank.orchestrator.build.driver import BuildOptions, build
+from warmrank.orchestrator.build.plan import BuildReport, target_here
+from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.engines.torchair_vendor import vendor_for
+from warmrank.worker.keys import request as fingerprint
 from warmrank.worker.node_caches import PACKAGES, pack, unpack
 from warmrank.worker.runtime.function import CachedFunction
-
-pytestmark = pytest.mark.usefixtures("no_grad")
 
 X = torch.arange(8.0).reshape(2, 4)
 GRAPH, INDEX = "graph_1_20260131.om", "graph_1.idx"
@@ -82,6 +86,7 @@ def files(function: CachedFunction) -> set[str]:
     return found - {"compiled_module"}
 
 
+@pytest.mark.usefixtures("no_grad")
 def test_next_process_finds_what_was_made_where_it_was_left(tmp_path: Path) -> None:
     left_by_tools(called(tmp_path))
     again = called(tmp_path)
@@ -92,6 +97,7 @@ def test_next_process_finds_what_was_made_where_it_was_left(tmp_path: Path) -> N
     assert (private(again) / PACKAGE).stat().st_mode & 0o777 == 0o700  # TorchAir starts it
 
 
+@pytest.mark.usefixtures("no_grad")
 def test_another_function_and_a_changed_one_are_not_offered_it(tmp_path, monkeypatch):
     left_by_tools(called(tmp_path))
     assert files(called(tmp_path, "other")) == set()
@@ -99,11 +105,13 @@ def test_another_function_and_a_changed_one_are_not_offered_it(tmp_path, monkeyp
     assert files(called(tmp_path)) == set()
 
 
+@pytest.mark.usefixtures("no_grad")
 def test_graph_that_may_hold_frozen_parameters_is_kept_for_nobody(tmp_path: Path) -> None:
     left_by_tools(called(tmp_path, frozen=True))
     assert files(called(tmp_path, frozen=True)) == {PACKAGE}
 
 
+@pytest.mark.usefixtures("no_grad")
 def test_graph_engine_is_pointed_to_the_private_directory(tmp_path, monkeypatch):
     """With as much of GE as TorchAir needs to write its code and to load it; nothing can be run."""
     vendor_for("max-autotune")
@@ -136,6 +144,7 @@ def cast(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return to
 
 
+@pytest.mark.usefixtures("no_grad")
 def test_each_format_keeps_its_own(tmp_path: Path, cast: Callable[[int], None]) -> None:
     left_by_tools(called(tmp_path), "for ND")
     cast(FRACTAL_NZ)
@@ -150,6 +159,7 @@ def test_each_format_keeps_its_own(tmp_path: Path, cast: Callable[[int], None]) 
     assert (private(called(tmp_path)) / GRAPH).read_text() == "for ND"
 
 
+@pytest.mark.usefixtures("no_grad")
 def test_nothing_that_was_made_for_two_formats_is_kept(tmp_path, cast, caplog):
     function = called(tmp_path)
     cast(FRACTAL_NZ)
@@ -168,6 +178,7 @@ VENDORS = {
 CANN = "9.0.0"
 
 
+@pytest.mark.usefixtures("no_grad")
 @pytest.mark.parametrize("vendor", sorted(VENDORS))
 def test_torchair_installs_packages_that_were_brought_in_into_a_cann_without_them(
     vendor, tmp_path, monkeypatch
@@ -202,3 +213,69 @@ def test_torchair_installs_packages_that_were_brought_in_into_a_cann_without_the
     assert list(home.rglob("kernel.o"))
     loader.uninstall_static_kernel()  # as at the end of its process
     assert list(home.rglob("kernel.o")) == []
+
+
+NUM_RANKS = 8
+
+
+@pytest.fixture(scope="module")
+def machine_with_npus() -> Iterator[None]:
+    """An offline build is for machines with an accelerator; the emulated one has none in its fingerprint."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("warmrank.worker.ascend.soc_of", lambda _: "Ascend910B2")
+        patch.setattr("warmrank.worker.settings.AscendPlaces.hold_nothing", lambda _: False)
+        fingerprint._components.cache_clear()
+        yield
+    fingerprint._components.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
+    root = tmp_path_factory.mktemp("offline_npu")
+    return parse(
+        {
+            "workload": {
+                "entrypoint": "tests.support.offline_ranks:small",
+                "arguments": {"method": "summed"},
+            },
+            "ranks": NUM_RANKS,
+            "parallel": {"tp": 2, "dp": NUM_RANKS // 2},
+            "device": "npu",
+            "cache_dir": str(root / "cache"),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def report(config: Config, machine_with_npus: None) -> BuildReport:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in npu_emulator.environ().items():
+            patch.setenv(name, value)
+        for place in npu_emulator.environ({})["PYTHONPATH"].split(":"):
+            patch.syspath_prepend(place)
+        patch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "1")  # as where CANN is
+        return build(config, BuildOptions(target=target_here(), num_jobs=2))
+
+
+def test_one_compile_makes_the_partitions_of_all_ranks(report, config):
+    assert [(item.outcome, item.num_ranks) for item in report.classes] == [("compiled", NUM_RANKS)]
+    assert len(list(config.cache_dir.rglob("compiled_module"))) == NUM_RANKS
+
+
+@pytest.mark.parametrize("rank", [1, 6])
+def test_rank_of_a_launch_loads_it_and_computes_what_eager_does(rank, report, config):
+    with rank_of(rank, NUM_RANKS, config.cache_dir, device_kind="npu", no_compile=False) as context:
+        (call,) = small(context, method="summed").calls
+        assert call.function.engine().name == "torchair"
+        expected = call.function.module.summed(*call.args)  # type: ignore[operator] # a method of `Small`
+        assert torch.equal(call.function(*call.args), expected)
+        found = call.function.last_result
+        assert found is not None
+        assert (found.outcome, found.digest) == ("loaded", report.classes[0].digest)
+
+
+def test_artifact_has_the_bytes_that_a_rank_of_a_launch_compiles(report, tmp_path):
+    with rank_of(3, NUM_RANKS, tmp_path, device_kind="npu", no_compile=False) as context:
+        (call,) = small(context, method="summed").calls
+        compiled = call.function.compile(call.args, call.kwargs, reason="")
+        assert compiled.stored.sha256 == report.classes[0].digest

@@ -16,8 +16,6 @@ from benchmarks.stale_matrix_parts.cases import CASES, Case
 from benchmarks.stale_matrix_parts.launches import MODES, Line, lines
 from benchmarks.stale_matrix_parts.report import ERROR, WRONG, alone, counts, fault
 
-pytestmark = pytest.mark.torchair
-
 DOCUMENT = Path(__file__).parents[2] / "docs" / "torchair.md"
 # Of the quick cases, at least so many are wrong or end in an error with TorchAir alone.
 NUM_WRONG, NUM_ERRORS = 8, 1

@@ -8,6 +8,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pytest
 
 ROOT = Path(__file__).parents[2]
 PYTHONPATH = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
@@ -45,3 +49,10 @@ def ended(
         check=False,
         timeout=timeout_s,
     )
+
+
+def selected(request: pytest.FixtureRequest, *arguments: str) -> set[Any]:
+    """The values that the parametrized arguments have in the tests of this module that are run."""
+    items: list[Any] = [item for item in request.session.items if item.path == request.path]
+    params = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    return {param[argument] for param in params for argument in arguments if argument in param}

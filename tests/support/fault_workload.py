@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,39 @@ def workload(
         else:
             _begin_in(METHODS[planned["stage"]], begin)
     return tiny_workload.workload(context, rows=rows)
+
+
+def staying(context: RankContext, *, stages: list[str], held: str, spared: str) -> Workload:
+    """The tiny workload, in which the first rank that reaches a stage on a node not spared stays in it.
+
+    Whoever comes after it passes, and the next attempt stays elsewhere.
+
+    Args:
+        context: of the rank.
+        stages: in which a rank stays, one after the other: each attempt of the launch has its own.
+        held: directory with a file for each stage in which a rank stayed, which holds its host's name.
+        spared: host on which nobody stays.
+    """
+    files = [Path(held) / stage for stage in stages]
+    file = next((file for file in files if not file.exists()), None)
+    if file is not None and os.uname().nodename != spared:
+        if file.name == "build":
+            _stay_once(file)
+        else:
+            _begin_in(METHODS[file.name], partial(_stay_once, file))
+    return tiny_workload.workload(context)
+
+
+def _stay_once(file: Path) -> None:
+    """Stay here for ever, if nobody stayed before."""
+    host = os.uname().nodename
+    own = file.with_name(f"{file.name}.{host}.{os.getpid()}")
+    own.write_text(host)
+    try:
+        os.link(own, file)  # with its text or not at all
+    except FileExistsError:
+        return
+    _stay()
 
 
 def _start_helpers(marks: Path, rank: int) -> None:

@@ -133,12 +133,8 @@ class House:
     def config(self, num_ranks: int = 1, *, node: str = "n1", **changes: Any) -> Config:
         return parse(
             {
-                "name": "tiny",
-                "workload": {"entrypoint": ENTRYPOINT},
-                "ranks": num_ranks,
-                "parallel": {"dp": num_ranks},
+                **data_of(self.root, ranks=num_ranks, parallel={"dp": num_ranks}),
                 "cache_dir": str(self.root / node),
-                "store": store_config(self.root / "store"),
                 **self._data,
                 **changes,
             }

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.npu_emulator.cann import write_tree
-from tests.support.stored import CREATED, ENVIRONMENT, FUNCTIONS, LAUNCH_KEY, make_partition, make_record
+from tests.support.stored import CREATED, publish_launch
 from warmrank.cache_store.cache_dir.node_files import NodeCache, NodeFile, keep
-from warmrank.cache_store.records.manifest import LaunchRecord
+from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest
 from warmrank.cache_store.store import Store
 from warmrank.worker.rank.manifests import with_node_files
 
@@ -57,26 +57,18 @@ def publish_nodes(
     *,
     world_size: int,
     functions: Mapping[int, Mapping[str, bytes]] | None = None,
-    environment: Mapping[str, str] = ENVIRONMENT,
     created: str = CREATED,
 ) -> LaunchRecord:
     """Publish a launch; ``nodes`` has the node artifacts of each node by the rank that keeps them."""
-    refs = []
-    for rank in range(world_size):
-        manifest = make_partition(
-            cache_root,
-            rank=rank,
-            world_size=world_size,
-            functions=(functions or {}).get(rank, FUNCTIONS),
-            environment=environment,
-            created=created,
-        )
-        work = cache_root.parent / f"tools{created[:10]}{rank}"
-        files = [kept(cache_root, work, path, data) for path, data in nodes.get(rank, {}).items()]
-        refs.append(store.publish_partition(LAUNCH_KEY, with_node_files(manifest, files), cache_root).ref)
-    record = make_record(tuple(refs), environment=environment, created=created)
-    store.commit_launch(record)
-    return record
+
+    def with_files(manifest: PartitionManifest) -> PartitionManifest:
+        work = cache_root.parent / f"tools{created[:10]}{manifest.rank}"
+        files = nodes.get(manifest.rank, {}).items()
+        return with_node_files(manifest, [kept(cache_root, work, path, data) for path, data in files])
+
+    return publish_launch(
+        store, cache_root, world_size=world_size, functions=functions, created=created, change=with_files
+    )
 
 
 def destinations(node: Path) -> dict[str, NodeCache]:

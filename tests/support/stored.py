@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -153,10 +153,11 @@ def publish_launch(
     environment: Mapping[str, str] = ENVIRONMENT,
     elsewhere: Mapping[int, Mapping[str, str]] = MappingProxyType({}),
     created: str = CREATED,
+    change: Callable[[PartitionManifest], PartitionManifest] = lambda manifest: manifest,
 ) -> LaunchRecord:
     """Publish every rank's partition and commit the launch; ``functions`` are by rank.
 
-    Ranks in ``elsewhere`` ran in the environment that it gives.
+    Ranks in ``elsewhere`` ran in the environment that it gives; ``change`` is made to each manifest.
     """
     refs = []
     for rank in range(world_size):
@@ -169,7 +170,7 @@ def publish_launch(
             created=created,
         )
         launch_key = key_of({"launch": LAUNCH_KEY, **environment})
-        refs.append(store.publish_partition(launch_key, manifest, cache_root).ref)
+        refs.append(store.publish_partition(launch_key, change(manifest), cache_root).ref)
     record = make_record(tuple(refs), environment=environment, elsewhere=elsewhere, created=created)
     store.commit_launch(record)
     return record

@@ -33,9 +33,9 @@ from warmrank.worker.compile.compiler import portable_frame
 from warmrank.worker.compile.readable import origins_in, render
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import ArtifactCorrupt
-from warmrank.worker.runtime.artifact import ABOUT, FORMAT, Artifact, Frame, TracedSource, parse
+from warmrank.worker.runtime.artifact import ABOUT, FORMAT, Artifact, ArtifactFile, Frame, TracedSource, parse
 from warmrank.worker.runtime.files import provenance, to_bytes
-from warmrank.worker.runtime.find import function_of
+from warmrank.worker.runtime.find import StoredArtifact, function_of, with_files
 from warmrank.worker.runtime.variant import StandIns, bind
 from warmrank.worker.torch_private.tracing import Trace
 
@@ -244,6 +244,24 @@ def test_file_that_others_could_have_written_is_refused(path: Path, tmp_path: Pa
     file = private(tmp_path / "compiled_module", path.read_bytes())
     file.chmod(0o620)
     assert_refused(file, UnusableCache, "mode 0620.*chmod 600")
+
+
+def test_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    assert_refused(tmp_path / "pipe", UnusableCache, "regular file")
+
+
+def test_missing_file_that_comes_meanwhile_is_not_moved_aside(tmp_path, monkeypatch):
+    kernels = private(tmp_path / "kernels", b"code")
+    file = ArtifactFile(name=kernels.name, sha256=hashlib.sha256(b"code").hexdigest(), size_bytes=4)
+    artifact = replace(make_artifact(), files=(file,))
+    stored = StoredArtifact(artifact=artifact, path=tmp_path / "compiled_module", sha256="", size_bytes=0)
+    reasons: list[str] = []
+    with monkeypatch.context() as before_it_came:
+        before_it_came.setattr(Path, "exists", lambda _path: False)
+        assert with_files(stored, reasons) is None
+    assert reasons == ["missing: kernels"]
+    assert with_files(stored, reasons) is not None
 
 
 class Doubling(torch.nn.Module):

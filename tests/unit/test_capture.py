@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -72,6 +74,33 @@ def ones(*shape: int) -> torch.Tensor:
 
 
 # Capture and replay.
+
+
+def test_memory_of_graphs_goes_with_their_runner() -> None:
+    run = runner(doubled, "user")
+    for _ in range(3):
+        run(ones(2))
+    (pool,) = run._captures._pools.values()  # type: ignore[union-attr]
+    kept = weakref.ref(pool)
+    del pool
+    gc.disable()
+    try:
+        del run
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+def test_statistics_wait_for_a_call_that_changes_them() -> None:
+    run = runner(doubled, "user")
+    run(ones(2))
+    with ThreadPoolExecutor(1) as other:
+        with run.lock:
+            asked = other.submit(lambda: run.statistics)
+            with pytest.raises(TimeoutError):
+                asked.result(timeout=0.2)
+            run(ones(2))
+        assert (asked.result().captures, asked.result().replays) == (1, 1)
 
 
 def test_cloned_output_that_shares_memory_with_an_input_stays_shared() -> None:

@@ -93,6 +93,7 @@ def test_text_round_trips(planned: Shapes) -> None:
         {"inputs": [[0, [2, 2], [1]]]},
         {"inputs": [[0]]},
         {"inputs": [[0, [1 << 41]]]},
+        {"inputs": [[0, [0, 1 << 40, 1 << 40]]]},
         {"inputs": [[0, [2], [1 << 41]]]},
         {"inputs": 3},
         {"numbers": [[0, "1"]]},

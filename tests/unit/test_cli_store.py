@@ -349,15 +349,16 @@ def test_before_the_first_launch_there_is_no_store_yet(config_launch: Config, tm
     assert str(caught.value) in found.verdict
 
 
-def test_explaining_imports_neither_torch_nor_ray(config_launch: Config, tmp_path: Path):
+@pytest.mark.parametrize(("command", "said"), [(("explain",), "tiny"), (("preseed", "--here"), "seeded")])
+def test_looking_and_seeding_here_import_neither_torch_nor_ray(config_launch, tmp_path, command, said):
     store_launch(config_launch, tmp_path / "work")
     code = (
         "import sys\n"
         "from warmrank.orchestrator.cli.main import app\n"
-        f"app(['explain', {str(tmp_path / 'tiny.yaml')!r}], standalone_mode=False)\n"
+        f"app([*{command}, {str(tmp_path / 'tiny.yaml')!r}], standalone_mode=False)\n"
         "assert not {'torch', 'ray'} & set(sys.modules)\n"
     )
-    python("-c", code)
+    assert said in python("-c", code)
 
 
 def init(tmp_path: Path, mode: str) -> tuple[int, str]:

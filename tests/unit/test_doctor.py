@@ -96,6 +96,25 @@ def troubles(findings: Iterable[Finding]) -> dict[str, Finding]:
 
 
 @pytest.mark.parametrize(
+    ("value", "level", "said"),
+    [
+        ("0,1", "ok", "CUDA_VISIBLE_DEVICES=0,1"),
+        ("GPU-1e2d", "ok", "CUDA_VISIBLE_DEVICES=GPU-1e2d"),
+        ("0,7", "error", "hides devices: no device 7"),
+        ("", "error", "hides devices: it names none"),
+    ],
+)
+def test_variable_that_hides_devices_is_an_error(tmp_path: Path, value: str, level: str, said: str):
+    (tmp_path / "dev").mkdir()
+    for name in ("nvidia0", "nvidia1"):
+        (tmp_path / "dev" / name).touch()
+    environ = {"CUDA_VISIBLE_DEVICES": value}
+    every = machine.check_devices("cuda", environ, machine.Probe(num_devices=2), root=tmp_path)
+    found = {finding.check: finding for finding in every}["devices.visible"]
+    assert (found.level, said in found.what) == (level, True)
+
+
+@pytest.mark.parametrize(
     ("device", "name", "version"),
     [
         ("cpu", "python", "3.10.1"),

@@ -6,7 +6,11 @@ What Dynamo evaluates without a guard is tried in `tests.integration.test_fuzz`,
 from __future__ import annotations
 
 import functools
+import json
+import keyword
 import operator
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,9 +25,15 @@ from torch import nn
 from torch.distributed import get_rank as position
 
 from tests.support import observed_operator
+from tests.support.checkout import printed_by
 from tests.support.devices import fake_world
-from tests.support.tracing import cached, compiled, misfits, not_in_2_12, traces_more
+from tests.support.small_models import Cached
+from tests.support.tracing import cached, compiled, in_mode, misfits, not_in_2_12, since, traces_more
+from warmrank.inference import cache_compile
 from warmrank.worker import groups
+from warmrank.worker.rank.units import print_of
+from warmrank.worker.runtime.artifact import parse
+from warmrank.worker.runtime.files import to_bytes
 
 X = torch.ones(3)
 FOUR = torch.arange(1.0, 5.0)
@@ -231,3 +241,122 @@ def test_keys_of_dicts_do_not_hang_on_the_hash_seed(cache: Path) -> None:
     function(X)
     (variant,) = function.variants
     assert not variant.stored.artifact.guards.asked
+
+
+PAIR = torch.ones(2)
+
+
+def weighed(members: Any) -> int:
+    return sum(place * ord(member[0]) for place, member in enumerate(members))
+
+
+# Dynamo goes over these sets in another order than eager.
+ORDERED: dict[str, Callable[[Any], Any]] = {
+    "printed": lambda self: ord(str(self.members)[2]),
+    "with more": lambda self: weighed(self.members | {"q"}),
+    "popped": lambda self: ord(set(self.members).pop()[0]),
+    "made here": lambda self: weighed({"a", "b", "c", "dd", "ee"}),
+}
+
+
+class AsksSet(nn.Module):
+    """Multiplies by what a function makes of a set of strings."""
+
+    def __init__(self, ask: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.ask = ask
+        self.members: set[Any] = {"a", "b", "c", "dd", "ee"}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mul(x, self.ask(self))
+
+
+@since("2.13", "Dynamo traces neither pop of a set nor methods of a constant one")
+def test_another_process_fits_no_order_makes_equal_bytes_and_passes_an_audit(tmp_path: Path) -> None:
+    for seed in ("1", "2"):
+        fitting = printed_by("tests.unit.test_evaluated", "traces", str(tmp_path), PYTHONHASHSEED=seed)
+    assert fitting == "\n"
+    for name in ("stored", "printed"):
+        assert (tmp_path / f"1.{name}").read_bytes() == (tmp_path / f"2.{name}").read_bytes()
+
+
+@pytest.mark.parametrize("members", [["a", "b", "c", "dd", "ee"], (0, "a", 8, 16, b"b")])
+def test_set_made_of_a_sequence_is_traced_in_the_order_that_it_has(members: Any, tmp_path: Path) -> None:
+    module = AsksSet(lambda self: float("".join(str(members.index(each)) for each in set(members))))
+    assert torch.equal(cache_compile(module.forward, cache_dir=tmp_path)(PAIR), module(PAIR))
+
+
+def test_set_of_the_same_members_in_another_order_does_not_fit() -> None:
+    module = AsksSet(lambda self: sum(place * number for place, number in enumerate(self.members)))
+    module.members = {0, 8}  # the order of numbers follows from how they came in
+    made = compiled(module.forward, PAIR)
+    module.members = {8, 0}
+    assert list({0, 8}) != list({8, 0})
+    assert "order of self.members: [0, 8] -> [8, 0]" in misfits(made, module.forward, PAIR)
+
+
+class Rearranges(nn.Module):
+    """Splits and merges axes in all of the package's ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from einops.layers.torch import Rearrange
+
+        self.split = Rearrange("b (h d) -> b h d", h=2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        import einops
+
+        heads = einops.rearrange(x, "b (h d) -> h b d", h=4)
+        mean = einops.reduce(heads, "h b d -> b d", "mean")
+        packed, shapes = einops.pack([mean, einops.repeat(mean, "b d -> b (d k)", k=3)], "b *")
+        products = einops.einsum(mean, mean, "b d, c d -> b c")
+        return self.split(x).sum(1), products, *einops.unpack(packed, shapes, "b *")
+
+
+@pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="einops marks itself allow_in_graph there, which is refused"
+)
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_einops_is_loaded_by_a_process_that_hashes_otherwise(mode: str, tmp_path: Path) -> None:
+    """It goes over sets of names."""
+    pytest.importorskip("einops", reason="einops comes with pip install 'warmrank[test]'")
+    for seed, environment, outcome in (("1", {}, "compiled"), ("2", {"WARMRANK_NO_COMPILE": "1"}, "loaded")):
+        printed = printed_by(
+            "tests.unit.test_evaluated", mode, str(tmp_path), PYTHONHASHSEED=seed, **environment
+        )
+        assert printed == f"{outcome}\n"
+
+
+def _trace(directory: Path) -> None:
+    """Print which orders fit that another process compiled, or compile them; and write what two compare."""
+    fitting, own = [], directory / os.environ["PYTHONHASHSEED"]
+    for name, ask in ORDERED.items():
+        module, file = AsksSet(ask), directory / name
+        if not file.exists():
+            file.write_bytes(to_bytes(compiled(module.forward, PAIR)))
+        elif not misfits(parse(file.read_bytes(), name), module.forward, PAIR):
+            fitting.append(name)
+    sys.stdout.write(f"{' '.join(fitting)}\n")
+    own.with_suffix(".stored").write_bytes(to_bytes(compiled(Cached().store, torch.ones(2, 4))))
+    asks = AsksSet(lambda self: len("if") if keyword.iskeyword("if") else 1)  # a method of a constant set
+    own.with_suffix(".printed").write_text(json.dumps(print_of(compiled(asks.forward, PAIR)).parts))
+
+
+def _call_einops(mode: str, directory: str) -> None:
+    config = in_mode(mode)
+    module = Rearranges()
+    cached = cache_compile(
+        module.forward, cache_dir=directory, config=config, ge_cache=mode == "max-autotune"
+    )
+    for rows in (3, 5, 3):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(cached(x), module(x))
+    assert cached.last_result is not None
+    sys.stdout.write(f"{cached.last_result.outcome}\n")
+
+
+if __name__ == "__main__":
+    what, where = sys.argv[1:]
+    _trace(Path(where)) if what == "traces" else _call_einops(what, where)

@@ -1,18 +1,28 @@
-"""What the runtime must know of a graph: classes of inputs, outputs that share memory, random operators."""
+"""Graphs: inputs, outputs that share memory, random operators; passes of the user's, and none ever stale."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch.nn import functional
 
-from tests.support.small_models import Unfit
+import warmrank
+from tests.support.small_models import Cached, Plain, Unfit
 from tests.support.tracing import traced
+from warmrank.inference import cache_compile
 from warmrank.worker.compile.analysis import analyse
-from warmrank.worker.errors import RandomOp
+from warmrank.worker.configs.compiler_config import CompilerConfig
+from warmrank.worker.errors import BackwardNotSupported, BadPass, RandomOp
+from warmrank.worker.keys.reachable import reachable_digest
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.torch_private.lowering import LoweredGraph
 from warmrank.worker.torch_private.operators import memory_of, mutated_arguments
@@ -197,3 +207,240 @@ def test_what_cannot_be_repeated_has_a_reason(operator: Any, why: str) -> None:
 def test_trait_is_seen_and_an_addition_lacks_it(operator: Any, trait: str) -> None:
     assert getattr(traits_of(operator), trait)
     assert not getattr(traits_of(aten.add.Tensor), trait)
+
+
+FACTOR = [2.0]
+
+
+class Doubling(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.linear(x) * 2.0
+
+    def viewed(self, x: torch.Tensor) -> Any:
+        return x + 1.0
+
+
+def with_pass(function: Any, when: str = "pre") -> CompilerConfig:
+    config = CompilerConfig()
+    setattr(config, f"post_grad_custom_{when}_pass", function)
+    return config
+
+
+def cached(tmp_path: Path, config: CompilerConfig, method: str = "forward") -> Any:
+    torch.manual_seed(0)
+    return cache_compile(getattr(Doubling(), method), config=config, cache_dir=tmp_path)
+
+
+def times(factor: float) -> Callable[..., None]:
+    def change_factor(graph_module: Any, example_inputs: Any, config: Any) -> None:
+        for node in graph_module.graph.nodes:
+            if node.target is torch.ops.aten.mul.Tensor:
+                node.args = (node.args[0], factor)
+
+    return change_factor
+
+
+def times_global(graph_module: Any, example_inputs: Any, config: Any) -> None:
+    times(FACTOR[0])(graph_module, example_inputs, config)
+
+
+def run(function: Any, *args: Any) -> Any:
+    with torch.no_grad():
+        return function(*args)
+
+
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_pass_changes_the_graph(tmp_path: Path, when: str) -> None:
+    function = cached(tmp_path, with_pass(times(3.0), when))
+    x = torch.ones(2, 4)
+    torch.testing.assert_close(run(function, x), run(function.module.linear, x) * 3.0)
+
+
+def noting(graph_module: Any, example_inputs: Any, config: Any) -> None:
+    logging.getLogger("tests.passes").warning("the pass ran")
+
+
+def test_pass_runs_when_compiled_and_never_when_loaded(tmp_path, caplog):
+    x = torch.ones(2, 4)
+    first = run(cached(tmp_path, with_pass(noting)), x)
+    assert caplog.messages.count("the pass ran") == 1
+    function = cached(tmp_path, with_pass(noting))
+    torch.testing.assert_close(run(function, x), first)
+    assert function.last_result.outcome == "loaded"
+    assert caplog.messages.count("the pass ran") == 1
+
+
+def to_view(graph_module: Any, example_inputs: Any, config: Any) -> None:
+    """Returns the input itself instead of a new tensor."""
+    graph = graph_module.graph
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.add.Tensor:
+            with graph.inserting_before(node):
+                view = graph.call_function(torch.ops.aten.view_as.default, (node.args[0], node.args[0]))
+            node.replace_all_uses_with(view)
+            graph.erase_node(node)
+
+
+def test_output_that_a_pass_makes_a_view_is_known_as_one(tmp_path: Path) -> None:
+    function = cached(tmp_path, with_pass(to_view), "viewed")
+    x = torch.ones(2, 4)
+    result = run(function, x)
+    assert result.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    assert function.variants[0].stored.artifact.facts.aliased_outputs == (0,)
+
+
+def broken_target(graph_module: Any, example_inputs: Any, config: Any) -> None:
+    for node in graph_module.graph.nodes:
+        if node.target is torch.ops.aten.mul.Tensor:
+            node.target, node.args = torch.ops.aten.mm.default, (node.args[0], node.args[0])
+
+
+def removed_input(graph_module: Any, example_inputs: Any, config: Any) -> None:
+    graph = graph_module.graph
+    placeholder = next(node for node in graph.nodes if node.op == "placeholder")
+    with graph.inserting_after(placeholder):
+        placeholder.replace_all_uses_with(graph.call_function(torch.ops.aten.ones.default, ([4, 4],)))
+    graph.erase_node(placeholder)
+
+
+@pytest.mark.parametrize("function", [broken_target, removed_input])
+def test_pass_that_breaks_the_graph_is_named(tmp_path: Path, function: Any) -> None:
+    with pytest.raises(BadPass, match=rf"post_grad_custom_pre_pass \({function.__name__}\)") as caught:
+        run(cached(tmp_path, with_pass(function)), torch.ones(2, 4))
+    assert caught.value.option == "post_grad_custom_pre_pass"
+    assert not list(tmp_path.rglob("compiled_module"))
+
+
+def test_another_global_that_a_pass_reads_is_another_request(tmp_path, monkeypatch):
+    x = torch.ones(2, 4)
+    for factor in (3.0, 5.0):
+        monkeypatch.setattr(f"{__name__}.FACTOR", [factor])
+        monkeypatch.setitem(times_global.__globals__, "FACTOR", [factor])
+        function = cached(tmp_path, with_pass(times_global))
+        torch.testing.assert_close(run(function, x), run(function.module.linear, x) * factor)
+
+
+def test_what_a_pass_reads_may_change_after_a_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, x = cached(tmp_path, with_pass(times_global)), torch.ones(2, 4)
+    for factor in (2.0, 5.0, 2.0):
+        monkeypatch.setitem(times_global.__globals__, "FACTOR", [factor])
+        torch.testing.assert_close(run(function, x), run(function.module.linear, x) * factor)
+    assert len(function.variants) == 2
+
+
+def multiplied(x: torch.Tensor, y: Any) -> torch.Tensor:
+    return x / (1.0 / FACTOR[0])
+
+
+def test_what_a_decomposition_reads_may_change_after_a_load(tmp_path, monkeypatch):
+    decompositions = {torch.ops.aten.mul.Tensor: multiplied}
+    method = Doubling().forward
+    function, x = (
+        cache_compile(method, custom_decompositions=decompositions, cache_dir=tmp_path),
+        torch.ones(2, 4),
+    )
+    for factor in (2.0, 5.0, 2.0):
+        monkeypatch.setitem(times_global.__globals__, "FACTOR", [factor])
+        torch.testing.assert_close(run(function, x), run(function.module.linear, x) * factor)
+    assert len(function.variants) == 2
+
+
+@dataclass(frozen=True)
+class Times:
+    factor: float
+
+    def __call__(self, graph_module: Any, example_inputs: Any, config: Any) -> None:
+        times(self.factor)(graph_module, example_inputs, config)
+
+    def method(self, graph_module: Any, example_inputs: Any, config: Any) -> None:
+        self(graph_module, example_inputs, config)
+
+
+def reaching(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([1, Times(1.0)], [1, Times(2.0)]),
+        ({"a": Times(1.0)}, {"a": Times(2.0)}),
+        ({Times(1.0)}, {Times(2.0)}),
+        (re.compile("a"), re.compile("b")),
+        (torch.tensor([1.0]), torch.tensor([2.0])),
+        (torch.tensor([1]), torch.tensor([1.0])),
+        (torch.arange(4000).numpy(), torch.arange(4000).numpy()[::-1]),
+        (nn.Linear(2, 2), nn.Linear(2, 2)),
+        (Times(1.0).method, Times(2.0).method),
+    ],
+    ids=["list", "dict", "set", "pattern", "tensor", "dtype", "array", "module", "method"],
+)
+def test_digest_follows_what_a_function_reaches(one: Any, other: Any) -> None:
+    assert reachable_digest(reaching(one)) != reachable_digest(reaching(other))
+    assert reachable_digest(reaching(one)) == reachable_digest(reaching(one))
+
+
+NUMBERED = torch.arange(8.0).reshape(2, 4)
+
+
+@pytest.fixture(autouse=True)
+def forget_compiled() -> Iterator[None]:
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function: Any, config: CompilerConfig | None = None, **options: Any) -> Any:
+    return torch.compile(function, backend=warmrank.get_npu_backend(compiler_config=config), **options)
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_model_equals_eager(dynamic: bool) -> None:
+    model = Plain()
+    run = compiled(model, dynamic=dynamic)
+    for rows in (2, 3, 5):
+        x = torch.randn(rows, 4)
+        assert torch.equal(run(x), model(x))
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_compiled_method_that_writes_in_place_equals_eager() -> None:
+    model, reference = Cached(), Cached()
+    reference.load_state_dict(model.state_dict())
+    run = compiled(model.accumulate, dynamic=False)
+    for value in (1.0, 2.0):
+        assert torch.equal(run(NUMBERED * value), reference.accumulate(NUMBERED * value))
+    assert torch.equal(model.cache, reference.cache)
+
+
+def test_input_that_requires_gradients_is_an_error_with_the_remedy() -> None:
+    with pytest.raises(
+        BackendCompilerFailed, match=r"requires gradients; call the compiled model under torch.no_grad\(\)"
+    ) as raised:
+        compiled(lambda x: x * 2)(NUMBERED.clone().requires_grad_())
+    assert isinstance(raised.value.inner_exception, BackwardNotSupported)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 0.3
+
+    def forward(self, x: torch.Tensor, by: float = 1.0) -> torch.Tensor:
+        return functional.scaled_dot_product_attention(x, x, x, scale=self.scale) * by
+
+
+@pytest.mark.usefixtures("no_grad")
+@pytest.mark.parametrize("dynamic", [False, True, None])
+def test_floats_of_a_compiled_model_are_constants_that_are_guarded(dynamic: bool | None) -> None:
+    model = Scaled()
+    run = compiled(model, dynamic=dynamic, fullgraph=True)
+    for rows, by in ((3, 1.0), (4, 2.5), (4, 3.5)):
+        x = torch.rand(1, rows, 8)
+        assert torch.equal(run(x, by), model(x, by))
+    model.scale = 0.5
+    assert torch.equal(run(x, by), model(x, by))

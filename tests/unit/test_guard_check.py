@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.support.devices import fake_world
-from tests.support.made_guards import like, made_guards
+from tests.support.made_artifacts import like, made_guards
 from tests.support.tracing import Checked
 from warmrank.worker import groups
 from warmrank.worker.keys.code import type_name

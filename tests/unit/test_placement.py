@@ -120,6 +120,12 @@ def test_what_is_not_there_in_time_is_named_and_given_back(
     assert (group.looks, fake_ray.removed) == (looks, [group])
 
 
+def test_labels_that_nodes_lack_are_named() -> None:
+    supply = eligible(RayConfig(labels={"zone": "z"}), NODES, (), strict=True)
+    text = placement.describe_shortage(BUNDLE, 2, supply, [], is_own=False)
+    assert "because ray.labels asks for zone=z" in text
+
+
 @pytest.mark.parametrize(
     ("head", "raises", "error"),
     [(HEAD, KeyboardInterrupt(), KeyboardInterrupt), (LOST_HEAD, None, LaunchFailed)],

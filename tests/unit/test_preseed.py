@@ -12,14 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.support.checkout import python
 from tests.support.launching import loaded_config, store_launch, write_config
-from tests.support.stored import (
-    blob_path,
-    overwrite,
-    save_key_pair,
-    tree,
-)
+from tests.support.stored import save_key_pair, tree
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.private_files import check_private
 from warmrank.cache_store.errors import StoreUnavailable
@@ -67,15 +61,6 @@ def test_without_a_cluster_this_machine_is_seeded_with_private_files(tmp_path: P
         check_private(path)
 
 
-def test_launch_of_another_environment_is_a_miss_that_names_it(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work", here={"torch": "2.12.0"})
-    found = seed_here(config)
-    assert not found.found
-    assert "torch 2.12.0 -> " in found.reason
-    assert "same components" not in found.reason
-
-
 @pytest.mark.parametrize(("mode", "code"), [("rw", 3), ("required", 4)])
 def test_store_that_nobody_made_yet_is_a_miss_unless_it_is_required(tmp_path: Path, mode: str, code: int):
     write_config(tmp_path, store={"path": str(tmp_path / "store"), "mode": mode})
@@ -91,15 +76,6 @@ def test_record_that_is_refused_is_told_once(tmp_path: Path):
     store_launch(load(path), tmp_path / "work")
     done = command(tmp_path, "--here")
     assert (done.exit_code, done.output.count("it carries no signature")) == (4, 1)
-
-
-def test_damaged_blob_is_a_fault_and_not_laid_out(tmp_path: Path):
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work", functions={"Llama.decode": b"right"})
-    overwrite(blob_path(tmp_path / "store", b"right"), b"wrong")
-    found = seed_here(config)
-    assert found.faults
-    assert cached_files(config.cache_dir) == ()
 
 
 def test_verify_reads_again_what_did_not_seem_to_change(tmp_path: Path):
@@ -130,17 +106,6 @@ def test_verify_reads_again_what_did_not_seem_to_change(tmp_path: Path):
 def test_bad_options_end_with_two(tmp_path: Path, options: list[str]):
     loaded_config(tmp_path)
     assert command(tmp_path, *options).exit_code == 2
-
-
-def test_preseed_here_imports_neither_torch_nor_ray(tmp_path: Path):
-    store_launch(loaded_config(tmp_path), tmp_path / "work")
-    code = (
-        "import sys\n"
-        "from warmrank.orchestrator.cli.main import app\n"
-        f"app(['preseed', {str(tmp_path / 'tiny.yaml')!r}, '--here'], standalone_mode=False)\n"
-        "assert not {'torch', 'ray'} & set(sys.modules)\n"
-    )
-    assert "seeded" in python("-c", code)
 
 
 FROM_STORE, FROM_NODES = {"bytes_from_store": 9}, {"bytes_from_nodes": 9}

@@ -1,33 +1,48 @@
-"""Publish: blobs, then one manifest, whoever else publishes, and what waits for a store that was away."""
+"""Publish and fetch: blobs, then a manifest; verified copies; what waits for a store that was away."""
 
 from __future__ import annotations
 
+import errno
+import os
+import shutil
+import stat
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
+from filelock import FileLock
 
-from tests.support.backends import WaywardBackend, unavailable
+from tests.support.backends import UnreadableBackend, WaywardBackend, new_file, unavailable
 from tests.support.stored import (
     CREATED,
     ENVIRONMENT,
     FUNCTIONS,
     LAUNCH_KEY,
     OFF,
+    backend_of,
     blob_path,
+    function_dir,
     make_partition,
     open_store,
     overwrite,
     stored,
 )
+from tests.support.stored import tree as all_files
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.deadline import Tier
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.places import TieredBackend
-from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable, Untrusted
-from warmrank.cache_store.fetch.fetch import replicate
-from warmrank.cache_store.layout import trash_name
+from warmrank.cache_store.cache_dir.local import variants
+from warmrank.cache_store.cache_dir.marks import UNVERIFIED, Permit
+from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, StoreUnavailable, Untrusted
+from warmrank.cache_store.fetch.blobs import Blobs
+from warmrank.cache_store.fetch.fetch import FetchReport, replicate
+from warmrank.cache_store.layout import blob_name, manifest_name, trash_name
 from warmrank.cache_store.publish import PublishReport
 from warmrank.cache_store.publish_pending import (
     QUEUE,
@@ -38,12 +53,10 @@ from warmrank.cache_store.publish_pending import (
     pending,
     publish_pending,
 )
-from warmrank.cache_store.records.manifest import PartitionManifest, partition_key
+from warmrank.cache_store.records.manifest import PartitionManifest, PartitionRef, partition_key
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.build.plan import replica
-
-pytestmark = pytest.mark.usefixtures("fresh_process")
 
 DECODE = FUNCTIONS["Llama.decode"]
 
@@ -52,12 +65,14 @@ def publish(store: Store, cache: Path, *, functions: dict[str, bytes] = FUNCTION
     return store.publish_partition(LAUNCH_KEY, make_partition(cache, functions=functions), cache)
 
 
+@pytest.mark.usefixtures("fresh_process")
 def test_second_publish_changes_nothing(store, cache):
     first, second = publish(store, cache), publish(store, cache)
     assert (second.created, second.num_blobs_new, second.conflicts) == (False, 0, ())
     assert second.ref == first.ref
 
 
+@pytest.mark.usefixtures("fresh_process")
 def test_wrong_digest_is_corrupt_and_nothing_is_published(store, root, cache):
     manifest = make_partition(cache)
     (cache / manifest.artifacts[0].path).write_bytes(b"changed after it was described")
@@ -66,6 +81,7 @@ def test_wrong_digest_is_corrupt_and_nothing_is_published(store, root, cache):
     assert (stored(root, "ac"), stored(root, "cas")) == ([], [])
 
 
+@pytest.mark.usefixtures("fresh_process")
 def test_publish_without_a_signing_key_is_refused_before_any_write(root, cache):
     with pytest.raises(Untrusted, match="no_signing_key"):
         publish(open_store(root, Trust(policy="require")), cache)
@@ -94,12 +110,14 @@ def evict_blobs(backend: Interrupted) -> None:
         backend.move(info.name, trash_name(info.name, datetime(2026, 1, 31, tzinfo=UTC)))
 
 
+@pytest.mark.usefixtures("fresh_process")
 def test_blobs_that_an_evict_took_before_the_manifest_come_back_from_the_trash(root, cache):
     report = publish(interrupted(root, evict_blobs), cache)
     assert (report.created, len(stored(root, "cas")), stored(root, "trash")) == (True, 2, [])
     assert open_store(root).verify().faults == ()
 
 
+@pytest.mark.usefixtures("fresh_process")
 def test_blob_that_nobody_has_any_more_is_named(store, root, cache, tmp_path, caplog):
     publish(store, cache)
     blob_path(root, DECODE).unlink()
@@ -107,6 +125,7 @@ def test_blob_that_nobody_has_any_more_is_named(store, root, cache, tmp_path, ca
     assert f"{blob_path(root, DECODE).name}, which another publisher put, is gone" in caplog.text
 
 
+@pytest.mark.usefixtures("fresh_process")
 def test_names_that_another_publisher_put_are_made_durable_before_the_manifest(root, cache, monkeypatch):
     store = open_store(root)
     manifest = make_partition(cache)
@@ -128,6 +147,7 @@ def test_names_that_another_publisher_put_are_made_durable_before_the_manifest(r
 # The first batch that is put is FORMAT; the blobs, the manifest and the record follow.
 
 
+@pytest.mark.usefixtures("fresh_process")
 def test_store_that_fails_between_blobs_and_manifest_is_unavailable_and_can_be_tried_again(root, cache):
     def fail(_: Interrupted) -> None:
         raise StoreUnavailable(what="manifest", where=str(root), reason="No space left on device")
@@ -159,6 +179,7 @@ def publish_all(
     return store.publish_partitions(LAUNCH_KEY, manifests, files_of(manifests, cache), cache)
 
 
+@pytest.mark.usefixtures("fresh_process")
 def test_manifests_go_in_with_a_few_flushes_whatever_their_number(store, cache, monkeypatch):
     batches: list[int] = []
     put_new = DirectoryBackend.put_new
@@ -172,6 +193,7 @@ def test_manifests_go_in_with_a_few_flushes_whatever_their_number(store, cache, 
     assert batches == [2, NUM]
 
 
+@pytest.mark.usefixtures("fresh_process")
 def test_other_bytes_under_the_same_keys_are_conflicts_and_those_that_stand_stay(store, cache, tmp_path):
     first = publish_all(store, cache)
     other = publish_all(store, tmp_path / "other", {**FUNCTIONS, "Llama.decode": b"other"})
@@ -179,6 +201,7 @@ def test_other_bytes_under_the_same_keys_are_conflicts_and_those_that_stand_stay
     assert [report.ref for report in other] == [report.ref for report in first]
 
 
+@pytest.mark.usefixtures("fresh_process")
 def test_original_that_changed_is_not_copied(cache):
     manifests = many(cache)
     files = files_of(manifests, cache)
@@ -217,6 +240,7 @@ def num_waiting(cache: Path) -> tuple[int, int]:
     return len(found.partitions), len(found.launches)
 
 
+@pytest.mark.usefixtures("fresh_process")
 def test_launch_that_waited_is_whole_in_the_store(store, cache, tmp_path):
     keys = queue_launch(cache, *(make_partition(cache, rank=rank, world_size=2) for rank in range(2)))
     report = publish_pending(store, cache)
@@ -228,6 +252,7 @@ def test_launch_that_waited_is_whole_in_the_store(store, cache, tmp_path):
     assert (len(outcome.partitions), outcome.faults) == (2, ())
 
 
+@pytest.mark.usefixtures("fresh_process")
 def test_launch_waits_for_partitions_of_other_nodes(store, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     mine, theirs = (make_partition(root, rank=rank, world_size=2) for rank, root in enumerate((here, there)))
@@ -245,6 +270,7 @@ def damage(path: Path) -> None:
     path.write_bytes(b"changed")
 
 
+@pytest.mark.usefixtures("fresh_process")
 @pytest.mark.parametrize(("spoil", "said"), [(Path.unlink, "is gone"), (damage, "is not what was compiled")])
 def test_partition_whose_artifact_is_lost_is_dropped_and_so_is_its_launch(
     store: Store, cache: Path, spoil: Callable[[Path], None], said: str
@@ -260,6 +286,7 @@ def test_partition_whose_artifact_is_lost_is_dropped_and_so_is_its_launch(
     assert store.launches(LAUNCH_KEY) == ()
 
 
+@pytest.mark.usefixtures("fresh_process")
 def test_what_only_the_near_place_took_waits_on(cache):
     near, far = WaywardBackend(), WaywardBackend()
     far.failure = unavailable("connection refused", transport=True)
@@ -281,6 +308,7 @@ def manifest(cache: Path) -> PartitionManifest:
     return make_partition(cache)
 
 
+@pytest.mark.usefixtures("fresh_process")
 @pytest.mark.parametrize(
     "damage",
     [
@@ -300,9 +328,221 @@ def test_damaged_launch_is_a_problem_and_stays(cache, manifest, damage):
     assert files(cache) == [path]
 
 
+@pytest.mark.usefixtures("fresh_process")
 def test_file_that_others_may_reach_is_not_used(cache, manifest):
     add_partition(cache, LAUNCH_KEY, manifest)
     (path,) = files(cache)
     path.chmod(0o640)
     found = pending(cache)
     assert (found.partitions, ["mode 0600" in line for line in found.problems]) == ({}, [True])
+
+
+PREFILL = FUNCTIONS["Llama.prefill"]
+ALL_BYTES = len(DECODE) + len(PREFILL)
+DAMAGE = {
+    "truncated blob": DECODE[:-1],
+    "flipped bit": bytes([DECODE[0] ^ 1]) + DECODE[1:],
+    "wrong digest": b"another artifact altogether",
+    "appended": DECODE + b"x",
+    "emptied": b"",
+    "zeroed": bytes(len(DECODE)),
+}
+
+
+def published(store: Store, source: Path, **changes: Any) -> PartitionRef:
+    return store.publish_partition(LAUNCH_KEY, make_partition(source, **changes), source).ref
+
+
+@pytest.fixture
+def ref(store: Store, source: Path) -> PartitionRef:
+    return published(store, source)
+
+
+def fetch(store: Store, refs: Sequence[PartitionRef], cache: Path, **options: Any) -> tuple[FetchReport, ...]:
+    """Reports of a fetch that must not have a fault."""
+    outcome = store.fetch_partitions(refs, cache, **options)
+    assert outcome.faults == ()
+    return outcome.partitions
+
+
+def fault(store: Store, ref: PartitionRef, cache: Path) -> StoreError:
+    """Why the only partition of a fetch is not laid out."""
+    outcome = store.fetch_partitions([ref], cache)
+    assert outcome.partitions == ()
+    (found,) = outcome.faults
+    assert found.ref == ref
+    return found.error
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {name: data for name, data in all_files(root).items() if name != UNVERIFIED}
+
+
+def count_opens(store: Store, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each name of the store is opened from now on."""
+    opened: Counter[str] = Counter()
+    real = backend_of(store).open
+
+    def count(name: str) -> BinaryIO:
+        opened[name] += 1
+        return real(name)
+
+    monkeypatch.setattr(backend_of(store), "open", count)
+    return opened
+
+
+def test_fetch_lays_out_what_was_published(store, ref, source, cache):
+    (report,) = fetch(store, [ref], cache)
+    assert tree(cache) == tree(source)
+    assert (report.partition, report.num_files, report.num_already_there) == ("world1global_rank0", 2, 0)
+    assert report.bytes_copied == ALL_BYTES
+
+
+def test_fetched_files_are_private_copies(store, root, ref, cache):
+    fetch(store, [ref], cache)
+    path = function_dir(cache, "world1global_rank0", "decode") / "compiled_module"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.stat().st_nlink == 1
+    assert not path.samefile(blob_path(root, DECODE))
+
+
+def test_many_partitions_read_each_blob_once(store, source, cache, monkeypatch):
+    refs = [published(store, source, rank=rank, world_size=3) for rank in range(3)]
+    opened = count_opens(store, monkeypatch)
+    outcome = store.fetch_partitions(refs, cache)
+    assert {opened[blob_name(digest_bytes(data).sha256)] for data in FUNCTIONS.values()} == {1}
+    assert tree(cache) == tree(source)
+    assert (outcome.bytes_read, sum(report.bytes_copied for report in outcome.partitions)) == (
+        ALL_BYTES,
+        3 * ALL_BYTES,
+    )
+
+
+def test_damaged_local_copy_is_replaced_beside_it(store, ref, cache):
+    fetch(store, [ref], cache)
+    path = function_dir(cache, "world1global_rank0", "decode") / "compiled_module"
+    path.write_bytes(b"")
+    assert fetch(store, [ref], cache)[0].num_already_there == 1
+    assert path.with_name("compiled_module.1").read_bytes() == DECODE
+
+
+def test_missing_blob_is_a_miss_and_nothing_is_laid_out(store, root, ref, cache):
+    blob_path(root, DECODE).unlink()
+    error = fault(store, ref, cache)
+    assert isinstance(error, NotInStore)
+    assert "of Llama.decode" in str(error)
+    assert tree(cache) == {}
+    assert not (cache / UNVERIFIED).exists()
+
+
+@pytest.mark.parametrize("what", ["blob", "manifest"])
+def test_what_an_evict_just_took_comes_back(store, ref, source, cache, what):
+    name = blob_name(digest_bytes(DECODE).sha256) if what == "blob" else manifest_name(ref.manifest_key)
+    assert backend_of(store).move(name, trash_name(name, datetime.now(UTC)))
+    fetch(store, [ref], cache)
+    assert tree(cache) == tree(source)
+    assert backend_of(store).stat([name])
+
+
+@pytest.mark.parametrize("data", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_blob_is_quarantined_and_nothing_is_laid_out(store, root, ref, cache, data):
+    overwrite(blob_path(root, DECODE), data)
+    error = fault(store, ref, cache)
+    assert isinstance(error, Corrupt)
+    assert digest_bytes(DECODE).sha256 in str(error)
+    assert tree(cache) == {}
+    bad, reason = stored(root, "quarantine")
+    assert bad.read_bytes() == data
+    assert "corrupt" in reason.read_text()
+
+
+@pytest.fixture
+def fetch_decode(store: Store, cache: Path) -> Callable[[], Path]:
+    return lambda: store.fetch_blob(digest_bytes(DECODE).sha256, cache / "decode", cache_root=cache)
+
+
+@pytest.fixture
+def unknown_sizes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store keeps blobs compressed, so only reading tells their sizes."""
+    backend = backend_of(store)
+    real = backend.stat
+
+    def compressed(names: Any) -> Any:
+        return {name: replace(info, content_bytes=None) for name, info in real(names).items()}
+
+    monkeypatch.setattr(backend, "stat", compressed)
+
+
+@pytest.mark.usefixtures("unknown_sizes")
+def test_fetch_blob_of_unknown_size_is_verified_by_its_name(ref, root, fetch_decode, cache):
+    assert fetch_decode() == fetch_decode()
+    assert [path.read_bytes() for path in variants(cache / "decode")] == [DECODE]
+
+
+def test_first_unchanged_fetch_reads_no_artifact_again(store, source, cache, monkeypatch):
+    ref = published(store, source)
+    store.fetch_partitions([ref], cache)
+    opened: list[str] = []
+    real = os.open
+
+    def noting(path: Any, *arguments: Any, **options: Any) -> int:
+        opened.append(Path(path).name)
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", noting)
+    outcome = store.fetch_partitions([ref], cache)
+    assert (outcome.faults, outcome.bytes_read) == ((), 0)
+    assert [name for name in opened if name.startswith("compiled_module")] == []
+
+
+def test_link_in_a_model_directory_leads_no_copy_away(store, source, cache, tmp_path):
+    ref = published(store, source)
+    store.fetch_partitions([ref], cache)
+    (model,) = cache.glob("Llama*")
+    shutil.rmtree(model)
+    (tmp_path / "away").mkdir(mode=0o700)
+    model.symlink_to(tmp_path / "away")
+    (fault,) = store.fetch_partitions([ref], cache).faults
+    assert "expected a directory" in str(fault.error)
+    assert list((tmp_path / "away").iterdir()) == []
+
+
+def test_file_system_without_locks_fetches_all_the_same(store, ref, source, cache, monkeypatch, caplog):
+    def no_locks(self: FileLock) -> None:
+        raise NotImplementedError("FileSystem does not appear to support flock")
+
+    monkeypatch.setattr(FileLock, "acquire", no_locks)
+    fetch(store, [ref], cache)
+    assert tree(cache) == tree(source)
+    assert "does not appear to support flock" in caplog.text
+
+
+DATA = b"the bytes of a blob"
+DIGEST = digest_bytes(DATA)
+BLOB = blob_name(DIGEST.sha256)
+DOCUMENT = "ac/ab/one"
+
+
+def bad_sector() -> OSError:
+    return OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+class Places:
+    """A near and a far place that both have one blob and one document, and a view of both."""
+
+    def __init__(self) -> None:
+        self.near, self.far = UnreadableBackend(), UnreadableBackend()
+        for place in (self.near, self.far):
+            place.put_new([new_file(BLOB, DATA), new_file(DOCUMENT, DATA)])
+        self.view = TieredBackend([Tier(name="near", backend=self.near), Tier(name="far", backend=self.far)])
+
+
+def test_blob_that_the_near_place_cannot_read_is_read_from_the_far_one(tmp_path):
+    places = Places()
+    places.near.failure, places.near.readable_bytes = bad_sector(), 3
+    Blobs(backend=places.view, permit=Permit(tmp_path)).copy(*DIGEST, tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == DATA
+    assert [("store near" in line, os.strerror(errno.EIO) in line) for line in places.view.problems] == [
+        (True, True)
+    ]
+    assert [tier.circuit.is_open for tier in places.view.tiers] == [False, False]

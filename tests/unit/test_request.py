@@ -24,7 +24,7 @@ from torch import nn
 from tests.support import small_models
 from tests.support.ascend_machine import ascend_places, lay_out_cann, lay_out_driver, lay_out_npus
 from tests.support.checkout import python
-from tests.support.made_guards import MadeModule, code_of
+from tests.support.made_artifacts import MadeModule, code_of
 from tests.support.small_models import Plain
 from warmrank.cache_store.text import changed_components
 from warmrank.worker.configs.compiler_config import CacheOptions, CompilerConfig

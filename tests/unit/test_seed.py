@@ -109,6 +109,7 @@ def test_seed_takes_no_launch_of_another_environment(store, source, cache):
     report = run(store, cache)
     assert (report.found, report.partitions, report.faults) == (False, (), ())
     assert "torch 2.13.1 -> 2.13.0" in report.reason
+    assert "same components" not in report.reason
     assert tree(cache) == {}
 
 
@@ -118,6 +119,7 @@ def test_seed_goes_on_past_a_damaged_blob(store, root, source, cache):
     report = run(store, cache)
     assert report.found
     assert partitions(report) == ["world2global_rank0"]
+    assert not [name for name in tree(cache) if "global_rank1" in name]
     assert ["corrupt" in fault for fault in report.faults] == [True]
     assert len(stored(root, "quarantine")) == 2
 

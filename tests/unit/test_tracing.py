@@ -13,8 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.support.devices import fake_world
-from tests.support.faulty import Faulty
-from tests.support.small_models import Unfit
+from tests.support.small_models import Faulty, Unfit
 from tests.support.tracing import compiled, misfits, tells_arguments, traced
 from warmrank.worker.errors import FunctionRaised, GraphBreak, NotPortable
 from warmrank.worker.torch_private.lowering import LoweredGraph
@@ -189,7 +188,7 @@ def line_of(name: str, text: str) -> int:
 )
 def test_exception_is_named_with_the_line_of_the_method(name: str, said: str, line: str) -> None:
     error = raised(name)
-    where = f"faulty.py:{line_of(name, line)} in Faulty.{name}"
+    where = f"small_models.py:{line_of(name, line)} in Faulty.{name}"
     assert (error.function, error.reason, error.where) == (f"Faulty.{name}", said, where)
     assert str(error).startswith(f"{said} ({where}). ")
 

@@ -17,7 +17,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -110,7 +110,8 @@ class Captures:
     """
 
     def __init__(self, runner: GraphRunner) -> None:
-        self._runner = runner
+        # Its runner's alone: memory of graphs goes with the runner, not when Python looks for cycles.
+        self._runner = cast("GraphRunner", weakref.proxy(runner))
         self._layout, self._options, self._tally = runner.layout, runner.options, runner.tally
         self.entries: dict[Key, Entry] = {}
         self._pools: dict[Any, CapturePool] = {}

@@ -101,7 +101,8 @@ def parse(text: str) -> tuple[str, Shapes]:
 
 def _parse_input(position: Any, sizes: Any, strides: Any = None) -> PlannedInput:
     counts = tuple(map(_count, sizes))
-    if (size := math.prod(counts)) <= MAX_ELEMENTS:
+    # Also where there are none: strides are products of the other sizes.
+    if (size := math.prod(max(count, 1) for count in counts)) <= MAX_ELEMENTS:
         steps = _contiguous(counts) if strides is None else tuple(map(_count, strides))
         size = sum((count - 1) * step for count, step in zip(counts, steps, strict=True))
     if size > MAX_ELEMENTS:

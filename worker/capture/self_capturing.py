@@ -31,7 +31,7 @@ class SelfCapturingRunner(GraphRunner):
         self, graph: LoadedGraph, facts: GraphFacts, backend: DeviceBackend, options: CaptureOptions
     ) -> None:
         super().__init__(graph, facts, backend, CaptureOptions(limit=options.limit))
-        self._lock = _ONE_AT_A_TIME
+        self.lock = _ONE_AT_A_TIME
         self._capturing = graph
         self._prepared: dict[Shapes, None] = {}
         written, *read = (
@@ -63,7 +63,7 @@ class SelfCapturingRunner(GraphRunner):
 
     def _run(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         self._check(inputs)
-        before = self.tally.captures
+        before = self._capturing.num_captures
         outputs = self._call(inputs)
         self.layout.note_writes(inputs)
         if self._capturing.is_eager:  # asked afterwards: a call may be the one that goes over the limit

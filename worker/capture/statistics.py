@@ -87,12 +87,13 @@ def total(runners: Iterable[GraphRunner]) -> CaptureStatistics:
     recaptured, eager, sums = Counter[str](), Counter[str](), Counter[str]()
     pools: dict[object, PoolStatistics] = {}
     for runner in runners:
-        tally = runner.tally
-        sums.update(captures=tally.captures, replays=tally.replays, warm_up_runs=tally.warm_up_runs)
-        recaptured.update(tally.recaptured)
-        eager.update(tally.eager)
-        for pool in runner.pools():
-            pools[id(pool) if pool.handle is None else pool.handle] = pool
+        with runner.lock:  # a call in another thread counts as well
+            tally = runner.tally
+            sums.update(captures=tally.captures, replays=tally.replays, warm_up_runs=tally.warm_up_runs)
+            recaptured.update(tally.recaptured)
+            eager.update(tally.eager)
+            for pool in runner.pools():
+                pools[id(pool) if pool.handle is None else pool.handle] = pool
     return CaptureStatistics(
         recapture_causes=tuple(recaptured.most_common()),
         eager_causes=tuple(eager.most_common()),

@@ -268,7 +268,7 @@ def _refuse_other_files(path: Path) -> None:
     if not path.exists():
         msg = f"there is no artifact {path}; its path stands in the log of the run that saved it"
         raise NoSuchCache(msg, path=str(path))
-    if path.name.startswith("compiled_module"):
+    if not path.is_file() or path.name.startswith("compiled_module"):
         return  # looked at, and refused, as what it should be
     with os_errors_are_unusable("artifact", path), path.open("rb") as stream:
         first = stream.read(64)

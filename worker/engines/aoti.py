@@ -284,10 +284,11 @@ class AotiEngine:
         name = call["file"]
         library = None
         if name:
-            package = files[name].read_bytes() if name in files else _compiled.get(name)
-            if package is None:
+            try:
+                package = files[name].read_bytes() if name in files else _compiled[name]
+            except (KeyError, OSError) as error:  # it was verified, and may be gone since
                 msg = f"{name} is missing, the artifact's kernels"
-                raise ArtifactMissing(msg, where=name, why="it is missing")
+                raise ArtifactMissing(msg, where=name, why="it is missing") from error
             library = unpack(package, name)
         tail = None
         if _TAIL[0] in sections:

@@ -176,7 +176,8 @@ def _unusable(path: Path, error: Exception, reasons: list[str]) -> None:
         damaged = Path(error.where)
         beside = "" if damaged == path else f": {damaged.name}"
         why = f"missing{beside}" if isinstance(error, ArtifactMissing) else f"corrupt{beside}: {error.why}"
-        set_aside(damaged)
+        if not isinstance(error, ArtifactMissing):  # which another process may just have put there
+            set_aside(damaged)
     reasons.append(why)
     _log.warning("%s is not used: %s", path, why)
 

@@ -235,6 +235,7 @@ class GraphRunner:
         due: positions whose inputs in the next run are taken for that; None where nothing is due.
         is_compiled: the graph is compiled kernels, which are called as they are.
         given_pool: the pool of a handle in the options.
+        lock: held in every call.
     """
 
     def __init__(
@@ -255,12 +256,12 @@ class GraphRunner:
         self.due: tuple[int, ...] | None = None
         self._autocast_kinds = tuple(dict.fromkeys(("cpu", backend.kind)))
         self.given_pool: CapturePool | None = None
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         if options.pool is not None:
             from warmrank.worker.capture.captures import pool_of
 
             self.given_pool = pool_of(backend, options.pool)
-            self._lock = self.given_pool.lock
+            self.lock = self.given_pool.lock
         self._captures: Captures | None = None  # with a shape's second call
         self.tally = Tally()
         if is_compiled:
@@ -281,7 +282,7 @@ class GraphRunner:
 
         Raises `StateChanged`: a tensor of the module is not what the graph was loaded for; nothing ran.
         """
-        with self._lock:
+        with self.lock:
             if not (torch.is_grad_enabled() or any(map(torch.is_autocast_enabled, self._autocast_kinds))):
                 return self._run(inputs)
             with plain(self._autocast_kinds):
@@ -292,7 +293,7 @@ class GraphRunner:
 
         As a replay would, it overwrites what other graphs of the pool returned.
         """
-        with self._lock, plain(self._autocast_kinds):
+        with self.lock, plain(self._autocast_kinds):
             self.layout.require_tensors(inputs)
             self._check(inputs)
             self._prepare(inputs)
@@ -312,7 +313,7 @@ class GraphRunner:
 
     def shapes(self) -> tuple[Shapes, ...]:
         """The shapes that are captured, for the capture plan."""
-        with self._lock:
+        with self.lock:
             return () if self._captures is None else self._captures.shapes()
 
     def shapes_for(self, inputs: Sequence[Any]) -> Shapes | None:
@@ -332,8 +333,7 @@ class GraphRunner:
 
     def pools(self) -> tuple[PoolStatistics, ...]:
         """Of each pool that graphs were captured into."""
-        with self._lock:
-            return () if self._captures is None else self._captures.pool_statistics()
+        return () if self._captures is None else self._captures.pool_statistics()
 
     def _captured(self) -> Captures:
         if self._captures is None:

@@ -1,6 +1,6 @@
 """Inductor: one graph of tensors to one shared library, which `libraries.py` opens.
 
-Relied on (``tests/unit/test_aoti_engine.py``; compiled kernels:
+Relied on (``tests/unit/test_graph_engine.py``; compiled kernels:
 ``tests/integration/test_max_autotune.py``):
 
 * ``compile_fx_aot`` within a tracing context uses that context's ``ShapeEnv``, so the conditions it puts on

@@ -1,6 +1,6 @@
 """Shared libraries that Inductor compiled ahead of time: opened here, without Inductor.
 
-Relied on (``tests/unit/test_aoti_engine.py``): ``AOTIModelContainerRunnerCpu(path, 1)`` opens one, and reads
+Relied on (``tests/unit/test_graph_engine.py``): ``AOTIModelContainerRunnerCpu(path, 1)`` opens one, and reads
 ``<path without .so>.json`` if it is there; ``run`` takes a list of tensors and returns one. What was opened
 stays usable when its file is removed, because it is mapped.
 """

@@ -27,6 +27,7 @@ import operator
 import warnings
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from types import FunctionType, WrapperDescriptorType
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 from torch.utils._config_module import ConfigModule
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.keys.code import is_users_function
+from warmrank.worker.keys.code import globals_module, is_pinned_module
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
 
@@ -148,7 +149,8 @@ class TracerChanges:
         """
         metaclass = type(variable.value)
         make = next((vars(base)["__call__"] for base in metaclass.__mro__ if "__call__" in vars(base)), None)
-        if is_users_function(make):
+        is_pinned = isinstance(make, FunctionType) and is_pinned_module(globals_module(make))
+        if not (is_pinned or isinstance(make, WrapperDescriptorType)):
             name = f"{metaclass.__qualname__}.__call__"
             msg = (
                 f"{name} makes the {variable.value.__qualname__} that the function asks for, which is not "

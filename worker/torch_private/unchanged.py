@@ -1,6 +1,6 @@
 """Detect changes of Python objects and tensors by single words of memory, thousands in a few microseconds.
 
-Relied on (``tests/unit/test_unchanged.py``):
+Relied on (``tests/unit/test_changes_after_load.py``):
 
 * CPython 3.11 and 3.12, 64 bits: the offsets below. A dict's and a class's version differ after any change
   (of the class or its bases); ``__dict__`` is at -24 (``Py_TPFLAGS_MANAGED_DICT``) or ``__dictoffset__``.

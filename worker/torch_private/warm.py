@@ -19,9 +19,10 @@ State is read from the getters under torch's properties, which cost up to twenty
 * ``torch.distributed.distributed_c10d._world.pg_names`` maps groups to names, in the order of their making;
 * Dynamo keeps preparations of packages in ``trace_rules._lazy_module_init``, and prepares einops alone, by
   a call of ``rearrange``;
-* ``TensorGuards`` (``tests/unit/test_unchanged.py``) compares type, dispatch keys (of the calling thread:
-  inference mode has others), dtype, device index, sizes and strides; ``requires_grad`` only while gradients
-  are recorded. It reads a null pointer where ``dynamic_dims_sizes`` and ``..._strides`` are left out.
+* ``TensorGuards`` (``tests/unit/test_changes_after_load.py``) compares type, dispatch keys (of the calling
+  thread: inference mode has others), dtype, device index, sizes and strides; ``requires_grad`` only while
+  gradients are recorded. It reads a null pointer where ``dynamic_dims_sizes`` and ``..._strides`` are left
+  out.
 """
 
 from __future__ import annotations

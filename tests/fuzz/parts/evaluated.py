@@ -169,6 +169,7 @@ CONSTANTS = (
     _asks("attribute of a metaclass", "C#.number", "main.M#.number = 7", top=_KIND),
     _asks("method that a metaclass gets", "2 if C# else 3", "main.M#.__bool__ = lambda cls: False", top=_KIND),
     _asks("instance that a metaclass makes", "D#(3).number", refused=r"A0.__call__|M0.__call__ makes the D0", top=_MAKES),
+    _asks("instance that a partialmethod of a metaclass makes", "D#(3).number", refused=r"M0.__call__ makes the D0", top="class M#(type):\n    __call__ = functools.partialmethod(lambda cls, *given: type.__call__(cls, *given))\nclass D#(metaclass=M#):\n    def __init__(self, number):\n        self.number = number"),
     _asks("partialmethod", "C#().tripled(5)", "main.C#.tripled = functools.partialmethod(main.C#.scaled, 4)", top="class C#:\n    def scaled(self, factor, number):\n        return factor * number\n    tripled = functools.partialmethod(scaled, 3)"),
     _asks("singledispatch", "f#(self.v#)", refused="functools.singledispatch", top="@functools.singledispatch\ndef f#(v):\n    return 2", init="self.v# = 5"),
     _asks("singledispatchmethod", "self.f#(5)", refused="functools.singledispatch", fields="@functools.singledispatchmethod\ndef f#(self, v):\n    return 2"),

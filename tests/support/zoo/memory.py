@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.support.zoo.attributes import one, two_sizes
 from tests.support.zoo.case import Call, call, case, numbers, refused
-from tests.support.zoo.values import Inner, Outer
+from tests.support.zoo.values import Inner, Outer, one, two_sizes
 
 CALLS = 0
 

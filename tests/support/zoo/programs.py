@@ -18,8 +18,8 @@ import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch import nn
 from torch.utils._pytree import register_pytree_node, tree_map
 
-from tests.support.zoo.attributes import one, two_sizes
 from tests.support.zoo.case import Call, call, case, numbers, refused
+from tests.support.zoo.values import one, two_sizes
 
 LOG = logging.getLogger(__name__)
 GAIN: ContextVar[float] = ContextVar("GAIN", default=2.0)
