@@ -30,6 +30,14 @@ _ROUND = 64  # calls between two that are timed; one that is slow by chance must
 _SLOW_ROUND = 1024
 
 
+class _Elsewhere(threading.local):
+    worked_s = 0.0
+
+
+elsewhere = _Elsewhere()
+"""Seconds for which this thread waited while another one worked for it, so for no disk or machine."""
+
+
 def threads_for(num_files: int, size_bytes: int) -> int:
     """Number of threads that are worth their start for files of that size in all."""
     return NUM_THREADS if num_files > _MANY or size_bytes > _MANY_BYTES else 1
@@ -78,9 +86,9 @@ def _each_short(function: Callable[[T], R], items: Sequence[T], *, num_threads: 
     """Now and then a call in this thread shows whether they wait; only then threads make the next ones."""
     results: list[R] = []
     while len(results) < len(items):
-        began_s, worked_s = time.perf_counter(), time.thread_time()
+        began_s, worked_s = time.perf_counter(), time.thread_time() + elsewhere.worked_s
         results.append(function(items[len(results)]))
-        waited_s = time.perf_counter() - began_s - (time.thread_time() - worked_s)
+        waited_s = time.perf_counter() - began_s - (time.thread_time() + elsewhere.worked_s - worked_s)
         is_slow = waited_s > _WORTH_A_THREAD_S
         following = items[len(results) : len(results) + (_SLOW_ROUND if is_slow else _ROUND)]
         results += each(function, following, num_threads=num_threads if is_slow else 1)

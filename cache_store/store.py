@@ -315,7 +315,7 @@ class Store:
                 self._documents(),
                 refs,
                 cache_root,
-                options=replace(options, on_progress=tell),
+                options=replace(options, on_progress=tell, beat=beat),
                 distinct=distinct,
             )
         options.held(outcome.copies)
@@ -340,8 +340,10 @@ class Store:
         One process of this node at a time, as `fetch_partitions`; nearer places get their blobs.
         """
         options = options or FetchOptions()
-        with single_flight(cache_root, timeout_s=LOCK_TIMEOUT_S):
-            found = fetch_node_files(self._documents(), launches, caches, cache_root, options)
+        with single_flight(cache_root, timeout_s=LOCK_TIMEOUT_S) as beat:
+            found = fetch_node_files(
+                self._documents(), launches, caches, cache_root, replace(options, beat=beat)
+            )
         options.held(found.copies)
         self._spread(found.copies, [])
         return found

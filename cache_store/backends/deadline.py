@@ -22,6 +22,7 @@ from typing import BinaryIO, Generic, Literal, TypeVar, cast
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, os_errors_are_unavailable
 from warmrank.cache_store.layout import FORMAT_FILE
+from warmrank.cache_store.parallel import elsewhere
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -41,6 +42,7 @@ class Call(Generic[T]):
 
     def __init__(self, function: Callable[[], T]) -> None:
         self.has_ended = False
+        self.waited_s = 0.0  # of its time, for a disk or another machine
         self._function = function
         self._running = threading.Lock()
         self._running.acquire()
@@ -66,10 +68,12 @@ class Call(Generic[T]):
 
     def run(self, then: Callable[[], None]) -> None:
         """Do it, in its thread, and ``then`` tell whoever waits."""
+        began_s, worked_s = time.perf_counter(), time.thread_time()
         try:
             self._values.append(self._function())
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self._errors.append(error)
+        self.waited_s = time.perf_counter() - began_s - (time.thread_time() - worked_s)
         then()
         self._running.release()
 
@@ -240,7 +244,7 @@ class Tier:
         """
         if self.circuit.is_open:
             raise self.away()
-        call = Call(function)
+        began_s, call = time.perf_counter(), Call(function)
         silent_s, num_answers = 0.0, self._num_answers
         for seconds in self.ticks.until(call):
             if self._num_answers != num_answers:  # whatever it was asked, that is a sign of life
@@ -253,6 +257,7 @@ class Tier:
                 Call(self.ping)
             if self.circuit.is_open:
                 raise self.away()
+        elsewhere.worked_s += time.perf_counter() - began_s - call.waited_s
         try:
             return call.result()
         except StoreUnavailable as error:
@@ -292,6 +297,7 @@ class _TierFile(io.BufferedIOBase):
         self._tier, self._name = tier, name
         self._file = tier.backend.open(name)
         self._head = b""
+        self._is_in_use = False  # by a read that perhaps never ends
         try:
             with os_errors_are_unavailable("file", name):
                 while len(self._head) < _HEAD_BYTES and (chunk := self._file.read(_HEAD_BYTES)):
@@ -307,7 +313,10 @@ class _TierFile(io.BufferedIOBase):
         if self._is_all or (data and size < sys.maxsize):
             return data
         with os_errors_are_unavailable("file", self._name):
-            return data + self._tier.call(lambda: self._file.read(-1 if size == sys.maxsize else size))
+            self._is_in_use = True
+            data += self._tier.call(lambda: self._file.read(-1 if size == sys.maxsize else size))
+            self._is_in_use = False
+        return data
 
     def fileno(self) -> int:
         return self._file.fileno()
@@ -315,4 +324,7 @@ class _TierFile(io.BufferedIOBase):
     def close(self) -> None:
         if not self.closed:
             super().close()
-            self._file.close()
+            if self._is_in_use:
+                Call(self._file.close)  # it waits for that read
+            else:
+                self._file.close()

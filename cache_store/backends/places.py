@@ -12,7 +12,7 @@ from typing import BinaryIO, TypeVar
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile, new_document
 from warmrank.cache_store.backends.deadline import Tier
-from warmrank.cache_store.errors import NotInStore, StoreError, StoreUnavailable
+from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, StoreUnavailable
 from warmrank.cache_store.layout import BLOBS
 
 T = TypeVar("T")
@@ -67,6 +67,9 @@ class TieredBackend:
                 file = tier.open(name)
             except NotInStore as error:
                 failure = failure or error
+            except Corrupt:
+                self._passed_over |= failed  # so that `move` takes the damaged one, not another
+                raise
             except StoreUnavailable as error:
                 self.note(tier, error)
                 failure = failed[tier.name, name] = error

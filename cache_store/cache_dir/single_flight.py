@@ -51,7 +51,13 @@ def single_flight(cache_root: Path, *, timeout_s: float) -> Iterator[Callable[[]
     """
     lock, beat_file = lock_in(cache_root, LOCK_NAME), cache_root / LOCKS / _BEAT_NAME
 
+    told_s = float("-inf")
+
     def beat() -> None:
+        nonlocal told_s
+        if (now_s := time.monotonic()) - told_s < _LOOK_EVERY_S:
+            return  # called for each of very many files
+        told_s = now_s
         with contextlib.suppress(OSError):  # then the others wait for as long as they do without
             beat_file.touch(mode=0o600)
 

@@ -168,7 +168,7 @@ def fetch_partitions(
     partitions = _without_equals(list(pinned.kept.values()), frozenset(distinct))
     index = DigestIndex(cache_root, _INDEX, reread=options.reread)
     targets = dict.fromkeys(target for partition in partitions for target in partition.functions)
-    paths, faults = _look(list(targets), cache_root, index)
+    paths, faults = _look(list(targets), cache_root, index, options.beat)
     absent = [target for target in targets if target not in paths and target not in faults]
     missing = missing_blobs(documents.backend, (target.digest for target in absent))
     faults |= {target: missing[target.digest] for target in absent if target.digest in missing}
@@ -237,7 +237,7 @@ def replicate(manifests: Sequence[PartitionManifest], files: Mapping[str, Path],
         if actual != expected:
             raise Corrupt.since_made(path, expected, actual, again="build")
     index = DigestIndex(root, _INDEX, reread=True)
-    paths, faults = _look(list(known), root, index)
+    paths, faults = _look(list(known), root, index, nothing)
     absent = [target for target in known if target not in paths and target not in faults]
     with staging_directory(root, _STAGING) as directory:
         staged = _staged_paths(directory, absent)
@@ -273,7 +273,7 @@ def _without_faults(
 
 
 def _look(
-    targets: Sequence[_Target], cache_root: Path, index: DigestIndex
+    targets: Sequence[_Target], cache_root: Path, index: DigestIndex, beat: Callable[[], None]
 ) -> tuple[dict[_Target, Path], dict[_Target, StoreError]]:
     """Where the cache directory has targets, and errors of others; slow where all has to be read."""
 
@@ -282,6 +282,7 @@ def _look(
             cache_root / target.function_dir,
             functools.partial(find_file, digest_of=index.digest),
         )
+        beat()
         return outcome_of(lambda: find(directory, target.digest, beside=target.name))
 
     total_bytes = _size_of(target.digest for target in targets)

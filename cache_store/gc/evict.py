@@ -318,7 +318,7 @@ def _choose_records(inventory: Inventory, policy: EvictPolicy) -> tuple[list[Cho
         if not reason and policy.older_than_s is not None and seconds > policy.older_than_s:
             taken.append(_choice(inventory, name, f"unused for {_age(seconds)}"))
             continue
-        new = inventory.closure([name]) - counted
+        new = inventory.closure([name], besides=counted)
         counted |= new
         counted_bytes += sum(inventory.files[it].stored_bytes for it in new if it in inventory.files)
         over = 0 if policy.max_bytes is None else counted_bytes - policy.max_bytes

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo
@@ -76,12 +77,12 @@ class Inventory:
     debris: tuple[FileInfo, ...] = ()  # on its way in, perhaps for ever
     problems: tuple[str, ...] = ()  # what was left alone, one line each
 
-    def closure(self, records: Iterable[str]) -> set[str]:
-        """These records, and all that they need."""
+    def closure(self, records: Iterable[str], *, besides: AbstractSet[str] = frozenset()) -> set[str]:
+        """These records, and all that they need ``besides`` an earlier closure."""
         found = set(records)
         for _ in range(2):  # the manifests of launches, then blobs
             known = [self.documents[name] for name in found if name in self.documents]
-            found.update(needed for document in known for needed in document.references)
+            found.update(name for document in known for name in document.references if name not in besides)
         return found
 
 

@@ -8,6 +8,7 @@ is read again directly before it is moved, because a publisher may have put it a
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import stat
 import tempfile
@@ -212,11 +213,16 @@ class _Audit:
             is_damaged = answer.sha256 != split_fanned_name(BLOBS, name)
             return answer, f"{name}: its bytes have {answer}" if is_damaged else "", is_damaged
 
+        @functools.cache
+        def local_files() -> Mapping[int, Sequence[Path]]:
+            return self._files({digest.size_bytes for digest in needed.values()})
+
         def put_again(name: str) -> str:
             if name not in needed:
                 return ""
+            files = local_files().get(needed[name].size_bytes, ())
             with tempfile.TemporaryDirectory() as directory:
-                for path, where in self._copies(name, needed[name], Path(directory)):
+                for path, where in self._copies(name, files, Path(directory)):
                     with contextlib.suppress(Corrupt, UnusableCache):  # then the file does not hold it
                         if backend.put_new([NewFile(name=name, source=path, expected=needed[name])]):
                             return where
@@ -279,13 +285,20 @@ class _Audit:
             self.faults.append(f"{name}: no name of a {_KINDS[prefix]}")
         return bool(is_known)
 
-    def _copies(self, name: str, digest: Digest, directory: Path) -> Iterator[tuple[Path, str]]:
-        """Files that may be a blob, not verified yet, and how people know them."""
+    def _files(self, sizes: AbstractSet[int]) -> dict[int, list[Path]]:
+        """Files of the cache directory by their size, if it is one of ``sizes``."""
+        found: dict[int, list[Path]] = {}
         for path in self.cache_root.rglob("*") if self.cache_root else ():
             with contextlib.suppress(OSError):  # gone meanwhile
                 status = path.lstat()
-                if stat.S_ISREG(status.st_mode) and status.st_size == digest.size_bytes:
-                    yield path, str(path)
+                if stat.S_ISREG(status.st_mode) and status.st_size in sizes:
+                    found.setdefault(status.st_size, []).append(path)
+        return found
+
+    def _copies(self, name: str, files: Iterable[Path], directory: Path) -> Iterator[tuple[Path, str]]:
+        """Files that may be a blob, not verified yet, and how people know them."""
+        for path in files:
+            yield path, str(path)
         copy = directory / "copy"
         for place in self.places:
             copy.unlink(missing_ok=True)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +22,7 @@ from warmrank.cache_store.backends.places import TieredBackend, read_from_any
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, NotInStore, StoreUnavailable
 from warmrank.cache_store.layout import BLOBS, blob_name, pin_name
+from warmrank.cache_store.parallel import elsewhere
 from warmrank.cache_store.store import Store, TierSpec, open_store
 
 pytestmark = pytest.mark.usefixtures("fresh_process")
@@ -112,6 +116,26 @@ def test_move_acts_on_the_place_that_would_be_read(places):
     assert view.move(DOCUMENT, "quarantine/document")
     assert places.near.stat([BLOB, DOCUMENT]).keys() == {DOCUMENT}
     assert places.far.stat([BLOB, DOCUMENT]).keys() == {BLOB}
+
+
+def test_damaged_file_is_moved_from_its_place_not_from_one_that_could_not_be_read(places, monkeypatch):
+    places.near.put_new([new_file(BLOB, b"blob")])
+    places.far.put_new([new_file(BLOB, b"????")])
+    monkeypatch.setattr(places.near, "open", raising(unavailable("Input/output error")))
+    damaged = Corrupt(what=BLOB, where="far", expected="blob", actual="????")
+    monkeypatch.setattr(places.far, "open", raising(damaged))
+    view = places.view()
+    with pytest.raises(Corrupt):
+        view.open(BLOB)
+    assert view.move(BLOB, None)
+    assert (len(places.near.stat([BLOB])), len(places.far.stat([BLOB]))) == (1, 0)
+
+
+def raising(error: Exception) -> Callable[[str], BinaryIO]:
+    def open_file(_: str) -> BinaryIO:
+        raise error
+
+    return open_file
 
 
 def test_fault_of_transport_opens_the_circuit_of_its_place_alone(places):
@@ -374,6 +398,50 @@ def test_place_that_hangs_in_the_middle_of_a_file_is_left_alone(slow_places):
     slow_places.slow.hangs_while_read = True
     assert read_from_any(view, DOCUMENT, lambda file: file.read()) == b"data"
     assert [tier.state.state for tier in view.tiers] == ["used", "away"]
+
+
+class _Stuck(io.RawIOBase):
+    """Has some bytes; a further read waits until it is released."""
+
+    def __init__(self, released: threading.Event) -> None:
+        self._left = 1 << 17
+        self._released = released
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview, /) -> int:
+        if not self._left:
+            self._released.wait(60)
+        self._left, num_bytes = self._left - min(self._left, len(buffer)), min(self._left, len(buffer))
+        return num_bytes
+
+
+def test_file_whose_read_hangs_is_closed_at_once(slow_places, monkeypatch):
+    released, closed = threading.Event(), threading.Event()
+    monkeypatch.setattr(slow_places.slow, "open", lambda _: io.BufferedReader(_Stuck(released)))
+
+    def read_all() -> None:
+        with contextlib.suppress(StoreUnavailable), slow_places.far.open(BLOB) as file:
+            while file.read(1 << 16):
+                pass
+        closed.set()
+
+    threading.Thread(target=read_all, daemon=True).start()
+    is_closed = closed.wait(20)
+    released.set()
+    assert (is_closed, slow_places.far.state.state) == (True, "away")
+
+
+def test_time_in_which_a_place_works_is_no_waiting(slow_places):
+    def work(_: object) -> None:
+        began_s = time.thread_time()
+        while time.thread_time() - began_s < 0.05:
+            pass
+
+    slow_places.slow.on_put, before_s = work, elsewhere.worked_s
+    put_document(slow_places.far)
+    assert elsewhere.worked_s - before_s > 0.04
 
 
 def test_fault_of_transport_leaves_the_place_out_at_once(slow_places):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,21 @@ def test_repair_brings_back_what_lies_in_the_trash(audited, root):
         f"{path.relative_to(root).as_posix()}: restored from the trash",
     )
     assert audited.verify().faults == ()
+
+
+def test_repair_looks_through_the_cache_directory_once(audited, root, tmp_path, monkeypatch):
+    cache, walks = tmp_path / "cache", list[Path]()
+    for path in stored(root, "cas"):
+        path.unlink()
+    really = Path.rglob
+
+    def rglob(self: Path, pattern: str) -> Iterator[Path]:
+        walks.extend([self] if self == cache else [])
+        return really(self, pattern)
+
+    monkeypatch.setattr(Path, "rglob", rglob)
+    assert len(audited.verify(repair=True, cache_root=cache).repairs) > 1
+    assert (len(walks), audited.verify().faults) == (1, ())
 
 
 def test_blob_that_was_put_again_while_it_was_read_stays(audited, root, monkeypatch):
