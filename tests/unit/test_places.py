@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -410,7 +410,7 @@ class _Stuck(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: bytearray | memoryview, /) -> int:
+    def readinto(self, buffer: Any, /) -> int:
         if not self._left:
             self._released.wait(60)
         self._left, num_bytes = self._left - min(self._left, len(buffer)), min(self._left, len(buffer))
