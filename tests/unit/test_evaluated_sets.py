@@ -41,6 +41,7 @@ PAIR = (1, 2)
 MADE: dict[str, Callable[[], Any]] = {
     "literal": lambda: placed({3 + len(PAIR), 1, len(PAIR)}),
     "literal of constants": lambda: placed({9, 4, 2, 17, 33}),
+    "constant": lambda: sum(place * ord(name) for place, name in enumerate(frozenset(["b", "a", "c"]))),
     "comprehension": lambda: placed({number % 7 for number in (9, 4, 2)}),
     "of a list": lambda: placed(set([3, 1, 2])),  # noqa: C405 - a call
     "added": lambda: placed(added([9, 4, 2, 17])),
@@ -53,6 +54,7 @@ MADE: dict[str, Callable[[], Any]] = {
 FROM_SETS: dict[str, Callable[[], Any]] = {
     "union": lambda: placed({9, 4} | {17, 2}),
     "copy": lambda: placed(set({9, 4, 2, 17})),
+    "frozen": lambda: placed(frozenset({9, 4, 2, 17})),
     "updated": lambda: placed(updated({9, 4}, {17, 2})),
     "lost": lambda: placed(without(added([9, 4, 2, 17]), 4)),
     "popped": lambda: ({9, 4} | {17, 2}).pop() + 1,
@@ -62,6 +64,16 @@ FROM_SETS: dict[str, Callable[[], Any]] = {
 def updated(members: set[Any], more: set[Any]) -> set[Any]:
     members.update(more)
     return members
+
+
+def over_a_constant() -> int:
+    total = 0
+    for number in {9, 4, 2, 17, 33}:  # noqa: PLC0208 - its order is what is tried
+        total = total * 2 + number
+    return total
+
+
+MADE["loop over a constant"] = over_a_constant
 
 
 class Makes(nn.Module):

@@ -73,6 +73,7 @@ _NO_ORDER: Final = (
     "not followed; go over sorted(...) of it, or over a list"
 )
 _UNORDERED: Final = (set, frozenset, len, any, all, min, max)
+_POLYFILLS: Final = "torch._dynamo.polyfills"
 _ALGEBRA: Final = "set_"
 """Functions by which Dynamo makes sets of sets: of what order, their results forget."""
 _TAKING: Final = ("extend", "extendleft", "__iadd__", "__init__")
@@ -88,6 +89,7 @@ class ValueHooks:
         self._methods: set[CodeType] = set()  # of constants that the trace came upon
         # New sets, by identity: members in the order of the filling, the first so many of them by a literal.
         self._filled: dict[int, tuple[Any, list[Any], int]] = {}
+        self._remade: dict[int, Any] = {}  # frozen sets that are no constants of the code
         self._in_order: set[int] = set()
         self._partials: dict[int, tuple[Any, Any]] = {}  # by their variables
         self._held: list[tuple[Any, ...]] | None = None  # calls that a kept result may stand for
@@ -260,6 +262,8 @@ class ValueHooks:
             self._sorting -= is_unordered
         if builtin.fn in (set, frozenset) and (not args or _kind_of(args[0]) in (list, tuple)):
             self._note_added(made, [], 0)
+        elif builtin.fn is frozenset:
+            self._remade[id(made)] = made
         return made
 
     @steps_in(_EFFECTS, "mutation(var)")
@@ -326,7 +330,8 @@ class ValueHooks:
                 self._put_in_order(*filled)
             else:
                 self._note_hashes(_members(variable))
-                if len(variable.items) > 1 and not tx.f_code.co_name.startswith(_ALGEBRA):
+                is_constant = _kind_of(variable) is frozenset and id(variable) not in self._remade
+                if len(variable.items) > 1 and not is_constant and _is_for_users(tx):
                     self._evaluations.refuse(_NO_ORDER)
 
     def _note_hashes(self, variables: Iterable[Any]) -> None:
@@ -412,6 +417,15 @@ def _set_classes() -> tuple[type[Any], ...]:
         for cls in with_subclasses(VariableTracker)
         if (kinds := {base.__name__ for base in cls.__mro__}) & names and not kinds & in_order
     )
+
+
+def _is_for_users(tx: Any) -> bool:
+    """True if the order of a set counts for the user's code; torch's own goes over sets in any."""
+    while tx is not None and str(tx.f_globals.get("__name__")).startswith(_POLYFILLS):
+        if tx.f_code.co_name.startswith(_ALGEBRA):
+            return False
+        tx = getattr(tx, "parent", None)
+    return tx is not None and not is_pinned_module(tx.f_globals.get("__name__"))
 
 
 def _members(variable: Any) -> Iterator[Any]:
