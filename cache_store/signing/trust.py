@@ -310,7 +310,7 @@ def choose_policy(location: str) -> PolicyChoice:
 
 
 def _why_shared(path: Path) -> str:
-    """Why others may have put something into a directory; empty if nobody can have."""
+    """Reason why others may have put something into a directory; empty if nobody can have."""
     mounts, own = read_mounts(), os.geteuid()
     kinds = [file_system_type(path, mounts)]
     if kinds[0] in LOCAL_TYPES:  # else not touched: a dead mount would hang here
@@ -343,7 +343,7 @@ def entry_fault(path: str, uid: int, mode: int, *, own: int, is_above: bool = Fa
 
 
 def _entries(root: Path) -> Iterator[tuple[Path, int, int]]:
-    """What a store uses of its directory: paths, owners, and modes as far as they count."""
+    """The parts of a directory that a store uses: paths, owners, and modes as far as they count."""
     if not root.exists():
         return
     status = root.lstat()

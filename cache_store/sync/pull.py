@@ -51,7 +51,7 @@ from warmrank.cache_store.sync.tools import Relocation, beside, is_ours, relocat
 logger = logging.getLogger(__name__)
 _STAGING = ".tmp-"
 _Kind = Literal["absent", "short", "equal", "other"]
-"""What is where a file should be: nothing, its beginning, its bytes, or others."""
+"""Content of the place of a file: nothing, its beginning, its bytes, or others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

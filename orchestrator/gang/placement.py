@@ -60,7 +60,7 @@ class Eligible:
     labels: Mapping[str, str]  # in Ray's syntax, what only the first meet
 
     def total(self, name: str) -> float:
-        """How much of a resource the nodes have together."""
+        """Amount of a resource that the nodes have together."""
         return sum(known.resources.get(name, 0.0) for known in self.nodes)
 
 

@@ -49,7 +49,7 @@ class Finding:
 
 
 def judged(check: str, is_fine: bool, fine: str, fault: str, remedy: str, level: Level = "error") -> Finding:
-    """What is ``fine``, or else the ``fault`` with its remedy."""
+    """A check that is ``fine``, or else its ``fault`` with the remedy."""
     return Finding(check, "ok", fine) if is_fine else Finding(check, level, fault, remedy)
 
 

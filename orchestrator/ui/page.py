@@ -315,7 +315,7 @@ def _failed(report: Report, failure: Failure) -> Iterator[Step]:
 
 
 def _store(report: Report) -> Iterator[Step]:
-    """What the store lacks, and nodes that share nothing in it."""
+    """Parts that the store lacks, and nodes that share nothing in it."""
     several = " --all-nodes" if len({rank.node_rank for rank in report.ranks}) > 1 else ""
     doctor = f"warmrank doctor {config_words(report)}{several}"
     if report.queued_on:

@@ -354,7 +354,6 @@ class ValueHooks:
         if not all(_is_number(key.vt) for key in filled):
             self._note_call(order_of_set, (num_literal, *given), order)
         variable.items = {given[member]: variable.items[given[member]] for member in order}
-        self._filled[id(variable)] = variable, filled, num_literal
         self._in_order.add(id(variable))
 
     def _note_call(self, *call: Any) -> None:
