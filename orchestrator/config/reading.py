@@ -403,9 +403,8 @@ def node_caches_of(config: Config) -> tuple[NodeCache, ...]:
 
 def place_faults(config: Config) -> dict[str, str]:
     """Faults of the places of node caches, as this process understands the config's paths, by name."""
-    own = {name: node_caches.engine_directory(config.cache_dir, name) for name in node_caches.OWN}
-    named = [cache for cache in declared_caches(config) if cache.name not in own]
-    return node_caches.place_faults(named, config.cache_dir, own)
+    named = [cache for cache in declared_caches(config) if cache.name not in node_caches.OWN]
+    return node_caches.place_faults(named, config.cache_dir)
 
 
 def declared_caches(config: Config) -> tuple[NodeCache, ...]:
