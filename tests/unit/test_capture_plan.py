@@ -23,7 +23,7 @@ from tests.support.in_process import InProcessLauncher
 from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import parse as config_of
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.launch.steps import order
+from warmrank.orchestrator.launch.stages import order
 from warmrank.worker.capture.plan import PlannedInput, Shapes, inputs_for, shapes_of
 from warmrank.worker.capture.plan import parse as parse_plan
 from warmrank.worker.devices import CpuBackend, tensor_in

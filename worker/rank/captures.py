@@ -1,7 +1,7 @@
 """A rank's captures: what it proposes, each step, and its manifest's plan.
 
 All ranks capture in step, because graphs hold collectives: the driver gathers proposals, and hands every rank
-its part of one order (`orchestrator.launch.steps`).
+its part of one order (`orchestrator.launch.stages`).
 """
 
 from __future__ import annotations
