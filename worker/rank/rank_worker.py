@@ -196,12 +196,8 @@ class RankWorker:
         """The graphs that this rank would capture, of the units ``names``; None for all."""
         from warmrank.worker.rank import captures
 
-        units = [
-            unit
-            for name, unit in self._units.items()
-            if unit.variant is not None and (names is None or name in names)
-        ]
-        return captures.propose(units, planned)
+        loaded = [unit for unit in self._units.values() if unit.variant is not None]
+        return captures.propose([unit for unit in loaded if names is None or unit.name in names], planned)
 
     def capture(self, step: CaptureProposal) -> tuple[FunctionResult, ...]:
         """Take one step of the order that the driver made of all ranks' proposals."""
@@ -246,10 +242,10 @@ class RankWorker:
         """Compare the warm model with its reference, if the workload has one."""
         with self._in_launch():
             found = self._check()
-        if self._spec.local_rank == 0:  # after the last call, so that nothing is missing
-            for function in self._functions:
-                for variant in function.variants:
-                    variant.runner.hand_over()
+        # After the last call, so that nothing is missing.
+        for function in self._functions if self._spec.local_rank == 0 else ():
+            for variant in function.variants:
+                variant.runner.hand_over()
         return found
 
     def extra(self) -> tuple[FunctionResult, ...]:
@@ -280,12 +276,9 @@ class RankWorker:
             return Verification(ok=True, max_error=0.0, tolerance=0.0, compared="")
         found = self._workload.check()
         if not isinstance(found, Verification):
-            entrypoint, kind = self._spec.entrypoint, type(found).__qualname__
-            msg = (
-                f"the check of {entrypoint} returned {kind}; expected a warmrank.Verification "
-                "(ok, max_error, tolerance, compared)"
-            )
-            raise WorkloadError(msg, entrypoint=entrypoint)
+            what = f"the check of {self._spec.entrypoint} returned {type(found).__qualname__}"
+            msg = f"{what}; expected a warmrank.Verification (ok, max_error, tolerance, compared)"
+            raise WorkloadError(msg, entrypoint=self._spec.entrypoint)
         # Not a number is within no tolerance, though nothing that a check compares it with may say so.
         return replace(found, ok=found.ok and found.max_error <= found.tolerance)
 
