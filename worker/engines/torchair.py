@@ -38,7 +38,6 @@ from warmrank.worker.engines import torchair_vendor as vendors
 from warmrank.worker.engines.graph import unpack_constants
 from warmrank.worker.engines.graph_source import pack_constants
 from warmrank.worker.engines.torchair_code import Own, bound, portable, portable_signature, roles_in, taken
-from warmrank.worker.engines.torchair_options import translated
 from warmrank.worker.errors import ArtifactCorrupt, BadConfig, CompileFailed, NotPortable
 from warmrank.worker.groups import role_of
 from warmrank.worker.node_caches import KernelFiles
@@ -204,7 +203,7 @@ def _handed(
 ) -> tuple[Any, dict[str, Any], Own]:
     """TorchAir's cached function, options that its cache's path depends on, and values of this process."""
     theirs = vendor.package.CompilerConfig()
-    translation = translated(site.config, theirs)
+    translation = vendors.translated(site.config, theirs)
     options = {"config": theirs, "dynamic": site.dynamic}
     if vendor.name == "torchair":
         options["ge_cache"] = site.ge_cache
@@ -250,7 +249,7 @@ def compiled_by_backend(
     """Graph compiled by TorchAir's own backend for ``torch.compile``, in memory only."""
     vendor = vendors.vendor_for(config.mode)
     theirs = vendor.package.CompilerConfig()
-    translated(config, theirs, kept=False)
+    vendors.translated(config, theirs, kept=False)
     backend = vendor.package.get_npu_backend(
         compiler_config=theirs, custom_decompositions=dict(decompositions)
     )
