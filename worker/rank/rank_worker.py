@@ -26,7 +26,6 @@ from warmrank.worker.results import (
     PlannedCapture,
     TraceResult,
     Verification,
-    unit_name,
 )
 
 if TYPE_CHECKING:
@@ -219,6 +218,8 @@ class RankWorker:
         before. After the last call come the probes of all such calls, which become no units: another may run
         before their turn.
         """
+        from warmrank.worker.rank.units import free_name
+
         with self._in_launch():
             ran = [
                 unit.guarded(lambda unit: unit.first_call())
@@ -228,15 +229,11 @@ class RankWorker:
             later = (unit.later(unit.name) for unit in self._calls)
             return (*ran, *(self._probe(unit) for unit in later if unit is not None))
         call = self._calls[place]
-        unit = call if call.variant is None else call.later(self._free_name(call.function))
+        unit = call if call.variant is None else call.later(free_name(self._units, call.function))
         if unit is None:
             return tuple(ran)
         self._units[unit.name] = self._calls[place] = unit
         return (*ran, self._probe(unit))
-
-    def _free_name(self, function: CachedFunction) -> str:
-        num = sum(unit.function.name == function.name for unit in self._units.values())
-        return unit_name(function.name, num)
 
     def verify(self) -> Verification:
         """Compare the warm model with its reference, if the workload has one."""
@@ -253,7 +250,7 @@ class RankWorker:
 
         They become units, so that the manifest names what was loaded or compiled beside the calls.
         """
-        from warmrank.worker.rank.units import RankUnit, check_cache_dir
+        from warmrank.worker.rank.units import RankUnit, check_cache_dir, free_name
         from warmrank.worker.rank.workload import Call
 
         results = []
@@ -261,7 +258,7 @@ class RankWorker:
             check_cache_dir(function, Path(self._spec.cache_dir))
             known = {unit.variant for unit in self._units.values()}
             for variant in reversed([found for found in function.variants if found not in known]):
-                name = self._free_name(function)
+                name = free_name(self._units, function)
                 result = replace(function.results[variant.stored.sha256], function=name)
                 call = Call(function=function)
                 self._units[name] = RankUnit(name=name, call=call, variant=variant, result=result)

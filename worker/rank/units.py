@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
@@ -340,17 +339,18 @@ class RankUnit:
 def units_of(calls: Iterable[Call], cache_dir: Path) -> dict[str, RankUnit]:
     """The units of a workload's calls, in their order, by name."""
     units: dict[str, RankUnit] = {}
-    seen: Counter[str] = Counter()
-    first: dict[CachedFunction, RankUnit] = {}
     for call in calls:
         check_cache_dir(call.function, cache_dir)
-        name = unit_name(call.function.name, seen[call.function.name])
-        seen[call.function.name] += 1
-        unit = RankUnit(name=name, call=call)
-        shared = first.setdefault(call.function, unit)
-        unit.refused, unit.outlines = shared.refused, shared.outlines
-        units[name] = unit
+        unit = RankUnit(name=free_name(units, call.function), call=call)
+        same = next((other for other in units.values() if other.function is call.function), unit)
+        unit.refused, unit.outlines = same.refused, same.outlines
+        units[unit.name] = unit
     return units
+
+
+def free_name(units: Mapping[str, RankUnit], function: CachedFunction) -> str:
+    """Name of a function's next unit."""
+    return unit_name(function.name, sum(unit.function.name == function.name for unit in units.values()))
 
 
 def check_cache_dir(function: CachedFunction, cache_dir: Path) -> None:
