@@ -66,7 +66,7 @@ def called(cache_dir: Path, name: str = "one", *, frozen: bool = False) -> Cache
 
 def private(function: CachedFunction) -> Path:
     """The directory that TorchAir was told."""
-    directory: Path = function.variants[0].runner._capturing.directory  # type: ignore[attr-defined]
+    directory: Path = function.variants[0].runner._capturing._made.private  # type: ignore[attr-defined]
     return directory
 
 

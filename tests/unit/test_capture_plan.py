@@ -201,7 +201,7 @@ def test_calls_are_proposed_and_then_what_the_plan_adds() -> None:
     [
         (plan_of(8, cache=5), "mutated input input 0 is (4,) here, and was (5,) where it was planned"),
         ((PlannedCapture(function="M.f", signature="int64[1, 8]"),), "M.f of the plan: "),
-        (plan_of(8, artifact=OTHER), "M.f of the plan has artifact cdcdcdcdcdcd"),
+        (plan_of(8, artifact=OTHER), "M.f of the plan: it has artifact cdcdcdcdcdcd"),
     ],
     ids=["another cache", "no plan", "another artifact"],
 )
