@@ -25,19 +25,6 @@ from torch._dynamo.source import CodeSource, TypeSource, is_from_skip_guard_sour
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.values import Value
 
-FACTS = {
-    "torch._C._dynamo.guards:DictGuardManager": "get_key_value_managers",
-    "torch._C._dynamo.guards:GuardManager": "get_source get_leaf_guards get_child_managers",
-    "torch._C._dynamo.guards:LeafGuard": "verbose_code_parts",
-    "torch._C._dynamo.guards:RootGuardManager": "get_epilogue_lambda_guards",
-    "torch._dynamo.guards": "CheckFunctionManager make_guard_filter_entry(guard, builder)",
-    "torch._dynamo.guards:CheckFunctionManager": "build_guards(sorted_guards)",
-    "torch._dynamo.guards:GuardBuilder": "get_guard_manager_from_source",
-    "torch._dynamo.output_graph:OutputGraph": "input_source_to_sizes_strides",
-    "torch._dynamo.types:GuardFilterEntry": "name has_value value guard_type orig_guard",
-    "torch._guards:Guard": "originating_source create_fn code_list",
-}
-
 _IDENTITY = ("ID_MATCH", "TYPE_MATCH")  # the latter where a type's own source is asked for its base
 _VALUES = ("EQUALS_MATCH", "FLOAT_IS_NAN", "COMPLEX_IS_NAN", "TRUE_MATCH", "FALSE_MATCH", "NONE_MATCH")
 _CONSTANT = (*_VALUES, "ID_MATCH")

@@ -35,19 +35,8 @@ from warmrank.worker.keys.code import is_pinned_module, is_users_function
 from warmrank.worker.torch_private.evaluated_calls import CallHooks, EnvironmentHooks
 from warmrank.worker.torch_private.evaluated_reads import ReadHooks
 from warmrank.worker.torch_private.evaluated_values import ValueHooks
-from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
+from warmrank.worker.torch_private.patching import intercepted, steps_in
 from warmrank.worker.values import Value
-
-FACTS = {
-    "torch._dynamo.source:AttrSource": "base member",
-    "torch._dynamo.source:DictGetItemSource": "base index",
-    "torch._dynamo.source:TypeDictSource": "base",
-    "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
-    "torch._dynamo.variables.builder:VariableBuilder": "source",
-    "torch._dynamo.variables.builtin:BuiltinVariable": "call_function_handler_cache",
-    "torch._dynamo.variables.functions:UserFunctionVariable": "get_source",
-    "torch._subclasses.fake_tensor:FakeTensorMode": "cache_clear",
-}
 
 _HELD_IN = ("__func__", "fget", "fset", "fdel", "func", "__wrapped__")  # members that hold a function
 
@@ -84,7 +73,7 @@ class Evaluations:
         handlers = BuiltinVariable.call_function_handler_cache  # keeps methods, which are others within
         FakeTensorMode.cache_clear()  # of results for which an earlier trace asked fake kernels
         profile = sys.getprofile()
-        with intercepted(hooks_of(ReadHooks(self), CallHooks(self), ValueHooks(self), PathHooks(self))):
+        with intercepted(ReadHooks(self), CallHooks(self), ValueHooks(self), PathHooks(self)):
             handlers.clear()
             try:
                 yield
@@ -96,7 +85,7 @@ class Evaluations:
     def lowering(self) -> Iterator[None]:
         """Note also what operators read of the environment; fake kernels are asked once more."""
         FakeTensorMode.cache_clear()
-        with intercepted(hooks_of(EnvironmentHooks(self))):
+        with intercepted(EnvironmentHooks(self)):
             yield
 
     def note(self, kind: str, source: str, detail: Any) -> None:

@@ -37,11 +37,6 @@ from warmrank.worker.torch_private.warm import OPERATORS
 if TYPE_CHECKING:
     from warmrank.worker.torch_private.evaluated import Evaluations
 
-FACTS = {
-    "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "f_code f_globals",
-    "torch.distributed:ProcessGroup": "rank size",
-}
-
 _OF_TORCH: Final = "TorchInGraphFunctionVariable"
 _TRANSLATOR: Final = "torch._dynamo.symbolic_convert:InstructionTranslatorBase"
 _TORCH: Final = Path(torch.__file__).parent

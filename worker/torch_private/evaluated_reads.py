@@ -36,13 +36,6 @@ from warmrank.worker.torch_private.patching import named, steps_in, steps_in_var
 if TYPE_CHECKING:
     from warmrank.worker.torch_private.evaluated import Evaluations
 
-FACTS = {
-    "torch._dynamo.exc": "ObservedAttributeError handle_observed_exception(tx)",
-    "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "f_code",
-    "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
-    "torch._dynamo.variables.lazy:LazyVariableTracker": "is_realized peek_value",
-}
-
 _GETTERS = ("var_getattr", "tp_getattro_impl")
 _REGISTRIES = ("_parameters", "_buffers", "_modules")  # in the order in which a module asks them
 _BUILTINS = "torch._dynamo.variables.builtin"

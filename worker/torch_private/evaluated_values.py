@@ -43,10 +43,6 @@ from warmrank.worker.torch_private.patching import (
 if TYPE_CHECKING:
     from warmrank.worker.torch_private.evaluated import Evaluations
 
-FACTS = {
-    "torch._dynamo.variables.lazy:LazyVariableTracker": "realize realize_all(value)",
-}
-
 _BUILTIN: Final = "torch._dynamo.variables.builtin:BuiltinVariable"
 _KEY: Final = "torch._dynamo.variables.hashable:HashableTracker"
 _KEY_OF_OLD: Final = "torch._dynamo.variables.dicts:ConstDictVariable._HashableTracker"  # in 2.11
@@ -471,7 +467,7 @@ def _hash_by_address(kind: Any) -> bool:
 
 PROBES = {
     "keys of dicts are wrapped in a class that says so": lambda: any(
-        [*target.hooks(print)] for target in targets_of(ValueHooks._realize_key)
+        [*target.places()] for target in targets_of(ValueHooks._realize_key)
     ),
     "sets have variables of their own": lambda: len(_set_classes()) > 1,
 }

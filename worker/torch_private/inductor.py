@@ -33,19 +33,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from warmrank.worker.errors import NotPortable, NotYet
-from warmrank.worker.torch_private.libraries import LIBRARY, NODES
 from warmrank.worker.torch_private.operators import constant_of, memory_of, mutated_arguments, nodes_at
-from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
+from warmrank.worker.torch_private.patching import intercepted, steps_in
+from warmrank.worker.torch_private.warm import LIBRARY, NODES
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
-
-FACTS = {
-    "torch._inductor.config": "get_config_copy patch",
-    "torch._inductor.lowering": "fallback_handler(kernel, add_to_fallback_set) to_dtype(x, dtype)",
-    "torch._subclasses.fake_tensor": "FakeTensorMode(shape_env)",
-}
 
 _NAME = "graph"
 # Without these a library does the same: it is larger, or takes longer to make.
@@ -108,8 +102,8 @@ def _made(graph: GraphModule, inputs: Sequence[Any], cache: Path, settings: dict
     from torch._inductor.compile_fx import compile_fx_aot
     from torch._inductor.exc import InductorError
 
-    hooks = hooks_of(AsEager(graph.graph))
-    with _cache_at(cache), config.patch(settings), torch.no_grad(), intercepted(hooks):
+    hooks = intercepted(AsEager(graph.graph))
+    with _cache_at(cache), config.patch(settings), torch.no_grad(), hooks:
         try:
             return compile_fx_aot(graph, list(inputs))
         except (

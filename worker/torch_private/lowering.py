@@ -29,7 +29,7 @@ from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_module, is_pinned_module, layers
 from warmrank.worker.torch_private.operators import memory_of, mutated_arguments, named_argument, nodes_at
 from warmrank.worker.torch_private.originals import Originals, refuse_replaced
-from warmrank.worker.torch_private.patching import hooks_of, intercepted
+from warmrank.worker.torch_private.patching import intercepted
 from warmrank.worker.torch_private.warm import settings
 from warmrank.worker.values import Value
 
@@ -37,19 +37,6 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from torch.fx import GraphModule, Node
-
-FACTS = {
-    "torch._C": "_set_grad_enabled",
-    "torch._C._autograd": "_get_data_attr",
-    "torch._higher_order_ops.cond:cond_op": "py_kernels",
-    "torch._higher_order_ops.scan": "generic_scan(operator, init, xs, additional_inputs)",
-    "torch._higher_order_ops.wrap:TagActivationCheckpoint": "divide_kwargs(kwargs)",
-    "torch._ops:HigherOrderOperator": "name",
-    "torch.fx.experimental.proxy_tensor": (
-        "make_fx(decomposition_table, tracing_mode, _allow_non_fake_inputs, pre_dispatch)"
-    ),
-    "torch.fx.traceback": "preserve_node_meta",
-}
 
 # What stays an operator in the lowered graph, with its bodies beside it.
 BRANCH, LOOP = "cond", "while_loop"
@@ -364,7 +351,7 @@ def graph_of(
 
     With ``composites``, composite operators (``linear``) are kept whole.
     """
-    with intercepted(hooks_of(Originals())):
+    with intercepted(Originals()):
         graph: GraphModule = make_fx(
             function,
             decomposition_table=dict(decompositions or {}),

@@ -33,12 +33,6 @@ from warmrank.worker.torch_private.warm import replaced_operator, replacing_call
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
 
-FACTS = {
-    "torch._C": "_dispatch_dump",
-    "torch._library.simple_registry:singleton": "find",
-    "torch._library.custom_ops": "OPDEFS",
-}
-
 _KERNEL = re.compile(r"^(\w+)(?:\[\w+\])?: registered at (.+):\d+ ::", re.MULTILINE)
 _DEFINITION = re.compile(r"^debug: registered at (.+):\d+", re.MULTILINE)
 _WHILE_LOWERING = re.compile(

@@ -25,11 +25,6 @@ from torch.utils import _pytree
 
 from warmrank.worker.errors import NotCapturable
 
-FACTS = {
-    "torch:Tensor": "_base _version detach as_strided",
-    "torch._C": "_construct_storage_from_data_pointer",
-}
-
 
 class Place(NamedTuple):
     """Place of a tensor: a storage by its number, and the layout in it (offset and strides in elements)."""

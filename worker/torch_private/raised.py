@@ -20,12 +20,6 @@ from torch._dynamo.exc import ObservedException, TorchRuntimeError, observed_exc
 from warmrank.worker.errors import FunctionRaised
 from warmrank.worker.torch_private.patching import steps_in
 
-FACTS = {
-    "torch._dynamo.output_graph:OutputGraph": "shape_env",
-    "torch._dynamo.variables:ExceptionVariable": "args python_type_name",
-    "torch.fx.experimental.symbolic_shapes:ShapeEnv()": "backed_var_to_val",
-}
-
 _log = logging.getLogger(__name__)
 
 _OBSERVED: Final = "Observed exception"

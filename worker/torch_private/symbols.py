@@ -24,19 +24,10 @@ from warmrank.worker.errors import GearError
 from warmrank.worker.torch_private.lowering import LoweredGraph, source_name
 from warmrank.worker.torch_private.marks import marked_dims, refuse_unbacked, traced_as
 from warmrank.worker.torch_private.operators import readable
-from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
+from warmrank.worker.torch_private.patching import intercepted, steps_in
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
-
-FACTS = {
-    "torch._subclasses.fake_tensor": "FakeTensorMode(allow_non_fake_inputs)",
-    "torch.fx.experimental._config": "backed_size_oblivious",
-    "torch.fx.experimental.symbolic_shapes:ShapeEnv()": (
-        "source_to_var specialization_stacks replace guards var_to_range backed_var_to_val"
-    ),
-    "torch.fx.experimental.symbolic_shapes:StatelessSymbolicContext": "dynamic_sizes",
-}
 
 # What is patched here while a trace runs belongs to the whole process.
 _LOCK = threading.RLock()
@@ -65,7 +56,7 @@ def marks_obeyed(hints: Hints, *, oblivious: bool) -> Iterator[dict[str, torch.T
         _LOCK,
         traced_as(sizes.hints),
         settings.patch(backed_size_oblivious=oblivious),  # type: ignore[attr-defined]
-        intercepted(hooks_of(sizes)),
+        intercepted(sizes),
     ):
         try:
             yield sizes.traced

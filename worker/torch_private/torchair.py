@@ -30,13 +30,6 @@ import torch
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import globals_module
 
-FACTS = {
-    "torch._functorch._aot_autograd.schemas:ViewAndMutationMeta": (
-        "mutated_inp_runtime_indices num_intermediate_bases tokens"
-    ),
-    "torch._guards:TracingContext": "fw_metadata",
-}
-
 _OF_THE_VENDOR = ("torch_npu", "torchair", "npugraph_ex")  # the version of torch_npu stands for theirs
 _FUNCTIONS = ("search_fn", "replace_fn", "extra_check")
 _SETTINGS = ("trace_fn", "scalar_workaround", "search_fn_pattern", "requires_grad")

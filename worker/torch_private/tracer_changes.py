@@ -46,23 +46,7 @@ from torch.utils._config_module import ConfigModule
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import globals_module, is_pinned_module
 from warmrank.worker.torch_private.lowering import source_name
-from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
-
-FACTS = {
-    "torch._dynamo.config": "ignore_logging_functions patch",
-    "torch._dynamo.guards:GuardBuilder": "MODULE_MATCH ID_MATCH",
-    "torch._dynamo.side_effects:SideEffects": "track_object_existing",
-    "torch._dynamo.source:AttrSource": "base member",
-    "torch._dynamo.variables": "PythonModuleVariable(value)",
-    "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
-    "torch._dynamo.variables.builder:VariableBuilder": "install_guards source tx",
-    "torch._dynamo.variables.constant:ConstantVariable": "as_proxy reconstruct(codegen)",
-    "torch._dynamo.variables.user_defined:UserDefinedObjectVariable": "call_method(tx, name, args, kwargs)",
-    "torch._dynamo.variables:ConstDictVariable": "install_dict_contains_guard",
-    "torch._guards": "InvokeSubgraphCache",
-    "torch._subclasses.meta_utils:MetaTensorDesc": "is_view base creation_meta",
-}
-
+from warmrank.worker.torch_private.patching import intercepted, steps_in
 
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _log = logging.getLogger("torchair")
@@ -87,7 +71,7 @@ class TracerChanges:
         """Put the changes in place; then say which calls were left out."""
         methods = (getattr(logging.Logger, name) for name in _TELLING)
         ignored = {*dynamo_config.ignore_logging_functions, *_FUNCTIONS, *methods}
-        with dynamo_config.patch(ignore_logging_functions=ignored), intercepted(hooks_of(self)):
+        with dynamo_config.patch(ignore_logging_functions=ignored), intercepted(self):
             yield
         if self._left_out:
             told = ", ".join(sorted(self._left_out))
@@ -269,7 +253,7 @@ class ViewsByThemselves:
         Raises:
             NotPortable: the traced code asks a tensor for its base.
         """
-        with intercepted(hooks_of(self)):
+        with intercepted(self):
             try:
                 yield
             except Exception as error:

@@ -36,19 +36,10 @@ from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_users_function
 from warmrank.worker.repeatable import get_cached, get_partial
-from warmrank.worker.torch_private.patching import hooks_of, intercepted, replaced, steps_in
+from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
-
-FACTS = {
-    "functools:cached_property": "__get__",
-    "functools:partialmethod": "__get__",
-    "torch._dynamo.symbolic_convert:InstructionTranslator": "current_tx",
-    "torch._dynamo.symbolic_convert:TensorifyState": "specialize(index)",
-    "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
-    "torch._guards:GuardsSet": "add(guard)",
-}
 
 _DISPATCH: Final = functools.singledispatch(lambda _: None).dispatch.__code__
 _CONVERSION: Final = re.compile(r"%[#0 +-]*\d*(?:\.\d+)?[hlL]?(.)")
@@ -65,7 +56,7 @@ class PythonChanges:
     def made(self) -> Iterator[None]:
         """Put the changes in place."""
         with (
-            intercepted(hooks_of(self)),
+            intercepted(self),
             replaced(functools.cached_property, "__get__", get_cached),  # which Dynamo traces
             replaced(functools.partialmethod, "__get__", get_partial),  # likewise
         ):

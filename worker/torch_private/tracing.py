@@ -39,7 +39,7 @@ from warmrank.worker.keys.code import globals_read
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, TracedGuard, traced_guards
 from warmrank.worker.torch_private.evaluated import Evaluations
 from warmrank.worker.torch_private.lowering import CapturedCall, LoweredGraph, lower, source_name
-from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
+from warmrank.worker.torch_private.patching import intercepted, steps_in
 from warmrank.worker.torch_private.raised import ShapeNotes, raised_by
 from warmrank.worker.torch_private.tracer_changes import TracerChanges, ViewsByThemselves
 from warmrank.worker.torch_private.tracer_python import PythonChanges
@@ -48,22 +48,6 @@ from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
-
-FACTS = {
-    "torch._dynamo.config": (
-        "specialize_float automatic_dynamic_shapes allow_rnn enable_dynamo_decompositions"
-    ),
-    "torch._dynamo.convert_frame": "fullgraph_capture(args, kwargs)",
-    "torch._dynamo.convert_frame:BackendInput": (
-        "backend_id graph_module example_inputs fake_mode tensor_to_context"
-    ),
-    "torch._dynamo.convert_frame:CaptureOutput": "graph_capture_output backend_input",
-    "torch._dynamo.convert_frame:GraphCaptureOutput": "output_graph traced_code get_runtime_env",
-    "torch._dynamo.convert_frame:GraphRuntimeEnv": "bytecode import_sources external_refs",
-    "torch._dynamo.side_effects:SideEffects": "_get_modified_vars store_attr_mutations",
-    "torch._dynamo.variables.builder:VariableBuilder": "source",
-    "torch.fx.experimental._config": "use_duck_shape",
-}
 
 
 class TracedWrite(Value):
@@ -211,7 +195,7 @@ def trace(
                 TracerChanges(name, evaluated.note_call).made(),
                 PythonChanges().made(),
                 ViewsByThemselves().made(),
-                intercepted(hooks_of(notes)),
+                intercepted(notes),
             ):
                 captured = _capture(method, name, args, dict(kwargs))
             if free is not None and not free and (counters := notes.counters()):
@@ -363,7 +347,7 @@ def _capture(method: Callable[..., Any], name: str, args: tuple[Any, ...], kwarg
     shapes = ShapeNotes()
     handled = sys.exception()  # the caller's, or that of an earlier attempt
     try:
-        with intercepted(hooks_of(shapes)), _without_tracebacks():
+        with intercepted(shapes), _without_tracebacks():
             return convert_frame.fullgraph_capture(method, args, kwargs)
     except WorkerError:
         raise

@@ -22,7 +22,9 @@ State is read from the getters under torch's properties, which cost up to twenty
 * ``TensorGuards`` (``tests/unit/test_changes_after_load.py``) compares type, dispatch keys (of the calling
   thread: inference mode has others), dtype, device index, sizes and strides; ``requires_grad`` only while
   gradients are recorded. It reads a null pointer where ``dynamic_dims_sizes`` and ``..._strides`` are left
-  out.
+  out;
+* ``AOTIModelContainerRunnerCpu(path, 1)`` opens a library (``tests/unit/test_graph_engine.py``), and reads
+  ``<path without .so>.json`` if it is there; ``run`` takes a list of tensors and returns one.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ from __future__ import annotations
 import copyreg
 import functools
 import importlib
+import re
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -41,13 +45,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
 from torch.utils._pytree import SUPPORTED_NODES
 
-from warmrank.worker.errors import NotPortable
-
-FACTS = {
-    "torch._C": "_get_fp32_precision_getter _get_cublas_allow_fp16_accumulation _get_cudnn_sdp_enabled",
-    "torch._dynamo.trace_rules": "_lazy_module_init",
-    "torch.distributed.distributed_c10d:_World": "pg_names",
-}
+from warmrank.worker.errors import ArtifactCorrupt, NotPortable, StateChanged
 
 _KEYS_OF_ALL = ("CPU", "AutogradCPU", "Autograd", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
 _ENDINGS = tuple(f"/{key}" for key in _KEYS_OF_ALL)
@@ -363,6 +361,51 @@ def _prepare_einops(einops: Any) -> None:
 def _prepared() -> set[str]:
     importlib.import_module("torch._dynamo.decorators")
     return set(importlib.import_module("torch._dynamo.trace_rules")._lazy_module_init)
+
+
+# Shared libraries that Inductor compiled ahead of time, opened without Inductor. What was opened stays usable
+# when its file is removed, because it is mapped.
+Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+LIBRARY, NODES = "graph.so", "graph.json"
+_WRONG_RESULT = re.compile(r"(?P<found>expected (size|dtype) .*)\n.*Error in op: (?P<operator>\S+)")
+
+
+def open_library(library: Mapping[str, bytes], device: torch.device) -> Run:
+    """Open a library, given as its files by name, on a device; return its runner.
+
+    The bytes pass through files of a private directory that is gone when this returns: nobody else can
+    change them on the way, and nothing is left behind.
+
+    Raises:
+        ArtifactCorrupt: the system's linker, or torch, cannot open it here.
+    """
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="warmrank-aoti-") as directory:
+        for name, data in library.items():
+            (Path(directory) / name).write_bytes(data)
+        path = str(Path(directory) / LIBRARY)
+        try:
+            runner: Any = (
+                torch._C._aoti.AOTIModelContainerRunnerCpu(path, 1)
+                if device.type == "cpu"
+                else torch._C._aoti.AOTIModelContainerRunnerCuda(path, 1, str(device))
+            )
+        except RuntimeError as error:
+            reason = str(error).strip()
+            msg = f"the compiled kernels cannot be opened on this machine: {reason}"
+            raise ArtifactCorrupt(msg, where="compiled kernels", why=reason) from error
+    run: Run = runner.run
+    return run
+
+
+def changed_result(error: RuntimeError) -> StateChanged | None:
+    """The error for a result that is not as in the trace; None for another failure."""
+    found = _WRONG_RESULT.match(str(error))
+    if found is None:
+        return None
+    where = f"the result of {found['operator']} in compiled kernels"
+    return StateChanged(where, f"another ({found['found']})", while_running=True)
 
 
 PROBES = {
