@@ -1,15 +1,11 @@
 """The guards of one trace as plain values: Dynamo's own, and its guard tree in C++.
 
-Relied on (torch 2.11 to 2.15), besides what `MADE` says:
-
-* ``CheckFunctionManager`` builds the tree in one call of its method ``build_guards``, which takes the guards
-  and returns their builder and a holder whose ``root`` is the tree; it runs the guards unless
-  ``output_graph.skip_guards_check``. A builder gives the same manager for the same place of the tree;
-* only managers of dicts have checks of their own: type, length, and so, with the keys that have managers,
-  the keys' order. All others fail where there is nothing at their place;
-* ``input_source_to_sizes_strides`` maps a tensor's source to its traced sizes and strides, in which a dynamic
-  dimension is a ``SymInt``; a specialised one has a ``node.maybe_as_int()``, which ``TENSOR_MATCH`` compares
-  and the shape guards leave out.
+Relied on, besides what `MADE` says: ``CheckFunctionManager`` builds the tree in one call of
+``build_guards``, and runs the guards unless ``output_graph.skip_guards_check``; a builder gives the same
+manager for the same place of the tree. Only managers of dicts have checks of their own: type, length, and
+so, with the keys that have managers, the keys' order; all others fail where there is nothing at their
+place. A dynamic dimension is a ``SymInt`` in ``input_source_to_sizes_strides``; a specialised one has a
+``node.maybe_as_int()``, which ``TENSOR_MATCH`` compares and the shape guards leave out.
 """
 
 from __future__ import annotations

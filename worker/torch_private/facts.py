@@ -35,8 +35,8 @@ TESTED: Final = f"2.11 to {NEWEST[0]}.{NEWEST[1]}"
 
 _COMPILE = (
     "dynamo_guards", "evaluated", "evaluated_calls", "evaluated_reads", "evaluated_values",
-    "kernels", "lowering", "marks", "operators", "originals", "patching", "places", "raised", "recording",
-    "symbols", "tracer_changes", "tracer_python", "tracing", "warm",
+    "kernels", "lowering", "marks", "operators", "patching", "places", "raised", "recording",
+    "symbols", "tracer_changes", "tracing", "warm",
 )  # fmt: skip
 GROUPS: Final = {
     "compile": _COMPILE, "trial": (), "inductor": ("inductor",), "torchair": ("torchair",),

@@ -1,17 +1,12 @@
-"""Inductor: one graph of tensors to one shared library, which `libraries.py` opens.
+"""Inductor: one graph of tensors to one shared library, which `warm.open_library` opens.
 
-Relied on (``tests/unit/test_graph_engine.py``; compiled kernels:
-``tests/integration/test_max_autotune.py``):
+Relied on (``tests/unit/test_graph_engine.py``, ``tests/integration/test_max_autotune.py``):
 
-* ``compile_fx_aot`` within a tracing context uses that context's ``ShapeEnv``, so the conditions it puts on
-  symbolic sizes are guards of the trace. It takes no symbolic integer as an input: a tensor with a symbolic
-  size and stride 0 carries a number into the library, where ``sym_size`` reads it. The value of a ``SymInt``
-  placeholder has its symbol as ``node.expr``, after what was substituted since, and ``node.maybe_as_int()``;
-* with ``aot_inductor.package`` it returns the paths of what it made, one of them the ``.so``; with
-  ``model_name_for_generated_files`` no name depends on a hash. Operators that have no C interface are
-  called by name; ``<stem>.json`` beside the library lists them;
-* what calls an operator compares the result's sizes and strides with those of the trace, if a variable of the
-  environment asks for it: ``_codegen_assert_size_stride`` writes that;
+* ``compile_fx_aot`` within a tracing context puts conditions on symbolic sizes into that context's
+  ``ShapeEnv``. It takes no symbolic integer as an input: a tensor with a symbolic size and stride 0 carries
+  a number into the library, where ``sym_size`` reads it;
+* with ``aot_inductor.package`` it returns the paths of what it made, one of them the ``.so``. Operators
+  that have no C interface are called by name; ``<stem>.json`` beside the library lists them;
 * ``cpp.threads`` is the number of OpenMP threads in the code, and decides which loops are worth splitting;
 * Inductor writes to inputs last, by ``copy_`` operators without users, and drops copies that change nothing
   (``a.copy_(b)``, ``a.clone()``): such a write then reads an input that another one may have overwritten by

@@ -1,15 +1,13 @@
 """Calling a kernel again and again with the same tensors, at the least cost.
 
 A call through ``torch.ops`` boxes every argument; torch's own bindings (``torch.add``, ``Tensor.add_``)
-reach the same overload at half the price. Whether a binding does, with these kinds of arguments, is not
-looked up in a table: it is called under a dispatch mode that notes what arrives and runs no kernel. A binding
-that reaches another overload, or the same one with other arguments, is not used. Operators that write nowhere
-cannot be tried without running them, so they keep the call through ``torch.ops``.
+reach the same overload at half the price. One is used if, called with these kinds of arguments under a
+dispatch mode that runs no kernel, it reaches that overload with the same arguments. Operators that write
+nowhere cannot be tried without running them, so they keep the call through ``torch.ops``.
 
-Relies on: ``OpOverload._op`` is the overload without its Python wrapper; ``_AutoDispatchBelowAutograd`` skips
-autograd's kernels, which do nothing for tensors that ask for no gradients; each functional overload with a
-``structured_delegate`` has a kernel for ``CompositeExplicitAutogradNonFunctional``, and that delegate one for
-``Meta``.
+Relies on: ``OpOverload._op`` is the overload without its Python wrapper; ``_AutoDispatchBelowAutograd``
+skips autograd's kernels; each functional overload with a ``structured_delegate`` has a kernel for
+``CompositeExplicitAutogradNonFunctional``, and that delegate one for ``Meta``.
 """
 
 from __future__ import annotations

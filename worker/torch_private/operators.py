@@ -2,17 +2,11 @@
 
 What runs while a graph is lowered leaves its mark there, though Dynamo does not look into it: a kernel for
 all devices (``CompositeImplicitAutograd``) is taken apart, and the shapes that a fake kernel answers become
-part of the code. What is relied on (torch 2.11 to 2.15):
-
-* ``torch._C._dispatch_dump(name)`` has a line ``<key>: registered at <file>:<line> :: ...`` for each kernel,
-  and one ``debug: registered at <file>:<line>`` for the definition;
-* ``torch._library.simple_registry.singleton.find(name).fake_impl.kernel`` has the fake kernel in ``func``, at
-  times in a wrapper of torch's, or is None;
-* ``torch._library.custom_ops.OPDEFS`` has the definition of every ``custom_op`` and ``triton_op`` by name:
-  its function in ``_init_fn``, its fake kernel in ``_abstract_fn``, others in ``_torch_dispatch_fns``; rules
-  of transforms in ``_vmap_fn``, ``_setup_context_fn`` and ``_backward_fn``, of autocast ``_autocast_dtype``;
-* an overload has kernels of `py_impl` in ``py_kernels`` and ``python_key_table``;
-* ``torch._decomp.global_decomposition_table`` maps kinds of tables to overload -> decomposition.
+part of the code. Relied on: the lines of ``_dispatch_dump`` that `_KERNEL` and `_DEFINITION` match; a fake
+kernel is ``find(name).fake_impl.kernel.func`` of the simple registry, or None; ``OPDEFS`` has every
+``custom_op`` and ``triton_op`` by name, with its function in ``_init_fn``, its fake kernel in
+``_abstract_fn``, others in ``_torch_dispatch_fns``, and `_RULES`; ``py_kernels`` and ``python_key_table``
+of an overload have kernels of `py_impl`.
 """
 
 from __future__ import annotations

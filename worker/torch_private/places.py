@@ -5,13 +5,10 @@ must reach neither the input that it is a view of, nor what later calls return, 
 outputs, related as eager's are.
 
 Relied on: views of one tensor have one ``UntypedStorage._cdata``; tensors that are nothing but a layout
-over memory all have the same dispatch keys; ``Tensor._base`` is the tensor that a view was made of, through
-all views between; views, and what ``detach`` gives, count writes together.
-
-On accelerators: ``_construct_storage_from_data_pointer`` gives a storage without deleter; the Python object
-of a storage lives as long as the storage. ``_cuda_clearCublasWorkspaces`` and ``_cuda_endAllocateToPool`` do
-as in ``torch/_inductor/cudagraph_trees.py``, ``_weak_ref_tensor`` and ``_npu_endAllocateToPool`` of torch_npu
-as in its ``npu/graphs.py`` and ``npu/memory.py``.
+over memory all have the same dispatch keys; views, and what ``detach`` gives, count writes together. On
+accelerators: ``_construct_storage_from_data_pointer`` gives a storage without deleter, whose Python object
+lives as long; ``_cuda_...`` as in ``torch/_inductor/cudagraph_trees.py``, ``_weak_ref_tensor`` and
+``_npu_endAllocateToPool`` as in torch_npu's ``npu/graphs.py`` and ``npu/memory.py``.
 """
 
 from __future__ import annotations

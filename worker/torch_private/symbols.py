@@ -1,8 +1,7 @@
 """Symbolic sizes of a trace: their symbols and conditions.
 
 Relied on: ``ShapeEnv.guards`` holds the conditions on symbols so far, whose ``expr`` is a sympy expression;
-``var_to_range`` their bounds; ``PythonPrinter`` writes an expression as Python, which evaluates to the same
-over ``SymInt``.
+``PythonPrinter`` writes one as Python, which evaluates to the same over ``SymInt``.
 """
 
 from __future__ import annotations

@@ -1,19 +1,12 @@
 """Registrations of TorchAir's users in this process, and wrappers of AOTAutograd that its cache drops.
 
-Relied on (torch_npu 2.13, torch 2.11 to 2.13):
-
-* ``<package>.patterns.pattern_pass_manager._global_pattern_pass_manager`` is None, or its ``pass_dict`` is a
-  ``PatternMatcherPass``, whose ``patterns`` are lists of entries by the operator that they begin with, tried
-  in their order. An entry's ``pattern`` is what is searched, a tree of ``PatternExpr`` whose attributes say
-  all about it; ``search_fn`` is asked again where it might match;
-* its ``extra_check`` is the function ``check_fn`` of Inductor's ``register_replacement``, a closure over all
-  that it was called with. TorchAir has put a function of its own around the user's ``extra_check``, and
-  Inductor one around methods (``_wrap_bound_method``);
-* a converter (``torchair.register_fx_node_ge_converter``) is the attribute ``_ge_converter`` of its
-  ``OpOverload``, or stands in ``_CONVERTERS`` of ``fx2ge_converter``: a function around the user's, its
-  ``__wrapped__``. ``torch.ops``, its namespaces and its operators keep what was looked up as attributes;
-* after AOTAutograd ran within a `TracingContext`, ``context.fw_metadata`` is a ``ViewAndMutationMeta``. A
-  cache without the wrappers is right only where they have nothing to do (`left_to_wrappers`).
+Relied on (torch_npu 2.13): ``_global_pattern_pass_manager`` is None, or its ``pass_dict`` has lists of
+entries by the operator that they begin with, tried in their order. An entry's ``pattern`` is a tree whose
+attributes say all about it; its ``extra_check`` is a closure over all that Inductor's
+``register_replacement`` was called with, in which TorchAir has put a function around the user's
+``extra_check``, and Inductor one around methods. A converter for GE is the attribute ``_ge_converter`` of
+its ``OpOverload``, or stands in ``_CONVERTERS``: a function around the user's, its ``__wrapped__``. After
+AOTAutograd ran within a `TracingContext`, ``context.fw_metadata`` says what its wrappers do.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Trace one method by Dynamo without running it: graph, frame, guards, writes and the objects looked at.
 
-Relied on (``tests/unit/test_tracing.py``, torch 2.11 to 2.15): ``fullgraph_capture`` traces a bound method to
-one graph with all parameters lifted to inputs, and needs a metrics context around it; with
-``automatic_dynamic_shapes`` off, earlier traces of the process change nothing. The ``source`` of a
-``VariableBuilder`` is an object's path. An object that two paths lead to is guarded by the first; that the
-second leads to the same object is guarded too, except where one starts from an argument and the other from a
-global. ``_get_modified_vars`` and ``store_attr_mutations`` say which objects the frame will write to.
+Relied on (``tests/unit/test_tracing.py``): ``fullgraph_capture`` traces a bound method to one graph with
+all parameters lifted to inputs, and needs a metrics context around it; with ``automatic_dynamic_shapes``
+off, earlier traces of the process change nothing. An object that two paths lead to is guarded by the first;
+that the second leads to the same object is guarded too, except where one starts from an argument and the
+other from a global. ``_get_modified_vars`` and ``store_attr_mutations`` say which objects the frame will
+write to.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ from warmrank.worker.torch_private.lowering import CapturedCall, LoweredGraph, l
 from warmrank.worker.torch_private.patching import intercepted, steps_in
 from warmrank.worker.torch_private.raised import ShapeNotes, raised_by
 from warmrank.worker.torch_private.tracer_changes import TracerChanges, ViewsByThemselves
-from warmrank.worker.torch_private.tracer_python import PythonChanges
 from warmrank.worker.torch_private.warm import REGISTRIES, dict_keys
 from warmrank.worker.values import Value
 
@@ -193,7 +192,6 @@ def trace(
             notes = TraceNotes(evaluated.note, free or ())
             with (
                 TracerChanges(name, evaluated.note_call).made(),
-                PythonChanges().made(),
                 ViewsByThemselves().made(),
                 intercepted(notes),
             ):

@@ -1,30 +1,23 @@
-"""State of torch that loads and calls read: switches, operators by name, metadata of tensors.
+"""State of torch that loads and calls read: switches, operators by name, metadata of tensors, libraries.
 
-State is read from the getters under torch's properties, which cost up to twenty times as much. Relied on
-(``tests/unit/test_ambient.py`` sets each property and looks for its name):
+State is read from the getters under torch's properties, which cost up to twenty times as much
+(``tests/unit/test_ambient.py`` sets each property and looks for its name). Relied on beside that:
 
-* ``torch.backends.mkldnn.enabled`` and ``.deterministic``, ``torch.backends.cuda.matmul.allow_tf32``,
-  ``torch.backends.cudnn.allow_tf32`` and each ``fp32_precision`` return what these functions return;
-* while the older three are at their defaults, so are the newer ones of cuBLAS, cuDNN and oneDNN's matrices;
-  what is set for its convolutions and RNNs, their kernels read at each call;
+* while the older three switches of precision are at their defaults, so are the newer ones of cuBLAS, cuDNN
+  and oneDNN's matrices; what is set for its convolutions and RNNs, their kernels read at each call;
 * without a function mode on the stack there is no default device but the CPU;
-* transforms of ``torch.func`` are on a stack whose top `peek_interpreter_stack` returns, and a trace of
-  ``torch.jit`` is what `_get_tracing_state` returns, or None;
 * hooks of all modules stand in dictionaries of ``torch.nn.modules.module`` that stay the same objects;
 * ``torch.library._impls`` holds a name for each kernel that Python registered, as ``aten/sin/CPU``;
-* torch_npu 2.13 (``npu_config.py``, ``npu/__init__.py``, ``EnvVariables.cpp``): its switches are options of
-  ``torch_npu._C``. One that was never set is None or empty: then HF32 is off for matmul and on for
-  convolutions, internal formats are off once the device is initialised, and the model of the NPU decides on
-  compiled kernels. ``torch.npu._get_deterministic_level`` also stores the level; here it is only computed;
-* ``torch.distributed.distributed_c10d._world.pg_names`` maps groups to names, in the order of their making;
-* Dynamo keeps preparations of packages in ``trace_rules._lazy_module_init``, and prepares einops alone, by
-  a call of ``rearrange``;
+* torch_npu 2.13: its switches are options of ``torch_npu._C``. One that was never set is None or empty:
+  then HF32 is off for matmul and on for convolutions, internal formats are off once the device is
+  initialised, and the model of the NPU decides on compiled kernels. ``_get_deterministic_level`` also
+  stores the level; here it is only computed;
+* Dynamo keeps preparations of packages in ``trace_rules._lazy_module_init``: of einops, a ``rearrange``;
 * ``TensorGuards`` (``tests/unit/test_changes_after_load.py``) compares type, dispatch keys (of the calling
   thread: inference mode has others), dtype, device index, sizes and strides; ``requires_grad`` only while
-  gradients are recorded. It reads a null pointer where ``dynamic_dims_sizes`` and ``..._strides`` are left
-  out;
-* ``AOTIModelContainerRunnerCpu(path, 1)`` opens a library (``tests/unit/test_graph_engine.py``), and reads
-  ``<path without .so>.json`` if it is there; ``run`` takes a list of tensors and returns one.
+  gradients are recorded. It reads a null pointer where sizes and strides are left out;
+* ``AOTIModelContainerRunnerCpu(path, 1)`` opens a library and ``<path without .so>.json`` beside it; both
+  stay usable when they are removed.
 """
 
 from __future__ import annotations
@@ -363,8 +356,6 @@ def _prepared() -> set[str]:
     return set(importlib.import_module("torch._dynamo.trace_rules")._lazy_module_init)
 
 
-# Shared libraries that Inductor compiled ahead of time, opened without Inductor. What was opened stays usable
-# when its file is removed, because it is mapped.
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 LIBRARY, NODES = "graph.so", "graph.json"
 _WRONG_RESULT = re.compile(r"(?P<found>expected (size|dtype) .*)\n.*Error in op: (?P<operator>\S+)")
