@@ -289,17 +289,15 @@ def _member(cls: type, name: str, value: Any) -> str:
     found = list(layers(value))
     if not (found and isinstance(found[-1], types.FunctionType)):
         return name
-    names = [_function_name(cls, name, layer) for layer in found]
+    names, own = [], f"{cls.__module__}.{cls.__qualname__}.{name}"
+    for layer in found:
+        if isinstance(layer, types.FunctionType):
+            body = f"#{function_digest(layer)}" if _has_no_file(layer) else ""
+            place = f"{layer.__module__}.{layer.__qualname__}"
+            names.append(f"{'' if place == own else place}{body}")
+        else:
+            names.append(type(layer).__qualname__)
     return name if names == [""] else f"{name}={'<'.join(names)}"
-
-
-def _function_name(cls: type, name: str, layer: Any) -> str:
-    """Empty for a method where it stands in the source."""
-    if not isinstance(layer, types.FunctionType):
-        return type(layer).__qualname__
-    own = layer.__module__ == cls.__module__ and layer.__qualname__ == f"{cls.__qualname__}.{name}"
-    body = f"#{function_digest(layer)}" if _has_no_file(layer) else ""
-    return body if own else f"{layer.__module__}.{layer.__qualname__}{body}"
 
 
 def _patched_members(cls: type) -> list[str]:

@@ -132,11 +132,7 @@ class ReadHooks:
             return value
 
     def _overlooked(self, tx: Any, variable: Any, name: str) -> Any:
-        """A variable for what an object has and Dynamo says it has not, as a partial's attributes; else None.
-
-        Raises:
-            NotPortable: the user's code asks for what the object has from its class.
-        """
+        """A variable for what an object has and Dynamo says it has not (of a partial); else None."""
         owner = _owner(tx, variable, name)
         if _really(owner, name) is _NOTHING:
             return None
@@ -236,11 +232,7 @@ class ReadHooks:
 
 
 def _guarded(tx: Any, variable: Any, name: str, answer: Any) -> Any:
-    """A variable for what Dynamo does not guard: a class's (to 2.11), a metaclass's, annotations.
-
-    Raises:
-        NotPortable: Dynamo takes it for its descriptor.
-    """
+    """A variable for what Dynamo does not guard: a class's (to 2.11), a metaclass's, annotations."""
     if name == "__annotations__":
         annotations = _annotations(tx, vars(variable).get("fn"), variable.source)
         return answer if annotations is None else annotations
@@ -283,11 +275,7 @@ def _plain_member(tx: Any, variable: Any, name: str) -> Any:
 
 
 def _refuse_own_property(name: str) -> None:
-    """Refuse a property that somebody gave tensors in place of torch's, which is traced all the same.
-
-    Raises:
-        NotPortable: there is one of that name.
-    """
+    """Refuse a property that somebody gave tensors in place of torch's, which is traced all the same."""
     found = inspect.getattr_static(torch.Tensor, name, None)
     made_in = getattr(found.fget, "__module__", None) if isinstance(found, property) else "torch"
     if not is_pinned_module(made_in) and hasattr(torch._C.TensorBase, name):

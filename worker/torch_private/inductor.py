@@ -127,11 +127,7 @@ def _cache_at(directory: Path) -> Iterator[None]:
 
 
 def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, Any]:
-    """Settings for equal bytes of equal graphs, also those that Inductor reads from the environment.
-
-    Raises:
-        NotYet: a setting that decides what is compiled is unknown to this torch.
-    """
+    """Settings for equal bytes of equal graphs, also those that Inductor reads from the environment."""
     from torch._inductor import config
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
@@ -161,7 +157,7 @@ def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, An
         "keep_output_stride": True,
         "fallback_random": False,
         "size_asserts": True,
-        "post_grad_custom_post_pass": _as_libraries_can,
+        "post_grad_custom_post_pass": _read_before_overwritten,
     }
     unknown = sorted(patches.keys() - set(known) - _OPTIONAL)
     unknown += [] if hasattr(CppWrapperCpu, "_codegen_assert_size_stride") else ["checks of sizes"]
@@ -174,11 +170,7 @@ def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, An
 
 
 def _bind_inputs(library: GraphModule) -> tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]:
-    """Rewrite a graph so that all of its inputs are tensors; return tensors, numbers, constants as `Library`.
-
-    Raises:
-        NotPortable: an input is neither a tensor nor a number, or a constant cannot be kept.
-    """
+    """Make all inputs of a graph tensors; return tensors, numbers and constants of a `Library`."""
     placeholders = [node for node in library.graph.nodes if node.op == "placeholder"]
     tensors = tuple(index for index, node in enumerate(placeholders) if _is_tensor(node))
     for index in tensors:  # in memory of their own: a library is for inputs that lie apart
@@ -386,12 +378,6 @@ def _writes_twice(graph: Graph) -> bool:
     return False
 
 
-def _as_libraries_can(graph: Graph) -> None:
-    """Change a graph to what a library computes right; Inductor's own passes are over."""
-    _read_before_overwritten(graph)
-    _numbers_beside_complex(graph)
-
-
 def _numbers_beside_complex(graph: Graph) -> None:
     """Make numbers tensors of the type that complex operators compute in, as eager does.
 
@@ -431,7 +417,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _read_before_overwritten(graph: Graph) -> None:
-    """Copy what the last writes of a graph read of inputs that earlier ones of them overwrite."""
+    """Copy what the last writes of a graph read of inputs that earlier ones of them overwrite.
+
+    Inductor's own passes are over by then. Numbers beside complex tensors are made tensors, too.
+    """
     *_, output = graph.nodes
     found = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     writes = [node for node in found if not node.users]
@@ -446,3 +435,4 @@ def _read_before_overwritten(graph: Graph) -> None:
             copied.meta["val"] = value.meta["val"].clone()
             write.update_arg(1, copied)
         overwritten.update(memory_of(target.meta["val"]))
+    _numbers_beside_complex(graph)

@@ -402,11 +402,7 @@ def _refuse_wrappers(graph_module: GraphModule) -> None:
 
 
 def _rewrite(graph_module: GraphModule, *, drop_grad_switches: bool) -> None:
-    """Make ``x.data``, a constant for torch, ``x.detach()``; drop ``no_grad()``, which always holds.
-
-    Raises:
-        NotPortable: gradients are left switched on.
-    """
+    """Make ``x.data``, a constant for torch, ``x.detach()``; drop ``no_grad()``, which always holds."""
     switches = [node for node in graph_module.graph.nodes if node.target is torch._C._set_grad_enabled]
     if switches and switches[-1].args == (True,):
         msg = f"set_grad_enabled(True) {_SETS}\n{line_of(switches[-1])}"
@@ -446,11 +442,7 @@ def _is_users(function: Any) -> bool:
 
 
 def _original(function: Any, caller: FrameType) -> Any:
-    """The function that hands itself over under a name which leads to ``function`` now.
-
-    Raises:
-        NotPortable: a wrapper stands somewhere in between, and nothing leads to what it wraps.
-    """
+    """The function that hands itself over under a name which leads to ``function`` now."""
     inner = caller.f_back
     if caller.f_code is handle_torch_function.__code__ and inner is not None:
         return _running(function, inner)

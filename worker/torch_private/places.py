@@ -35,23 +35,10 @@ class Place(NamedTuple):
     negative: bool
 
 
-_new_place = tuple.__new__  # without the checks of a named tuple's constructor
-
-
 def place_of(number: int, tensor: torch.Tensor) -> Place:
     """The place of a tensor whose storage has this number."""
-    return _new_place(
-        Place,
-        (
-            number,
-            tensor.storage_offset(),
-            tensor.size(),
-            tensor.stride(),
-            tensor.dtype,
-            tensor.is_conj(),
-            tensor.is_neg(),
-        ),
-    )
+    layout: Any = tensor.storage_offset(), tensor.size(), tensor.stride()
+    return Place(number, *layout, tensor.dtype, tensor.is_conj(), tensor.is_neg())
 
 
 def ordinary(tensor: torch.Tensor) -> torch.Tensor:
@@ -83,11 +70,7 @@ def identity_of(tensor: torch.Tensor) -> int:
 
 
 def check(tensor: torch.Tensor) -> None:
-    """Refuses tensors that are more than a layout over plain memory of the CPU.
-
-    Raises:
-        NotCapturable: says what the tensor is.
-    """
+    """Refuse tensors that are more than a layout over plain memory of the CPU, by `NotCapturable`."""
     if torch._C._dispatch_keys(tensor).raw_repr() in _PLAIN:
         return
     kind = type(tensor)
@@ -105,16 +88,10 @@ def check(tensor: torch.Tensor) -> None:
     raise NotCapturable(msg, operator="", why=what)
 
 
-def _plain_keys() -> frozenset[int]:
-    """Dispatch keys of tensors that are nothing but a layout over memory, made in any mode."""
-    keys = set()
-    for mode in (False, True):
-        with torch.inference_mode(mode=mode):
-            keys.add(torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
-    return frozenset(keys)
-
-
-_PLAIN = _plain_keys()
+_PLAIN = set[int]()  # dispatch keys of tensors that are nothing but a layout over memory, made in any mode
+for _mode in (False, True):
+    with torch.inference_mode(mode=_mode):
+        _PLAIN.add(torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
 
 
 class Origin(NamedTuple):
@@ -159,13 +136,15 @@ def hand_out(
 
     With ``clone``, outputs that lie in memory of the graph's own are copied.
     """
-    makers = []
+    makers: list[Callable[[Sequence[Any]], Any]] = []
     for value, origin in zip(outputs, origins, strict=True):
-        own = origin is None or (
-            origin.source >= num_inputs
-            and (clone or identity_of(outputs[origin.source - num_inputs]) != identity_of(value))
-        )
-        makers.append(_own(value, clone=clone) if own or origin is None else _again(value, origin))
+        if origin is not None and (
+            origin.source < num_inputs
+            or not (clone or identity_of(outputs[origin.source - num_inputs]) != identity_of(value))
+        ):
+            makers.append(_again(value, origin))
+        else:
+            makers.append(_own(value, clone=clone))
 
     def handed_out(inputs: Sequence[Any]) -> tuple[Any, ...]:
         known = list(inputs)

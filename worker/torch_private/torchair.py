@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from types import FunctionType
 from typing import Any
@@ -57,8 +57,10 @@ def registered_patterns(package: str, digest: Digest) -> list[str]:
             condition = inspect.getclosurevars(condition).nonlocals.get("extra_check", condition)
             parts = [begins_with, _text(entry.pattern, {}, digest)]
             parts += [f"{name}={_text(cells.get(name), {}, digest)}" for name in _SETTINGS]
-            functions = cells["search_fn"], cells["replace_fn"], condition
-            parts += [digest(_unwrapped(function)) for function in functions]
+            for function in (cells["search_fn"], cells["replace_fn"], condition):
+                if isinstance(function, FunctionType) and globals_module(function) == _MATCHER:  # of a method
+                    function = inspect.getclosurevars(function).nonlocals.get("fn", function)  # noqa: PLW2901
+                parts.append(digest(function))
             found.append(repr(parts))
     return found
 
@@ -80,12 +82,6 @@ def _made_with(entry: Any, package: str) -> Mapping[str, Any]:
         "of it could not be noticed; register it with register_replacement, or use engine graph"
     )
     raise NotPortable(msg, what=str(entry))
-
-
-def _unwrapped(function: Any) -> Any:
-    if isinstance(function, FunctionType) and globals_module(function) == _MATCHER:
-        return inspect.getclosurevars(function).nonlocals.get("fn", function)  # a method
-    return function
 
 
 def _text(value: Any, numbers: dict[int, int], digest: Digest) -> str:
@@ -115,7 +111,11 @@ def registered_converters(digest: Digest) -> list[str]:
     if registry is None:
         return []
     found = {operator: around for operator, around in registry.items() if around is not None}
-    found |= dict(_of_operators())
+    for namespace in _parts(torch.ops, torch._ops._OpNamespace):
+        for packet in _parts(namespace, torch._ops.OpOverloadPacket):
+            for operator in _parts(packet, torch._ops.OpOverload):
+                if (around := vars(operator).get("_ge_converter")) is not None:
+                    found[operator] = around
     users = {
         operator: getattr(around, "__wrapped__", around)  # one layer: a user may wrap the vendor's
         for operator, around in found.items()
@@ -125,15 +125,6 @@ def registered_converters(digest: Digest) -> list[str]:
         for operator, function in users.items()
         if not is_of_the_vendor(function)
     )
-
-
-def _of_operators() -> Iterator[tuple[Any, Any]]:
-    for namespace in _parts(torch.ops, torch._ops._OpNamespace):
-        for packet in _parts(namespace, torch._ops.OpOverloadPacket):
-            for operator in _parts(packet, torch._ops.OpOverload):
-                around = vars(operator).get("_ge_converter")
-                if around is not None:
-                    yield operator, around
 
 
 def _parts(holder: Any, kind: type) -> list[Any]:

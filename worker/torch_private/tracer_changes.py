@@ -159,11 +159,7 @@ class TracerChanges:
         "torch._dynamo.variables.user_defined:UserDefinedClassVariable", "call_function(tx, args, kwargs)"
     )
     def _call_class(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        """Refuse an instance that a metaclass of the user's makes.
-
-        Raises:
-            NotPortable: the metaclass, or a base of it, has a ``__call__``.
-        """
+        """Refuse an instance that a metaclass of the user's makes."""
         metaclass = type(variable.value)
         make = next((vars(base)["__call__"] for base in metaclass.__mro__ if "__call__" in vars(base)), None)
         is_pinned = isinstance(make, FunctionType) and is_pinned_module(globals_module(make))

@@ -226,11 +226,8 @@ def trace(
             guards, tree = _guards(output, function, name)
             # Globals that Dynamo made and named for the addresses of their objects; some are modules, such as
             # torch where ``type(x)`` leads to it.
-            made = {
-                name: value
-                for name, value in function.__globals__.items()
-                if name.rpartition("_c")[0].endswith(f"_{id(value)}")
-            }
+            scope = function.__globals__
+            made = {k: v for k, v in scope.items() if k.rpartition("_c")[0].endswith(f"_{id(v)}")}
             modules = {name: value.__name__ for name, value in made.items() if isinstance(value, ModuleType)}
             traced = Trace(
                 lowered=lowered,
@@ -263,11 +260,9 @@ def trace(
 
 
 def _guards(output: Any, function: Any, name: str) -> tuple[tuple[TracedGuard, ...], GuardTree]:
-    """Dynamo's guards, and their tree.
+    """Dynamo's guards, and their tree; `NotPortable` where Dynamo cannot look again at an object.
 
-    Raises:
-        NotPortable: Dynamo cannot write them, because it cannot look again at an object that it looked at.
-        ConstraintViolationError: a dimension that is marked as dynamic is a constant; ``symbols`` names it.
+    A `ConstraintViolationError`, for a dimension that is marked as dynamic and a constant, goes to `symbols`.
     """
     try:
         return traced_guards(output, function.__code__)
@@ -366,12 +361,9 @@ def _capture(method: Callable[..., Any], name: str, args: tuple[Any, ...], kwarg
 def _without_tracebacks() -> Iterator[None]:
     """Keep torch from printing a traceback of its own for shapes that do not fit: the error says it."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-
-    def is_no_error(record: logging.LogRecord) -> bool:
-        return record.levelno < logging.ERROR
-
-    logger.addFilter(is_no_error)
+    before = logger.filters[:]
+    logger.addFilter(lambda record: record.levelno < logging.ERROR)
     try:
         yield
     finally:
-        logger.removeFilter(is_no_error)
+        logger.filters[:] = before

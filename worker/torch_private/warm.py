@@ -85,24 +85,9 @@ def float32_precision() -> tuple[Any, ...]:
     return (*older, " ".join(torch._C._get_fp32_precision_getter(*of) for of in _LIBRARIES))
 
 
-def default_device_type() -> str:
-    """Type of the device on which a tensor is made that does not say where."""
-    return torch.get_default_device().type if _num_function_modes() else "cpu"
-
-
-def num_global_hooks() -> int:
-    """Number of hooks that are called for every module."""
-    return sum(map(len, _GLOBAL_HOOKS))
-
-
-def kernels_in_python() -> str:
-    """Operators of torch's own that somebody gave a kernel in Python, for CPUs or all devices."""
-    return _kernels_in_python(len(torch.library._impls))
-
-
 @functools.lru_cache(maxsize=1)
-def _kernels_in_python(num: int) -> str:
-    del num  # whether there are others by now is told by their number
+def _kernels_in_python(_num: int) -> str:
+    """Operators of torch's own that somebody gave a kernel in Python; their number tells of others by now."""
     # Most of a thousand are of other keys, which one comparison of endings shows.
     found = (name for name in torch.library._impls if name.endswith(_ENDINGS) and name.startswith("aten/"))
     return " ".join(sorted(name.split("/")[1] for name in found))
@@ -143,11 +128,11 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 }
 """What functions of torch set for the process or the thread, by its name in artifacts, and what reads it."""
 MODES: dict[str, Callable[[], Any]] = {
-    "default device": default_device_type,
-    "global module hooks": num_global_hooks,
+    "default device": lambda: torch.get_default_device().type if _num_function_modes() else "cpu",
+    "global module hooks": lambda: sum(map(len, _GLOBAL_HOOKS)),
     "torch function modes": foreign_function_modes,
     "torch function": torch._C._is_torch_function_enabled,
-    "kernels in Python": kernels_in_python,
+    "kernels in Python": lambda: _kernels_in_python(len(torch.library._impls)),
 }
 _READERS = tuple(SETTINGS.values())
 
@@ -186,28 +171,18 @@ def npu_switches() -> tuple[Any, ...]:
     native = getattr(sys.modules.get("torch_npu"), "_C", None)
     if native is None:
         return NPU_NONE
-    option = native._npu_getOption
+    option, level = native._npu_getOption, 0
+    if torch.are_deterministic_algorithms_enabled():  # releases without levels have level 1
+        level = max(1, getattr(native, "_npu_get_deterministic_level", lambda: 1)())
     return (
-        _deterministic_level(native),
+        level,
         option("ALLOW_MATMUL_HF32") == b"enable",
         option("ALLOW_CONV_HF32") in (None, b"", b"enable"),
         option("ALLOW_INTERNAL_FORMAT") == b"enable",
-        _text(option("jitCompile")) or "by model",
-        _text(option("CUBE_MATH_TYPE")) or "default",
+        (option("jitCompile") or b"by model").decode(),
+        (option("CUBE_MATH_TYPE") or b"default").decode(),
         option("TORCH_NPU_USE_COMPATIBLE_IMPL") == b"1",
     )
-
-
-def _deterministic_level(native: Any) -> int:
-    if not torch.are_deterministic_algorithms_enabled():
-        return 0
-    # Releases without levels have torch's switch only, which is level 1.
-    level = getattr(native, "_npu_get_deterministic_level", None)
-    return max(1, level()) if level is not None else 1
-
-
-def _text(value: bytes | None) -> str:
-    return value.decode() if value else ""
 
 
 def known_groups() -> dict[str, Any]:
