@@ -123,8 +123,7 @@ def _refuse_random(node: Node, allowed_on: str) -> None:
         allowed_on: kind of the device on which numbers may be drawn; empty: nowhere. What is drawn on
             another device than the graph's would be drawn once, while it is captured.
     """
-    value = node.meta.get("val")
-    items = value if isinstance(value, list | tuple) else (value,)
+    items = operators.as_list(node.meta.get("val"))
     kinds = {kind_of(item.device.type) for item in items if isinstance(item, torch.Tensor)}
     if allowed_on and allowed_on in kinds:
         return

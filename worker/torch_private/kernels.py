@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from warmrank.worker.torch_private.operators import mutated_arguments
+from warmrank.worker.torch_private.operators import as_list, mutated_arguments
 from warmrank.worker.torch_private.patching import Watch
 from warmrank.worker.values import Value
 
@@ -112,7 +112,7 @@ def waited(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
 
     def collective() -> Any:
         result = call()
-        for tensor in result if isinstance(result, list | tuple) else (result,):
+        for tensor in as_list(result):
             wait(tensor)
         return result
 

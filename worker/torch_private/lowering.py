@@ -40,7 +40,13 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_module, is_pinned_module, is_users_function, layers
-from warmrank.worker.torch_private.operators import memory_of, mutated_arguments, named_argument, nodes_at
+from warmrank.worker.torch_private.operators import (
+    argument_of,
+    as_list,
+    memory_of,
+    mutated_arguments,
+    nodes_at,
+)
 from warmrank.worker.torch_private.patching import intercepted, steps_in
 from warmrank.worker.torch_private.warm import OPERATORS, settings
 from warmrank.worker.values import Value
@@ -174,7 +180,7 @@ def _own(module: ModuleType, name: str) -> Any:
 def group_names(graph_module: GraphModule) -> set[str]:
     """Names of the process groups that the collectives of a graph run in."""
     collectives = (node for node in nodes_within(graph_module) if "c10d" in str(node.target))
-    names = (named_argument(node, "group_name") for node in collectives)
+    names = (argument_of(node.target, node.args, node.kwargs, "group_name") for node in collectives)
     return {str(name) for name in names if name is not None}
 
 
@@ -387,8 +393,7 @@ def has_effect(node: Node) -> bool:
 def _refuse_wrappers(graph_module: GraphModule) -> None:
     """Refuse tensors that are made of other tensors: ``DTensor``, jagged ones, classes of the user's."""
     for node in nodes_within(graph_module):
-        values = node.meta.get("example_value")
-        for value in values if isinstance(values, list | tuple) else (values,):
+        for value in as_list(node.meta.get("example_value")):
             if not is_traceable_wrapper_subclass(value):
                 continue
             kind = type(value).__qualname__

@@ -37,8 +37,9 @@ class Place(NamedTuple):
 
 def place_of(number: int, tensor: torch.Tensor) -> Place:
     """The place of a tensor whose storage has this number."""
-    layout: Any = tensor.storage_offset(), tensor.size(), tensor.stride()
-    return Place(number, *layout, tensor.dtype, tensor.is_conj(), tensor.is_neg())
+    offset: Any = tensor.storage_offset()
+    bits = tensor.is_conj(), tensor.is_neg()
+    return Place(number, offset, tensor.size(), tensor.stride(), tensor.dtype, *bits)
 
 
 def ordinary(tensor: torch.Tensor) -> torch.Tensor:

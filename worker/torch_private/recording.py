@@ -16,7 +16,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from warmrank.worker.errors import NotCapturable
-from warmrank.worker.torch_private.operators import argument_of, mutated_arguments
+from warmrank.worker.torch_private.operators import argument_of, as_list, mutated_arguments
 from warmrank.worker.torch_private.patching import Watch
 from warmrank.worker.torch_private.places import (
     Origin,
@@ -159,9 +159,7 @@ def record(
 
 def leaves(values: Any) -> list[Any]:
     """Results of an operator, with lists of tensors unpacked."""
-    if not isinstance(values, list | tuple):
-        return [values]
-    return [item for value in values for item in (value if isinstance(value, list | tuple) else (value,))]
+    return [item for value in as_list(values) for item in as_list(value)]
 
 
 class _Recorder(Watch):
@@ -184,8 +182,11 @@ class _Recorder(Watch):
             traits = self._traits[func] = traits_of(func)
         if traits.refused and not (traits.refused == RANDOM and draws_nothing(func, args, kwargs)):
             raise refusal(func, traits.refused)
-        if traits.changes_metadata:
-            return self._changed(func, args, kwargs)
+        if traits.changes_metadata:  # of a tensor, whose next use tells its layout
+            if id(args[0]) in self._inputs:
+                raise refusal(func, "changes the layout of an input")
+            self.place(args[0])
+            return func(*args, **kwargs)
         if traits.masked and any(is_mask(index) for index in args[1]):
             raise refusal(func, REFUSED_TAGS[torch.Tag.dynamic_output_shape] + " of a mask")
         if traits.written:
@@ -195,24 +196,11 @@ class _Recorder(Watch):
                 raise refusal(func, "changes the size of a tensor that it writes to")
         else:
             result = func(*args, **kwargs)
-            if traits.views and self._known(result):
+            made = (item for item in as_list(result) if isinstance(item, torch.Tensor))
+            if traits.views and all(identity_of(item) in self._numbers for item in made):
                 return result
         self._note(func, traits, args, kwargs, result)
         return result
-
-    def _changed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operator that gives a tensor another layout, which its next use tells."""
-        if id(args[0]) in self._inputs:
-            raise refusal(func, "changes the layout of an input")
-        self.place(args[0])
-        return func(*args, **kwargs)
-
-    def _known(self, result: Any) -> bool:
-        """True if a result is a view of memory that was seen before."""
-        numbers = self._numbers
-        if isinstance(result, torch.Tensor):
-            return identity_of(result) in numbers
-        return all(identity_of(item) in numbers for item in result if isinstance(item, torch.Tensor))
 
     def _note(
         self, func: Any, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -273,15 +261,10 @@ class _Recorder(Watch):
         """The layouts of what the operator writes to, which it must leave as they are."""
         layouts = []
         for where in traits.written:
-            value = (
-                kwargs.get(where) if isinstance(where, str) else args[where] if where < len(args) else None
-            )
-            for tensor in value if isinstance(value, list | tuple) else (value,):
-                if isinstance(tensor, torch.Tensor):
-                    place = self.place(tensor)
-                    if place.storage in self.recording.given and place.storage not in self._writable:
-                        raise refusal(
-                            func, "writes to a tensor that is neither an input nor made by the graph"
-                        )
-                    layouts.append((place, tensor.untyped_storage().nbytes()))
+            value = kwargs.get(where) if isinstance(where, str) else (*args[where : where + 1], None)[0]
+            for tensor in (item for item in as_list(value) if isinstance(item, torch.Tensor)):
+                place = self.place(tensor)
+                if place.storage in self.recording.given and place.storage not in self._writable:
+                    raise refusal(func, "writes to a tensor that is neither an input nor made by the graph")
+                layouts.append((place, tensor.untyped_storage().nbytes()))
         return layouts
