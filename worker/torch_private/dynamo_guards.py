@@ -86,28 +86,6 @@ class GuardTree(Value):
     looked_up: tuple[str, ...]  # expressions for the objects of which only the presence counts
 
 
-def build(code: CodeType, output_graph: Any) -> tuple[list[Any], GuardTree]:
-    """All guards of a trace, as the entries that Dynamo gives a filter, and their tree; none is run."""
-    built: list[tuple[list[Any], Any]] = []
-
-    class Noted(CheckFunctionManager):
-        def build_guards(self, sorted_guards: list[Any], *args: Any, **more: Any) -> Any:
-            builder, holder = super().build_guards(sorted_guards, *args, **more)
-            built.append((sorted_guards, builder))
-            return builder, holder
-
-    output_graph.skip_guards_check = True
-    root = Noted(code, output_graph).guard_manager.root
-    ((guards, builder),) = built
-    entries = [make_guard_filter_entry(guard, builder) for guard in guards]
-    walk = _Walk(guards, builder)
-    walk.visit(root)
-    walk.visit_last(root)
-    ordered = (source for source in output_graph.guard_on_key_order if isinstance(builder.get(source), dict))
-    dicts = dict.fromkeys((*walk.dicts, *sorted(map(source_name, ordered))))
-    return entries, GuardTree(leaves=tuple(walk.leaves), dicts=tuple(dicts), looked_up=tuple(walk.looked_up))
-
-
 class _Walk:
     """Visits the managers of a tree, each once, and finds the guard that made each leaf."""
 
@@ -207,12 +185,26 @@ class TracedGuard(Value):
 
 def traced_guards(output: Any, code: CodeType) -> tuple[tuple[TracedGuard, ...], GuardTree]:
     """Every guard of a capture of ``code``, and the tree that Dynamo makes of them; no guard is ever run."""
-    entries, tree = build(code, output.output_graph)
-    shapes = {
-        source_name(source): value
-        for source, value in output.output_graph.input_source_to_sizes_strides.items()
-    }
-    return tuple(_guard(entry, shapes) for entry in entries), tree
+    graph = output.output_graph
+    built: list[tuple[list[Any], Any]] = []
+
+    class Noted(CheckFunctionManager):
+        def build_guards(self, sorted_guards: list[Any], *args: Any, **more: Any) -> Any:
+            builder, holder = super().build_guards(sorted_guards, *args, **more)
+            built.append((sorted_guards, builder))
+            return builder, holder
+
+    graph.skip_guards_check = True
+    root = Noted(code, graph).guard_manager.root
+    ((guards, builder),) = built
+    walk = _Walk(guards, builder)
+    walk.visit(root)
+    walk.visit_last(root)
+    ordered = (source for source in graph.guard_on_key_order if isinstance(builder.get(source), dict))
+    dicts = dict.fromkeys((*walk.dicts, *sorted(map(source_name, ordered))))
+    tree = GuardTree(leaves=tuple(walk.leaves), dicts=tuple(dicts), looked_up=tuple(walk.looked_up))
+    shapes = {source_name(source): value for source, value in graph.input_source_to_sizes_strides.items()}
+    return tuple(_guard(make_guard_filter_entry(guard, builder), shapes) for guard in guards), tree
 
 
 def _guard(entry: Any, shapes: Mapping[str, Any]) -> TracedGuard:
