@@ -249,11 +249,11 @@ def _module_of(frame: FrameType) -> str:
 
 def _reads_environment(frame: FrameType) -> bool:
     """True if running code of the user's, not the import of a module, reads the environment."""
-    found = [one for one in callers(frame) if _module_of(one) not in ("os", "collections.abc")]
-    name = _module_of(found[0]) if found else ""
+    asking = next((one for one in callers(frame) if _module_of(one) not in ("os", "collections.abc")), None)
+    name = "" if asking is None else _module_of(asking)
     if is_pinned_module(name) or package_of(name) in _OWN:
         return False
-    body = next((one for one in found if one.f_code.co_name == "<module>"), None)
+    body = next((one for one in callers(asking) if one.f_code.co_name == "<module>"), None)
     return body is None or body.f_back is None or "importlib" not in body.f_back.f_code.co_filename
 
 
