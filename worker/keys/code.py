@@ -31,11 +31,12 @@ _IGNORED_CLASS_NAMES = frozenset(
      "_abc_impl", "__slotnames__"}
 )  # fmt: skip
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: nobody can put anything into such a class
-# Members of these types hold no Python function; most of a class of torch's is of them.
-_NEVER_FOREIGN = frozenset(
-    {str, int, bool, type(None), tuple, types.MethodDescriptorType, types.WrapperDescriptorType,
+# Functions of C, which say their names; and values that are no functions.
+_IN_C = frozenset(
+    {types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
      types.GetSetDescriptorType, types.MemberDescriptorType}
 )  # fmt: skip
+_NO_FUNCTIONS = frozenset({str, int, bool, type(None), tuple})
 _COMPARED_ELSEWHERE = frozenset({"torch", "torch.nn.parameter"})
 # Members of ``nn.Module`` that its source gives a second name.
 _SECOND_NAMES = frozenset({("forward", "_forward_unimplemented"), ("__call__", "Module._wrapped_call_impl")})
@@ -236,14 +237,16 @@ def patches(holder: Any) -> list[tuple[str, Any]]:
     found = []
     for name, value in vars(holder).items():
         kind, place = value.__class__, prefix + name
-        if kind in _NEVER_FOREIGN:
+        if kind in _NO_FUNCTIONS:
             continue
-        if kind is types.BuiltinFunctionType:  # most are
+        if kind in _IN_C:  # most are
             own = value.__name__ == name
         elif kind is types.FunctionType and value.__code__.co_qualname == place and not value.__dict__:
-            own = str(value.__globals__.get("__name__")).startswith("torch") or not is_users(value)
+            own = str(value.__globals__.get("__name__")).startswith("torch.") or not is_users(value)
+        elif isinstance(value, type):
+            own = name in (value.__name__, "Storage")  # of the default type, which is a condition of its own
         else:
-            own = _stands_there(holder, name, value, place)
+            own = isinstance(value, types.ModuleType) or _stands_there(holder, name, value, place)
         if not own:
             found.append((name, value))
     return sorted(found, key=itemgetter(0))
@@ -258,8 +261,7 @@ def _stands_there(holder: Any, name: str, value: Any, place: str) -> bool:
         qualname, module = found[-1].__code__.co_qualname, globals_module(found[-1]) or ""
         elsewhere = isinstance(holder, type) and package_of(module) != package_of(holder.__module__)
         return qualname == place or "<locals>" in qualname or elsewhere or (name, qualname) in _SECOND_NAMES
-    is_default = name == "Storage"  # of the default type, which is a condition of its own
-    return is_default or isinstance(value, types.ModuleType) or getattr(value, "__name__", name) == name
+    return bool(getattr(value, "__name__", name) == name)
 
 
 def is_users(value: Any) -> bool:
