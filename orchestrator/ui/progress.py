@@ -9,10 +9,8 @@ the driver's thread, drawing happens in another: the state's lock keeps them apa
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from heapq import nsmallest
 
 from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
@@ -198,7 +196,6 @@ def _class_text(found: RankClass) -> str:
 
 MAX_RANK_ROWS = 16
 _MAX_LIVE_PROBLEMS = 3
-_MAX_KINDS = 3
 
 
 class LiveView:
@@ -319,7 +316,7 @@ def _rank_table(state: LaunchState, now_s: float) -> Table:
     table = _plain_table(">rank", *(["host"] if hosts else []), *functions, "now")
     for rank in range(state.num_ranks):
         host = [Text(state.host(rank))] if hosts else []
-        cells = (_function_cell(state, rank, name, now_s) for name in functions)
+        cells = (_function_cell(state, rank, name) for name in functions)
         table.add_row(str(rank), *host, *cells, _now(state, rank, now_s))
     return table
 
@@ -347,26 +344,17 @@ def _class_table(state: LaunchState, *, max_rows: int) -> Table:
 
 
 def _late(state: LaunchState, now_s: float, *, max_lines: int) -> list[RenderableType]:
-    """Whom the running stage waits for: by name where they are few, by what they do where they are many."""
-    stage = state.running
-    late = stage.waiting_for() if stage is not None else ()
-    if stage is None or not late:
-        return []
-    if len(late) > max_lines and 2 * len(late) > len(stage.ranks):
-        doing = Counter(state.busy[rank].doing for rank in late if rank in state.busy)
-        kinds = [f"{count_text(count, 'rank')}: {text}" for text, count in doing.most_common(_MAX_KINDS)]
-        return [_line(Text(line)) for line in kinds[:max_lines]]
-    seconds = now_s - stage.start_s
-    lines = [f"waiting for {brief_ranks(late)}"]
+    """The ranks that the running stage waits for, and what the first of them do."""
+    late = state.running.waiting_for() if state.running is not None else ()
+    lines = [f"waiting for {brief_ranks(late)}"] if late else []
     lines += (
-        f"  rank {rank} {state.host(rank)}: {_doing(state, rank)}, {seconds:.1f} s"
-        for rank in nsmallest(max_lines - 1, late)
+        f"  rank {rank} {state.host(rank)}: {_doing(state, rank, now_s)}" for rank in late[: max_lines - 1]
     )
     return [_line(Text(line, style="yellow")) for line in lines]
 
 
-def _function_cell(state: LaunchState, rank: int, function: str, now_s: float) -> Text:
-    """How a rank got a function, or its step towards it, or its last one when the attempt failed."""
+def _function_cell(state: LaunchState, rank: int, function: str) -> Text:
+    """How a rank got a function, or is to get it."""
     result, planned = state.results.get((rank, function)), state.class_of(rank, function)
     if result is not None and result.ok:
         spent = result.seconds
@@ -374,18 +362,9 @@ def _function_cell(state: LaunchState, rank: int, function: str, now_s: float) -
         return Text(f"{result.outcome} {seconds}", style=STYLES[result.outcome])
     if planned is None:
         return Text("refused", style="red") if result else Text("-", style="dim")
-    running = state.running or state.cut
-    stage = running.stage if running is not None and rank in running.ranks else ""
-    makes = rank == planned.leader or rank in planned.auditors
-    if running is None or not (stage == "load" or (stage == "compile" and makes)):
-        waits = planned.action == "compile" and rank != planned.leader
-        return Text(f"waits for {planned.leader}" if waits else f"to {planned.action}", style="dim")
-    doing = "audit" if stage == "compile" and rank != planned.leader else stage
-    if rank in running.ended_s:  # what came of it is told when all ranks are through
-        return Text(f"{doing} done", style="green")
-    if not running.is_running:
-        return Text(f"{doing} cut short", style="red")
-    return Text(f"{doing} {now_s - running.start_s:.1f} s", style="bold")
+    if planned.action != "compile" or rank == planned.leader:
+        return Text(f"to {planned.action}", style="dim")
+    return Text("to audit" if rank in planned.auditors else f"waits for {planned.leader}", style="dim")
 
 
 def _now(state: LaunchState, rank: int, now_s: float) -> Text:
@@ -395,11 +374,12 @@ def _now(state: LaunchState, rank: int, now_s: float) -> Text:
         return Text("-", style="dim")
     if rank in stage.ended_s and rank not in stage.waiting_for():
         return Text(f"{stage.stage} done, {stage.ended_s[rank] - stage.start_s:.1f} s", style="green")
-    return Text(f"{_doing(state, rank)}, {now_s - stage.start_s:.1f} s", style="bold")
+    return Text(_doing(state, rank, now_s), style="bold")
 
 
-def _doing(state: LaunchState, rank: int) -> str:
-    busy = state.busy.get(rank)
+def _doing(state: LaunchState, rank: int, now_s: float) -> str:
+    busy, stage = state.busy.get(rank), state.running
+    spent = f", {now_s - stage.start_s:.1f} s" if stage else ""
     if busy is None:
-        return state.running.stage if state.running else ""
-    return f"{busy.doing} (cpu {busy.cpu_s:.0f} s, {size_text(busy.resident_bytes)})"
+        return (stage.stage if stage else "") + spent
+    return f"{busy.doing} (cpu {busy.cpu_s:.0f} s, {size_text(busy.resident_bytes)}){spent}"
