@@ -64,13 +64,14 @@ MetricsFile = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """What is to be written of a launch; its fields are those of `ui.outputs.Outputs`."""
+    """What is to be written of a launch; its fields are those of `ui.outputs.Outputs`.
+
+    Options:
+        html: Write the report there as one page for a browser.
+    """
 
     json: ReportFile = None
-    html: Annotated[
-        Path | None,
-        Option("--report", metavar="FILE.html", help="Write the report there as one page for a browser."),
-    ] = None
+    html: Annotated[Path | None, Option("--report", metavar="FILE.html")] = None
     trace: TraceFile = None
     metrics: MetricsFile = None
 
@@ -81,22 +82,17 @@ def launch(  # noqa: PLR0913 - a parameter is an option of the command
     *,
     files: Files,
     node: NodeNames = None,
-    exclude_node: Annotated[
-        list[str] | None,
-        Option("--exclude-node", metavar="NODE", help="Start no rank on this node. Repeatable."),
-    ] = None,
+    exclude_node: Annotated[list[str] | None, Option(metavar="NODE")] = None,
     no_compile: NoCompile = False,
-    demo: Annotated[
-        Path | None,
-        Option(
-            "--demo",
-            metavar="DIR",
-            help="In place of CONFIG: launch the embedded default twice, cold and then warm, with cache, "
-            "store and reports in DIR, and compare.",
-        ),
-    ] = None,
+    demo: Annotated[Path | None, Option(metavar="DIR")] = None,
 ) -> None:
-    """Bring every rank to a warm state; compile only what is nowhere stored."""
+    """Bring every rank to a warm state; compile only what is nowhere stored.
+
+    Options:
+        exclude_node: Start no rank on this node. Repeatable.
+        demo: In place of CONFIG: launch the embedded default twice, cold and then warm, with cache, store and
+            reports in DIR, and compare.
+    """
     if demo is not None and config is None:
         run_demo(demo, output())
         return
@@ -156,21 +152,17 @@ def _write(outputs: Outputs, report: Report, console: Console) -> bool:
 
 
 def report(
-    json_file: Annotated[
-        Path | None,
-        Argument(
-            metavar="REPORT.json",
-            help="What launch --json wrote; else the last launch of this user on this machine.",
-            show_default=False,
-        ),
-    ] = None,
-    html_file: Annotated[
-        Path | None, Option("--out", "-o", metavar="FILE.html", help="One page for a browser.")
-    ] = None,
+    json_file: Annotated[Path | None, Argument(metavar="REPORT.json")] = None,
+    html_file: Annotated[Path | None, Option("--out", "-o", metavar="FILE.html")] = None,
     trace_file: TraceFile = None,
     metrics_file: MetricsFile = None,
 ) -> None:
-    """Show the report of a launch again: as a table, a page, a trace, metrics."""
+    """Show the report of a launch again: as a table, a page, a trace, metrics.
+
+    Options:
+        json_file: What launch --json wrote; else the last launch of this user on this machine.
+        html_file: One page for a browser.
+    """
     from warmrank.orchestrator.launch.report import read_last, read_report
     from warmrank.orchestrator.ui.outputs import Outputs
     from warmrank.orchestrator.ui.report_table import render
@@ -307,24 +299,23 @@ _MAX_SILENT = 5
 
 def submit(  # noqa: PLR0913 - as launch
     config: ConfigOptions,
-    address: Annotated[
-        str | None, Option(metavar="URL", help="The cluster's dashboard, e.g. http://HEAD:8265.")
-    ] = None,
+    address: Annotated[str | None, Option(metavar="URL")] = None,
     no_compile: NoCompile = False,
     *,
     files: Files,
-    no_wait: Annotated[bool, Option("--no-wait", help="End once the job is submitted.")] = False,
-    job_id: Annotated[
-        str | None, Option("--job-id", metavar="ID", help="The job's id on the cluster; else Ray's.")
-    ] = None,
-    metadata: Annotated[
-        list[str] | None,
-        Option("--metadata", metavar="KEY=VALUE", help="Kept with the job by Ray. Repeatable."),
-    ] = None,
+    no_wait: bool = False,
+    job_id: Annotated[str | None, Option(metavar="ID")] = None,
+    metadata: Annotated[list[str] | None, Option(metavar="KEY=VALUE")] = None,
 ) -> None:
     """Run a launch as a Ray job and follow its log; Ctrl-C stops the job.
 
     Files to write are absolute paths on the node that the job's driver runs on.
+
+    Options:
+        address: The cluster's dashboard, e.g. http://HEAD:8265.
+        no_wait: End once the job is submitted.
+        job_id: The job's id on the cluster; else Ray's.
+        metadata: Kept with the job by Ray. Repeatable.
     """
     from warmrank.orchestrator.config.reading import relative_places, require_workload
     from warmrank.orchestrator.gang import upload

@@ -33,10 +33,14 @@ from warmrank.worker.settings import DeviceKind
 def list_(
     place: StoreOptions,
     *,
-    long: Annotated[bool, Option("--long", "-l", help="Also what is launched, and partitions.")] = False,
+    long: Annotated[bool, Option("--long", "-l")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the launches in a store, and directories of other tools, such as vLLM's."""
+    """List the launches in a store, and directories of other tools, such as vLLM's.
+
+    Options:
+        long: Also what is launched, and partitions.
+    """
     from warmrank.orchestrator.inspect.store_contents import list_directories, list_store
 
     opened = place.open()
@@ -51,18 +55,18 @@ def list_(
 
 
 def show(
-    wanted: Annotated[
-        str, Argument(metavar="PARTITION|FILE", help="A partition's name or manifest key; a compiled_module.")
-    ],
+    wanted: Annotated[str, Argument(metavar="PARTITION|FILE")],
     place: StoreOptions,
     *,
-    out: Annotated[
-        Path | None,
-        Option("--out", "-o", metavar="FILE", help="Of a compiled_module: write Python source there."),
-    ] = None,
+    out: Annotated[Path | None, Option("--out", "-o", metavar="FILE")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show a partition of a store, or an artifact's file: request, guards, and the graph as Python."""
+    """Show a partition of a store, or an artifact's file: request, guards, and the graph as Python.
+
+    Options:
+        wanted: A partition's name or manifest key; a compiled_module.
+        out: Of a compiled_module: write Python source there.
+    """
     from warmrank.orchestrator.inspect.store_contents import show_partition
 
     if place.config is not None or place.store is not None:
@@ -91,19 +95,16 @@ def _show_artifact(file: Path, out: Path | None, *, as_json: bool) -> None:
 
 def explain(
     config: OptionalConfig = None,
-    vllm: Annotated[
-        Path | None,
-        Option(
-            "--vllm",
-            metavar="DIR",
-            help="In place of CONFIG: what vLLM's ranks loaded and compiled on this node, and why; DIR is "
-            "VLLM_CACHE_ROOT, such as ~/.cache/vllm.",
-        ),
-    ] = None,
+    vllm: Annotated[Path | None, Option(metavar="DIR")] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what a launch here would find, and name what differs from what is stored."""
+    """Say what a launch here would find, and name what differs from what is stored.
+
+    Options:
+        vllm: In place of CONFIG: what vLLM's ranks loaded and compiled on this node, and why; DIR is
+            VLLM_CACHE_ROOT, such as ~/.cache/vllm.
+    """
     from warmrank.orchestrator.inspect.explain import explain_here
     from warmrank.orchestrator.vllm_plugin.entries import read_outcomes
 
@@ -117,26 +118,21 @@ def explain(
 
 def doctor(
     config: OptionalConfig = None,
-    device: Annotated[
-        DeviceKind | None,
-        Option("--device", metavar="KIND", help="cpu, cuda or npu; else the config's, else what is there."),
-    ] = None,
-    all_nodes: Annotated[
-        bool, Option("--all-nodes", help="Every node of the config's Ray cluster, not this one alone.")
-    ] = False,
-    environment: Annotated[
-        bool,
-        Option(
-            "--environment",
-            help="Only print this machine's environment as JSON, for warmrank build --environment elsewhere.",
-        ),
-    ] = False,
+    device: Annotated[DeviceKind | None, Option(metavar="KIND")] = None,
+    all_nodes: bool = False,
+    environment: bool = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Check what stops launches on a node: versions, devices, limits, network, store and disk.
 
     Ends with 1 if there is an error, with 0 also where there are warnings.
+
+    Options:
+        device: cpu, cuda or npu; else the config's, else what is there.
+        all_nodes: Every node of the config's Ray cluster, not this one alone.
+        environment: Only print this machine's environment as JSON, for warmrank build --environment
+            elsewhere.
     """
     if all_nodes and config is None:
         raise typer.BadParameter("it needs a CONFIG, which names the cluster", param_hint="--all-nodes")
@@ -163,10 +159,14 @@ SchemaOf = Literal["config", "report"]
 def check(
     config: ConfigOptions,
     *,
-    strict: Annotated[bool, Option("--strict", help="End with 2 for warnings too.")] = False,
+    strict: bool = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find everything that is wrong with a config, also between keys, without launching."""
+    """Find everything that is wrong with a config, also between keys, without launching.
+
+    Options:
+        strict: End with 2 for warnings too.
+    """
     try:
         loaded = config.load()
     except ConfigError as error:
@@ -197,11 +197,13 @@ def show_config(config: ConfigOptions, as_json: AsJson = False) -> None:
 
 @config_app.register()
 def schema(
-    of: Annotated[
-        SchemaOf, Option("--of", metavar="KIND", help="Of which kind of document: config or report.")
-    ] = "config",
+    of: Annotated[SchemaOf, Option(metavar="KIND")] = "config",
 ) -> None:
-    """Print the JSON Schema of a config, with every key's type, default and meaning; or that of a report."""
+    """Print the JSON Schema of a config, with every key's type, default and meaning; or that of a report.
+
+    Options:
+        of: Of which kind of document: config or report.
+    """
     typer.echo(json.dumps(document_schema(of), indent=2, ensure_ascii=True))
 
 

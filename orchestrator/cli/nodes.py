@@ -44,25 +44,25 @@ FanOutChoice = Literal["auto", "always", "never"]
 def preseed(  # noqa: PLR0913 - options of a command
     config: ConfigOptions,
     *,
-    here: Annotated[bool, Option("--here", help="This node only; imports neither torch nor Ray.")] = False,
+    here: bool = False,
     nodes: NodeNames = None,
-    watch: Annotated[
-        bool, Option("--watch", help="Keep running: seed nodes as they join, try failed ones again.")
-    ] = False,
-    for_s: Annotated[
-        float | None, Option("--for", metavar="SECONDS", min=0.0, help="End the watch after so long.")
-    ] = None,
-    until: Annotated[
-        int | None, Option("--until", metavar="N", min=1, help="End the watch once N nodes are seeded.")
-    ] = None,
-    fan_out: Annotated[
-        FanOutChoice,
-        Option("--fan-out", help="One node reads the store for the others; auto: from 8 nodes."),
-    ] = "auto",
-    verify: Annotated[bool, Option("--verify", help="Read and verify again what is there already.")] = False,
+    watch: bool = False,
+    for_s: Annotated[float | None, Option("--for", metavar="SECONDS", min=0.0)] = None,
+    until: Annotated[int | None, Option(metavar="N", min=1)] = None,
+    fan_out: FanOutChoice = "auto",
+    verify: bool = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring a launch's partitions from the store onto nodes' local disks, verified."""
+    """Bring a launch's partitions from the store onto nodes' local disks, verified.
+
+    Options:
+        here: This node only; imports neither torch nor Ray.
+        watch: Keep running: seed nodes as they join, try failed ones again.
+        for_s: End the watch after so long.
+        until: End the watch once N nodes are seeded.
+        fan_out: One node reads the store for the others; auto: from 8 nodes.
+        verify: Read and verify again what is there already.
+    """
     if here and (nodes or watch):
         raise typer.BadParameter(f"--here and {'--node' if nodes else '--watch'} exclude each other")
     if (for_s is not None or until is not None) and not watch:
@@ -142,21 +142,21 @@ class ExecCommand(Command):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostOptions:
-    """Hosts that each run one command, for one world of ranks."""
+    """Hosts that each run one command, for one world of ranks.
 
-    nnodes: Annotated[
-        int, Option(min=1, help="With --here: hosts that each run this, for one world of ranks.")
-    ] = 1
-    node_rank: Annotated[int | None, Option(min=0, help="With --nnodes: which host this is, from 0.")] = None
-    run_id: Annotated[
-        str, Option(metavar="ID", help="With --nnodes: the same on all hosts of a run, other each time.")
-    ] = ""
-    master_addr: Annotated[
-        str, Option(metavar="ADDRESS", help="With --nnodes: the first host's, for {master_addr}.")
-    ] = ""
-    master_port: Annotated[
-        int, Option(min=0, max=65535, help="With --nnodes: a port there, for {master_port}.")
-    ] = 0
+    Options:
+        nnodes: With --here: hosts that each run this, for one world of ranks.
+        node_rank: With --nnodes: which host this is, from 0.
+        run_id: With --nnodes: the same on all hosts of a run, other each time.
+        master_addr: With --nnodes: the first host's, for {master_addr}.
+        master_port: With --nnodes: a port there, for {master_port}.
+    """
+
+    nnodes: Annotated[int, Option(min=1)] = 1
+    node_rank: Annotated[int | None, Option(min=0)] = None
+    run_id: Annotated[str, Option(metavar="ID")] = ""
+    master_addr: Annotated[str, Option(metavar="ADDRESS")] = ""
+    master_port: Annotated[int, Option(min=0, max=65535)] = 0
 
     def check(self) -> None:
         """Refuse what does not go together."""
@@ -171,38 +171,19 @@ class HostOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOptions:
-    """In place of a config a store, which keeps the compile caches of any program of torch."""
+    """In place of a config a store, which keeps the compile caches of any program of torch.
 
-    store: Annotated[
-        str | None,
-        Option(
-            "--store",
-            metavar="LOCATION",
-            envvar="WARMRANK_STORE",
-            help="Without CONFIG: the store of the command's compile caches, on this node only.",
-        ),
-    ] = None
-    signing_key: Annotated[
-        Path | None,
-        Option(
-            "--signing-key",
-            metavar="KEY",
-            envvar="WARMRANK_SIGNING_KEY",
-            help="Without CONFIG: sign with this key of the keyring, or PEM file.",
-        ),
-    ] = None
-    keys: Annotated[
-        list[str] | None,
-        Option("--key", metavar="NAME[=VALUE]", help="Without CONFIG: must be equal too. Repeatable."),
-    ] = None
-    caches: Annotated[
-        list[str] | None,
-        Option(
-            "--cache",
-            metavar="TOOL:VARIABLE",
-            help="Without CONFIG: another cache, whose directory that variable names. Repeatable.",
-        ),
-    ] = None
+    Options:
+        store: Without CONFIG: the store of the command's compile caches, on this node only.
+        signing_key: Without CONFIG: sign with this key of the keyring, or PEM file.
+        keys: Without CONFIG: must be equal too. Repeatable.
+        caches: Without CONFIG: another cache, whose directory that variable names. Repeatable.
+    """
+
+    store: Annotated[str | None, Option(metavar="LOCATION", envvar="WARMRANK_STORE")] = None
+    signing_key: Annotated[Path | None, Option(metavar="KEY", envvar="WARMRANK_SIGNING_KEY")] = None
+    keys: Annotated[list[str] | None, Option("--key", metavar="NAME[=VALUE]")] = None
+    caches: Annotated[list[str] | None, Option("--cache", metavar="TOOL:VARIABLE")] = None
 
     def as_config(self) -> Config:
         """A config of the store alone.
@@ -245,40 +226,30 @@ class CacheOptions:
 
 
 def exec_(  # noqa: PLR0913 - a command has one parameter for each option
-    config: OptionalConfig,
-    words: Annotated[
-        list[str],
-        Argument(
-            metavar="-- COMMAND...",
-            help="After --. {node_rank}, {nnodes}, {nproc}, {ranks}, {master_addr}, {master_port} and "
-            "{cache_dir} are replaced on each node.",
-            show_default=False,
-        ),
-    ],
     *,
-    here: Annotated[bool, Option("--here", help="This node only, without Ray.")] = False,
+    config: OptionalConfig = None,
+    words: Annotated[list[str], Argument(metavar="-- COMMAND...")],
+    here: bool = False,
     nodes: NodeNames = None,
     hosts: HostOptions,
-    publish_when: Annotated[
-        str,
-        Option(
-            metavar="FILE|PORT|exit|none",
-            help="When to publish what the command added: a file appears, a port accepts connections (PORT "
-            "or HOST:PORT), or the command ends with status 0.",
-        ),
-    ] = "exit",
-    grace: Annotated[
-        float, Option(metavar="SECONDS", min=0.0, help="From SIGTERM or Ctrl-C to SIGKILL.")
-    ] = 30.0,
-    json_file: Annotated[
-        Path | None, Option("--json", metavar="FILE", help="Write what became of it there.")
-    ] = None,
+    publish_when: Annotated[str, Option(metavar="FILE|PORT|exit|none")] = "exit",
+    grace: Annotated[float, Option(metavar="SECONDS", min=0.0)] = 30.0,
+    json_file: Annotated[Path | None, Option("--json", metavar="FILE")] = None,
     caches: CacheOptions,
     overrides: Overrides = None,
 ) -> None:
     """Run your own command (vLLM, torchrun) on warm nodes, and publish what it added.
 
     Without CONFIG, with --store or WARMRANK_STORE, the caches of Inductor, AOTAutograd, Triton and vLLM.
+
+    Options:
+        words: After --. {node_rank}, {nnodes}, {nproc}, {ranks}, {master_addr}, {master_port} and {cache_dir}
+            are replaced on each node.
+        here: This node only, without Ray.
+        publish_when: When to publish what the command added: a file appears, a port accepts connections (PORT
+            or HOST:PORT), or the command ends with status 0.
+        grace: From SIGTERM or Ctrl-C to SIGKILL.
+        json_file: Write what became of it there.
     """
     if here and nodes:
         raise typer.BadParameter("--here and --node exclude each other")
@@ -344,29 +315,23 @@ def run(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineOptions(ConfigOptions):
-    """A config whose ranks are traced on this machine, without devices and without a cluster."""
+    """A config whose ranks are traced on this machine, without devices and without a cluster.
 
-    world_size: Annotated[
-        int | None, Option("--world-size", metavar="N", min=1, help="Number of ranks; else the config's.")
-    ] = None
-    device: Annotated[
-        str | None, Option("--device", metavar="KIND", help="cpu, cuda or npu; else the config's.")
-    ] = None
-    environment: Annotated[
-        Path | None,
-        Option(
-            "--environment", metavar="FILE", help="What warmrank doctor --environment printed on a target."
-        ),
-    ] = None
-    real_tensors: Annotated[
-        bool, Option("--real-tensors", help="Build the model with memory and values (device cpu).")
-    ] = False
-    every_rank: Annotated[
-        bool, Option("--every-rank", help="Build every rank's model, not one for each position.")
-    ] = False
-    jobs: Annotated[int | None, Option("--jobs", metavar="J", min=1, help="Ranks that work at a time.")] = (
-        None
-    )
+    Options:
+        world_size: Number of ranks; else the config's.
+        device: cpu, cuda or npu; else the config's.
+        environment: What warmrank doctor --environment printed on a target.
+        real_tensors: Build the model with memory and values (device cpu).
+        every_rank: Build every rank's model, not one for each position.
+        jobs: Ranks that work at a time.
+    """
+
+    world_size: Annotated[int | None, Option(metavar="N", min=1)] = None
+    device: Annotated[str | None, Option(metavar="KIND")] = None
+    environment: Annotated[Path | None, Option(metavar="FILE")] = None
+    real_tensors: bool = False
+    every_rank: bool = False
+    jobs: Annotated[int | None, Option(metavar="J", min=1)] = None
 
     def read(self) -> tuple[Config, BuildOptions]:
         """Load the config, and read what it is built for; raises `ConfigError`."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer import Argument, Option
@@ -42,11 +44,13 @@ _Debug = Annotated[bool, Option("--debug", help="Log everything, and show the tr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigOptions:
-    """A config that must be named, with its overrides."""
+    """A config that must be named, with its overrides.
 
-    config: Annotated[
-        Path, Argument(metavar="CONFIG", help="YAML file; or --config FILE.", show_default=False)
-    ]
+    Options:
+        config: YAML file; or --config FILE.
+    """
+
+    config: Annotated[Path, Argument(metavar="CONFIG")]
     overrides: Overrides = None
 
     def load(self) -> Config:
@@ -56,13 +60,14 @@ class ConfigOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """A store to look into: that of a config, or one at a place."""
+    """A store to look into: that of a config, or one at a place.
+
+    Options:
+        store: A store's directory or URL; signatures are not checked.
+    """
 
     config: OptionalConfig = None
-    store: Annotated[
-        str | None,
-        Option("--store", metavar="PATH", help="A store's directory or URL; signatures are not checked."),
-    ] = None
+    store: Annotated[str | None, Option(metavar="PATH")] = None
     overrides: Overrides = None
 
     def load(self) -> Config | None:
@@ -208,8 +213,9 @@ def _flags_without_value(found: list[Any]) -> list[Any]:
 class Commands(typer.Typer):
     """A group of commands, which shows its help where none is named.
 
-    A parameter of a command whose type is a dataclass stands for options, its fields. Every command takes
-    ``--debug`` too, and ends as `console.session` says.
+    A parameter of a command whose type is a dataclass stands for options, its fields. What the help says of
+    an option stands in the docstring, below ``Options:``; one that is just a ``bool`` is a flag. Every
+    command takes ``--debug`` too, and ends as `console.session` says.
     """
 
     def __init__(self, about: str, **options: Any) -> None:
@@ -234,11 +240,19 @@ def _on_the_command_line(
 ) -> Callable[..., Any]:
     parameters: list[inspect.Parameter] = []
     groups: dict[str, tuple[Any, list[str]]] = {}
-    for each in inspect.signature(function, eval_str=True).parameters.values():
+    text, own = _declared(function, inspect.signature(function, eval_str=True).parameters.values())
+    for each in own:
         if is_dataclass(each.annotation):
-            own = _fields_of(each.annotation)
-            groups[each.name] = each.annotation, [field.name for field in own]
-            parameters += own
+            hints = get_type_hints(each.annotation, include_extras=True)
+            _, found = _declared(
+                each.annotation,
+                [
+                    _parameter(one.name, hints[one.name], default=one.default)
+                    for one in fields(each.annotation)
+                ],
+            )
+            groups[each.name] = each.annotation, [one.name for one in found]
+            parameters += found
         else:
             parameters.append(each)
     parameters.append(_parameter("debug", _Debug, default=False))
@@ -250,15 +264,34 @@ def _on_the_command_line(
         with session(debug=debug, bad_input=bad_input):
             function(**options)
 
-    # Typer reads it; an argument that may be left out need not stand last there.
-    keyword_only = [each.replace(kind=each.KEYWORD_ONLY) for each in parameters]
-    run.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    # Typer reads these; an argument that may be left out need not stand last there.
+    run.__doc__ = text
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [each.replace(kind=each.KEYWORD_ONLY) for each in parameters]
+    )
     return run
 
 
-def _fields_of(kind: Any) -> list[inspect.Parameter]:
-    hints = get_type_hints(kind, include_extras=True)
-    return [_parameter(each.name, hints[each.name], default=each.default) for each in fields(kind)]
+def _declared(of: Any, parameters: Iterable[inspect.Parameter]) -> tuple[str, list[inspect.Parameter]]:
+    """What a docstring says of a function or class, and its parameters with what it says of each."""
+    bases = of.__mro__[:-1] if inspect.isclass(of) else (of,)
+    texts = [(inspect.cleandoc(each.__doc__ or "")).partition("\n\nOptions:\n") for each in bases]
+    about = {name: " ".join(said.split()) for *_, section in texts for name, said in _OPTION.findall(section)}
+    found = []
+    for each in parameters:
+        is_annotated = hasattr(each.annotation, "__metadata__")
+        kind, *infos = get_args(each.annotation) if is_annotated else (each.annotation,)
+        if each.name in about:
+            flag = [f"--{each.name.strip('_').replace('_', '-')}"] if kind is bool and not infos else []
+            info = copy(infos[0]) if infos else Option(*flag)
+            info.help = about[each.name]
+            found.append(each.replace(annotation=Annotated[kind, info]))
+        else:
+            found.append(each)
+    return texts[0][0], found
+
+
+_OPTION = re.compile(r"^ {4}(\w+): (.*?)(?=^ {4}\w|\Z)", re.DOTALL | re.MULTILINE)
 
 
 def _parameter(name: str, annotation: Any, *, default: object) -> inspect.Parameter:

@@ -93,20 +93,17 @@ def publish(config: ConfigOptions, as_json: AsJson = False) -> None:
 def verify(
     place: StoreOptions,
     *,
-    cache: Annotated[
-        Path | None, Option("--cache", metavar="DIR", help="A cache directory; else the config's.")
-    ] = None,
-    repair: Annotated[
-        bool,
-        Option(
-            "--repair",
-            help="Move what is damaged in the store away; bring back what is whole in its trash, in another "
-            "place of it or in the cache.",
-        ),
-    ] = False,
+    cache: Annotated[Path | None, Option(metavar="DIR")] = None,
+    repair: bool = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read store and cache again, byte for byte, and say what is wrong."""
+    """Read store and cache again, byte for byte, and say what is wrong.
+
+    Options:
+        cache: A cache directory; else the config's.
+        repair: Move what is damaged in the store away; bring back what is whole in its trash, in another
+            place of it or in the cache.
+    """
     from warmrank.orchestrator.inspect.store_contents import verify as run
     from warmrank.orchestrator.ui.progress import fetch_progress
 
@@ -129,40 +126,27 @@ def evict(  # noqa: PLR0913 - a parameter is an option of the command
     place: StoreOptions,
     *,
     older_than_s: Annotated[
-        float | None,
-        Option("--older-than", metavar="TIME", parser=parse_duration_s, help="Unused for so long: 30d, 12h."),
+        float | None, Option("--older-than", metavar="TIME", parser=parse_duration_s)
     ] = None,
-    max_bytes: Annotated[
-        int | None,
-        Option(
-            "--max-size",
-            metavar="SIZE",
-            parser=parse_size_bytes,
-            help="Least recently used go until it fits.",
-        ),
-    ] = None,
-    keep: Annotated[
-        int, Option(min=0, help="So many of the newest records of each launch and environment stay.")
-    ] = 1,
-    grace_s: Annotated[
-        float,
-        Option(
-            "--grace",
-            metavar="TIME",
-            parser=parse_duration_s,
-            help="Nothing younger goes, and the trash is emptied after it: longer than the longest publish.",
-        ),
-    ] = "24h",  # type: ignore[assignment]  # typer parses a default too
-    tier: Annotated[
-        str | None, Option(metavar="LOCATION", help="One place of the store; else every writable one.")
-    ] = None,
-    no_records: Annotated[
-        bool, Option("--no-records", help="A store without one launch is no mistake; empty it.")
-    ] = False,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only say what would go, and why.")] = False,
+    max_bytes: Annotated[int | None, Option("--max-size", metavar="SIZE", parser=parse_size_bytes)] = None,
+    keep: Annotated[int, Option(min=0)] = 1,
+    grace_s: Annotated[float, Option("--grace", metavar="TIME", parser=parse_duration_s)] = "24h",  # type: ignore[assignment]  # typer parses a default too
+    tier: Annotated[str | None, Option(metavar="LOCATION")] = None,
+    no_records: bool = False,
+    dry_run: bool = False,
     as_json: AsJson = False,
 ) -> None:
-    """Take away what no launch needs any more; the trash keeps it for the grace."""
+    """Take away what no launch needs any more; the trash keeps it for the grace.
+
+    Options:
+        older_than_s: Unused for so long: 30d, 12h.
+        max_bytes: Least recently used go until it fits.
+        keep: So many of the newest records of each launch and environment stay.
+        grace_s: Nothing younger goes, and the trash is emptied after it: longer than the longest publish.
+        tier: One place of the store; else every writable one.
+        no_records: A store without one launch is no mistake; empty it.
+        dry_run: Only say what would go, and why.
+    """
     from warmrank.cache_store.gc.evict import EvictPolicy
 
     policy = EvictPolicy(
@@ -183,17 +167,22 @@ def evict(  # noqa: PLR0913 - a parameter is an option of the command
 
 @app.register(bad_input=(Conflict,))
 def pin(
-    launch: Annotated[
-        str | None, Argument(metavar="LAUNCH", help="First characters of a launch key or record digest.")
-    ] = None,
+    launch: Annotated[str | None, Argument(metavar="LAUNCH")] = None,
     *,
     place: StoreOptions,
-    reason: Annotated[str, Option(help="Why, for whoever asks later.")] = "",
-    remove: Annotated[bool, Option("--remove", help="Remove the pin.")] = False,
-    list_: Annotated[bool, Option("--list", help="Only list what is pinned.")] = False,
+    reason: str = "",
+    remove: bool = False,
+    list_: bool = False,
     as_json: AsJson = False,
 ) -> None:
-    """Keep a launch from being evicted, until the pin is removed."""
+    """Keep a launch from being evicted, until the pin is removed.
+
+    Options:
+        launch: First characters of a launch key or record digest.
+        reason: Why, for whoever asks later.
+        remove: Remove the pin.
+        list_: Only list what is pinned.
+    """
     check_line(reason, "--reason")
     if place.config is None and launch is not None and (list_ or is_config_name(launch)):
         place, launch = replace(place, config=Path(launch)), None
@@ -216,46 +205,30 @@ def pin(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncOptions:
-    """Directories of a tool, the keys under which they are kept, and the store that keeps them."""
+    """Directories of a tool, the keys under which they are kept, and the store that keeps them.
 
-    name: Annotated[
-        str,
-        Argument(
-            metavar="NAME",
-            help="Whose directory: inductor, triton, vllm and torchair may be restored at another path; any "
-            "other name too, as long as no file of it names its own path.",
-            show_default=False,
-        ),
-    ]
-    directories: Annotated[
-        list[str],
-        Argument(metavar="DIR...", help="Directories, in the same order every time.", show_default=False),
-    ]
-    config: Annotated[
-        Path | None, Option("--config", metavar="FILE", help="Config that names the store and whom to trust.")
-    ] = None
-    store: Annotated[
-        str | None,
-        Option("--store", metavar="LOCATION", help="The store, if no config: a directory or a URL."),
-    ] = None
-    keys: Annotated[
-        list[str] | None,
-        Option(
-            "--key",
-            metavar="NAME[=VALUE]",
-            help="What must be equal to restore it: python, torch, cuda, torch_npu, cann, driver, "
-            "accelerator, cpu or an installed package, found out here; or any NAME=VALUE. Repeatable. None: "
-            "all that is known of the environment.",
-        ),
-    ] = None
-    per: Annotated[
-        Literal["node", "rank"],  # as of `stores`, which --help need not import
-        Option("--per", help="One directory for a node, or one for each rank ({rank} in DIR)."),
-    ] = "node"
-    rank: Annotated[int | None, Option("--rank", envvar="RANK", help="Global rank, with --per rank.")] = None
-    world_size: Annotated[
-        int | None, Option("--world-size", envvar="WORLD_SIZE", help="Number of ranks, with --per rank.")
-    ] = None
+    Options:
+        name: Whose directory: inductor, triton, vllm and torchair may be restored at another path; any other
+            name too, as long as no file of it names its own path.
+        directories: Directories, in the same order every time.
+        config: Config that names the store and whom to trust.
+        store: The store, if no config: a directory or a URL.
+        keys: What must be equal to restore it: python, torch, cuda, torch_npu, cann, driver, accelerator, cpu
+            or an installed package, found out here; or any NAME=VALUE. Repeatable. None: all that is known of
+            the environment.
+        per: One directory for a node, or one for each rank ({rank} in DIR).
+        rank: Global rank, with --per rank.
+        world_size: Number of ranks, with --per rank.
+    """
+
+    name: Annotated[str, Argument(metavar="NAME")]
+    directories: Annotated[list[str], Argument(metavar="DIR...")]
+    config: Annotated[Path | None, Option(metavar="FILE")] = None
+    store: Annotated[str | None, Option(metavar="LOCATION")] = None
+    keys: Annotated[list[str] | None, Option("--key", metavar="NAME[=VALUE]")] = None
+    per: Literal["node", "rank"] = "node"
+    rank: Annotated[int | None, Option(envvar="RANK")] = None
+    world_size: Annotated[int | None, Option(envvar="WORLD_SIZE")] = None
 
     def targets(self) -> Sequence[Target]:
         """Each directory, with the components that it goes by."""
@@ -286,17 +259,14 @@ class SyncOptions:
 def push(
     what: SyncOptions,
     *,
-    signing_key: Annotated[
-        Path | None,
-        Option(
-            "--signing-key",
-            metavar="KEY",
-            help="With --store: sign with this key of the keyring, or PEM file (warmrank keys generate).",
-        ),
-    ] = None,
+    signing_key: Annotated[Path | None, Option(metavar="KEY")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Store directories; locks and temporary files are left out."""
+    """Store directories; locks and temporary files are left out.
+
+    Options:
+        signing_key: With --store: sign with this key of the keyring, or PEM file (warmrank keys generate).
+    """
     from warmrank.orchestrator.stores import open_store
 
     wanted = what.targets()
@@ -312,12 +282,15 @@ def push(
 def pull(
     what: SyncOptions,
     *,
-    replace_: Annotated[bool, Option("--replace", help="Replace files with other bytes.")] = False,
+    replace_: bool = False,
     as_json: AsJson = False,
 ) -> None:
     """Restore directories, verified; nothing comes into one whose files differ from those that were pushed.
 
     Exit status 3 when nothing was pushed under these keys (all the others are restored all the same).
+
+    Options:
+        replace_: Replace files with other bytes.
     """
     from warmrank.cache_store.cache_dir.marks import check_marks
     from warmrank.orchestrator.stores import load, open_to_fetch
@@ -353,11 +326,15 @@ Keyring = Annotated[
 
 @keys_app.register(bad_input=(Conflict,))
 def generate(
-    name: Annotated[str, Argument(metavar="NAME", help="What people will call it, e.g. ci.")],
+    name: Annotated[str, Argument(metavar="NAME")],
     keyring: Keyring = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key pair and trust its public half."""
+    """Make a key pair and trust its public half.
+
+    Options:
+        name: What people will call it, e.g. ci.
+    """
     from warmrank.cache_store.signing import keyring as keys
 
     place = _place(keyring)
@@ -388,13 +365,16 @@ def list_keys(keyring: Keyring = None, as_json: AsJson = False) -> None:
 
 @keys_app.register()
 def trust(
-    file: Annotated[
-        Path, Argument(metavar="FILE", help="PEM file of a public key.", exists=True, dir_okay=False)
-    ],
-    name: Annotated[str, Option("--name", metavar="NAME", help="What to call it; else as the file.")] = "",
+    file: Annotated[Path, Argument(metavar="FILE", exists=True, dir_okay=False)],
+    name: Annotated[str, Option(metavar="NAME")] = "",
     keyring: Keyring = None,
 ) -> None:
-    """Trust a public key: what it signed may run here."""
+    """Trust a public key: what it signed may run here.
+
+    Options:
+        file: PEM file of a public key.
+        name: What to call it; else as the file.
+    """
     from warmrank.cache_store.signing.keyring import key_id, load_public_key, trust_key
 
     place, called = _place(keyring), _checked(name or _stem(file))
@@ -408,13 +388,16 @@ def trust(
 
 @keys_app.register()
 def revoke(
-    key: Annotated[str, Argument(metavar="NAME|ID|FILE", help="Name, id or PEM file of the key.")],
-    reason: Annotated[
-        str, Option("--reason", metavar="TEXT", help="Why; shown whenever the key is refused.")
-    ] = "",
+    key: Annotated[str, Argument(metavar="NAME|ID|FILE")],
+    reason: Annotated[str, Option(metavar="TEXT")] = "",
     keyring: Keyring = None,
 ) -> None:
-    """Believe a key no more, whoever trusts it; one's own key then signs nothing."""
+    """Believe a key no more, whoever trusts it; one's own key then signs nothing.
+
+    Options:
+        key: Name, id or PEM file of the key.
+        reason: Why; shown whenever the key is refused.
+    """
     from warmrank.cache_store.signing.keyring import Revocation, list_keys
     from warmrank.cache_store.signing.keyring import revoke as run
 

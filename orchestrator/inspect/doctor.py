@@ -245,11 +245,12 @@ def check_store(config: StoreConfig) -> Iterator[Finding]:
 def _tier(tier: TierConfig) -> list[Finding]:
     """One place; raises nothing."""
     try:
-        backend = open_backend(stores.tier_spec(tier), create=False)
-    except (StoreError, OSError) as fault:
-        if tier.mode == "rw" and _can_be_made(tier.path):
+        is_new = tier.mode == "rw" and can_be_made(tier.path)
+        if is_new and os.access(_nearest_there(Path(tier.path)), os.W_OK | os.X_OK):
             what = f"there is no store at {tier.path} yet; the first launch makes it"
             return [Finding("store.reachable", "ok", what)]
+        backend = open_backend(stores.tier_spec(tier), create=False)
+    except (StoreError, OSError) as fault:
         return [_unusable(tier, _reason(fault), str(getattr(fault, "remedy", "")))]
     reachable = Finding("store.reachable", "ok", f"{tier.path} ({tier.mode}) is a store")
     if tier.mode == "ro":
@@ -276,14 +277,6 @@ def _unusable(tier: TierConfig, why: str, remedy: str = "") -> Finding:
     what = f"a launch {'fails' if tier.mode == 'required' else 'goes on'} without {tier.path} ({tier.mode})"
     usual = "check that its file system is mounted, or its server up, on this node"
     return Finding("store.reachable", "error", f"{what}: {why}", remedy or usual)
-
-
-def _can_be_made(path: str) -> bool:
-    """True if a launch could make a store there: nothing is there, or only parts of one."""
-    try:
-        return can_be_made(path) and os.access(_nearest_there(Path(path)), os.W_OK | os.X_OK)
-    except StoreError:
-        return False
 
 
 def _reason(fault: Exception) -> str:
