@@ -6,7 +6,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
@@ -243,19 +243,17 @@ def _on_the_command_line(
     text, own = _declared(function, inspect.signature(function, eval_str=True).parameters.values())
     for each in own:
         if is_dataclass(each.annotation):
-            hints = get_type_hints(each.annotation, include_extras=True)
-            _, found = _declared(
-                each.annotation,
-                [
-                    _parameter(one.name, hints[one.name], default=one.default)
-                    for one in fields(each.annotation)
-                ],
-            )
-            groups[each.name] = each.annotation, [one.name for one in found]
+            kind: Any = each.annotation
+            hints = get_type_hints(kind, include_extras=True)
+            plain = inspect.signature(kind).parameters.values()
+            _, found = _declared(kind, [field.replace(annotation=hints[field.name]) for field in plain])
+            groups[each.name] = kind, [field.name for field in found]
             parameters += found
         else:
             parameters.append(each)
-    parameters.append(_parameter("debug", _Debug, default=False))
+    parameters.append(
+        inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Debug)
+    )
 
     @wraps(function)
     def run(*, debug: bool, **options: Any) -> None:
@@ -292,8 +290,3 @@ def _declared(of: Any, parameters: Iterable[inspect.Parameter]) -> tuple[str, li
 
 
 _OPTION = re.compile(r"^ {4}(\w+): (.*?)(?=^ {4}\w|\Z)", re.DOTALL | re.MULTILINE)
-
-
-def _parameter(name: str, annotation: Any, *, default: object) -> inspect.Parameter:
-    default = inspect.Parameter.empty if default is MISSING else default
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
