@@ -45,8 +45,10 @@ from warmrank.orchestrator.text import (
     size_text,
 )
 from warmrank.orchestrator.ui.report_table import (
+    AUDITED,
     STEPS,
     alike,
+    audit_text,
     headline,
     publish_command,
     slowest,
@@ -68,12 +70,7 @@ _GLOBALS = {
     "slowest": lambda members: asdict(slowest(members)).values(),
     "outcomes_of": lambda functions: Counter(each.outcome for each in functions).items(),
     "spent": lambda functions: sum(getattr(each.seconds, step) for each in functions for step in STEPS),
-    "audited": {
-        "equal": "equal",
-        "guarded": "differs, as conditions say",
-        "apart": "differs, on nodes that cannot have it",
-        "differs": "differs behind all conditions",
-    },
+    "audited": AUDITED,
     "known_stages": STAGES,
     "max_causes": 40,
     "max_open_rows": 32,  # longer tables are closed until they are asked for
@@ -327,12 +324,7 @@ def _store(report: Report) -> Iterator[Step]:
 
 def _traces(report: Report) -> Iterator[Step]:
     """Traces and compiles that came out differently where they should not."""
-    differing = [
-        f"{audit.function} on {brief_ranks(audit.ranks, max_runs=3)}, unlike rank {audit.leader}: "
-        f"{audit.difference}"
-        for audit in report.course.audits
-        if audit.outcome == "differs"
-    ]
+    differing = [audit_text(audit) for audit in report.course.audits if audit.outcome == "differs"]
     if differing:
         text = (
             f"{_joined(differing)}\nThese ranks compiled for themselves, so the launch is right; nothing of "

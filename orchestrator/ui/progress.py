@@ -42,6 +42,7 @@ from warmrank.orchestrator.text import (
     seconds_text,
     size_text,
 )
+from warmrank.orchestrator.ui.report_table import audit_text
 from warmrank.orchestrator.ui.table import STYLES
 from warmrank.worker.results import FunctionResult
 
@@ -122,7 +123,7 @@ class PlainLines:
                 self._tell_results()
                 self._line(f"{event.stage}: {event.seconds:.2f} s")
             case events.Audited() if event.audit.outcome != "differs":  # which is a problem as well
-                self._line(f"  {_audit_text(event.audit)}")
+                self._line(f"  {audit_text(event.audit)} ({event.audit.seconds:.2f} s)")
             case events.Problem():
                 self._problem(len(state.problems), event.text)
             case events.AttemptFailed():
@@ -180,12 +181,6 @@ class PlainLines:
 
     def _line(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)
-
-
-def _audit_text(audit: events.AuditReport) -> str:
-    why = "as conditions say" if audit.outcome == "guarded" else "and cannot have the artifact there"
-    found = "equal" if audit.outcome == "equal" else f"differs, {why}: {audit.difference}"
-    return f"{audit.function} audited on {brief_ranks(audit.ranks)}: {found} ({audit.seconds:.2f} s)"
 
 
 def _class_text(found: RankClass) -> str:
