@@ -40,6 +40,7 @@ from warmrank.orchestrator.errors import (
     OrchestratorError,
     policy_of,
 )
+from warmrank.orchestrator.text import defused
 from warmrank.orchestrator.ui.table import pairs
 from warmrank.worker.errors import NotYet, WorkerError
 
@@ -64,11 +65,6 @@ class ExitCode(IntEnum):
 
 _CONTROL = re.compile(r"[\x7f-\x9f]")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def defused(text: str) -> str:
-    """``text`` with a question mark for each character that is not printable; line feeds and tabs stay."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
 
 
 def defused_json(value: object, *, indent: int | None = 2) -> str:

@@ -125,11 +125,9 @@ class _Timeline:
         """Names of processes and threads."""
         report = self._report
         yield self._event("M", "process_name", _DRIVER, {"name": f"{report.name} (driver)"})
-        for rank in {rank.node_rank: rank for rank in reversed(report.ranks)}.values():
-            name = {"name": f"node {rank.node_rank}: {rank.host}"}
-            yield self._event("M", "process_name", rank.rank, name)
-            index = {"sort_index": self._nodes[rank.rank]}
-            yield self._event("M", "process_sort_index", rank.rank, index)
+        for first in {rank.node_rank: rank for rank in reversed(report.ranks)}.values():
+            name = {"name": f"node {first.node_rank}: {first.host}"}
+            yield self._event("M", "process_name", first.rank, name)
         for number in sorted(self._nodes):
             name = {"name": "attempts and stages" if number == _DRIVER else f"rank {number}"}
             yield self._event("M", "thread_name", number, name)
@@ -138,10 +136,12 @@ class _Timeline:
         """Attempts; then every stage once for the driver, and once for each rank that took part."""
         for attempt in self._report.course.attempts:
             name = f"attempt {attempt.attempt}"
-            yield self._mark(name, attempt.start_s, {"reason": attempt.reason})
+            marks = [(name, attempt.start_s, {"reason": attempt.reason})]
             if attempt.error:
                 about = {"stage": attempt.failed_stage, "error": attempt.error}
-                yield self._mark(f"{name} failed", attempt.end_s, about)
+                marks.append((f"{name} failed", attempt.end_s, about))
+            for text, at_s, about in marks:
+                yield self._event("i", text, _DRIVER, about, at_s=at_s, s="g", cat="attempt")
         for span in self._report.course.timeline:
             facts = {"attempt": span.attempt, "ok": span.ok, "ranks": len(span.ranks)}
             yield self._slice(span.stage, _DRIVER, span.start_s, span.end_s, facts)
@@ -167,9 +167,6 @@ class _Timeline:
                         if at_s < stop_s:
                             yield self._slice(f"{step} {function.function}", each.rank, at_s, stop_s, about)
                             at_s = stop_s
-
-    def _mark(self, name: str, at_s: float, about: dict[str, Any]) -> dict[str, Any]:
-        return self._event("i", name, _DRIVER, about, at_s=at_s, s="g", cat="attempt")
 
     def _slice(
         self, name: str, rank: int, start_s: float, end_s: float, about: dict[str, Any]

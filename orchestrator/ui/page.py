@@ -38,6 +38,7 @@ from warmrank.orchestrator.text import (
     brief_names,
     brief_ranks,
     count_text,
+    defused,
     first_lines,
     grouped,
     runs_text,
@@ -108,9 +109,8 @@ def _asset(name: str) -> str:
 
 def _printable(value: object) -> object:
     """A text with a replacement for each character that is not printable."""
-    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
-        return value
-    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in value)
+    is_text = isinstance(value, str) and not isinstance(value, Markup)
+    return defused(str(value), instead="\ufffd") if is_text else value
 
 
 def _context(report: Report) -> dict[str, Any]:
