@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from pathlib import Path
 
@@ -21,11 +20,9 @@ from tests.support.stored import (
     save_key_pair,
     stored,
 )
-from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.cache_dir.marks import mark_signers
 from warmrank.cache_store.errors import NoStoreYet, StoreUnavailable
 from warmrank.cache_store.gc import evict as evicting
-from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.signing.keyring import (
     Revocation,
     generate,
@@ -40,8 +37,6 @@ from warmrank.cache_store.signing.keyring import (
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store, TierSpec
 from warmrank.cache_store.store import open_store as open_tiers
-from warmrank.cache_store.sync.pull import pull
-from warmrank.cache_store.sync.push import push
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.inspect.explain import explain
@@ -149,37 +144,6 @@ def test_shared_store_takes_what_the_named_key_signs_and_gives_what_the_keyring_
     (keyring / "ci.pem").unlink()  # whoever only reads has the public key
     assert run("pull", "mine", tmp_path / "new", "--store", shared)[0] == 0
     assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
-
-
-CHILD = """
-import json, torch
-from torch._dynamo.utils import counters
-compiled = torch.compile(lambda x: x.sin() + 1)
-compiled(torch.ones(8))
-print(json.dumps({name: counters["inductor"][name] for name in ("fxgraph_cache_hit", "fxgraph_cache_miss")}))
-"""
-
-
-def run_inductor(cache: Path) -> dict[str, int]:
-    printed = python(
-        "-c", CHILD, TORCHINDUCTOR_CACHE_DIR=str(cache),
-        TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0",  # they take longer than one small kernel
-    )  # fmt: skip
-    counts: dict[str, int] = json.loads(printed.splitlines()[-1])
-    return counts
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles C++ on a CPU: no g++ here")
-def test_inductor_hits_in_a_directory_pulled_at_another_path(tmp_path):
-    documents = Documents(backend=DirectoryBackend(tmp_path / "store"), trust=Trust(policy="off"))
-    old, new = tmp_path / "old", tmp_path / "new"
-    old.mkdir(mode=0o700)
-    assert run_inductor(old) == {"fxgraph_cache_hit": 0, "fxgraph_cache_miss": 1}
-    push(documents, "inductor", old, {})
-    shutil.rmtree(old)
-    pull(documents, "inductor", new, {})
-    assert run_inductor(new) == {"fxgraph_cache_hit": 1, "fxgraph_cache_miss": 0}
 
 
 DAY_S = 86400.0
