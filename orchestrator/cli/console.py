@@ -65,6 +65,7 @@ class ExitCode(IntEnum):
 
 _CONTROL = re.compile(r"[\x7f-\x9f]")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_PADDING = re.compile(r" +$", re.MULTILINE)
 
 
 def defused_json(value: object, *, indent: int | None = 2) -> str:
@@ -75,13 +76,20 @@ def defused_json(value: object, *, indent: int | None = 2) -> str:
 
 
 class SafeConsole(Console):
-    """A `Console` whose texts are defused."""
+    """A `Console` whose texts are defused; but in a terminal no line ends in blanks."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         """See `Console.print`; writes nothing for codes alone, such as colorama's reset at the end."""
         plain = tuple(_COLOURS.sub("", each) if isinstance(each, str) else each for each in objects)
-        if plain == objects or any(plain):
+        if plain != objects and not any(plain):
+            return
+        if self.is_terminal:
             super().print(*plain, **options)
+            return
+        with self.capture() as captured:
+            super().print(*plain, **options)
+        self.file.write(_PADDING.sub("", captured.get()))
+        self.file.flush()
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """See `Console.render`."""
