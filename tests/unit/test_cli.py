@@ -293,7 +293,8 @@ def rows(text: str) -> list[tuple[str, ...]]:
 
 def commands(group: Any = None, above: str = "") -> Iterator[tuple[str, Any]]:
     """Every command with its name."""
-    for name, each in (group or get_command(app)).commands.items():
+    root: Any = get_command(app)
+    for name, each in (group or root).commands.items():
         if hasattr(each, "commands"):
             yield from commands(each, f"{above}{name} ")
         else:
