@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -29,6 +30,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from warmrank.cache_store.errors import NoStoreYet, StoreError, StoreUnavailable
+from warmrank.cache_store.parallel import OnProgress, Progress
 from warmrank.orchestrator import signals
 from warmrank.orchestrator.errors import (
     BadInput,
@@ -40,7 +42,7 @@ from warmrank.orchestrator.errors import (
     OrchestratorError,
     policy_of,
 )
-from warmrank.orchestrator.text import defused
+from warmrank.orchestrator.text import count_text, defused, size_text
 from warmrank.orchestrator.ui.table import pairs
 from warmrank.worker.errors import NotYet, WorkerError
 
@@ -154,6 +156,35 @@ def answer(found: T, render: Callable[[T], RenderableType], *, as_json: bool) ->
         print_json(found)
     else:
         output().print(render(found))
+
+
+FETCH_LINE_EVERY_S = 10.0
+
+
+@contextmanager
+def fetch_progress(what: str = "fetch") -> Iterator[OnProgress]:
+    """A listener to the progress of a fetch, or of ``what`` else, for as long as the context lasts."""
+    from rich import progress
+
+    console = output(stderr=True)
+    if not console.is_terminal:
+        told_s = time.monotonic()
+
+        def tell(state: Progress) -> None:
+            nonlocal told_s
+            if time.monotonic() - told_s >= FETCH_LINE_EVERY_S:
+                told_s = time.monotonic()
+                done = f"{size_text(state.done_bytes)} of {size_text(state.total_bytes)}"
+                files = f"{state.done_files} of {count_text(state.total_files, 'file')}"
+                say(f"{what}: {done}, {files}", stderr=True)
+
+        yield tell
+        return
+    text, speed = progress.TextColumn(what), progress.TransferSpeedColumn()
+    columns = (text, progress.BarColumn(), progress.DownloadColumn(), speed, progress.TimeRemainingColumn())
+    with progress.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda state: bar.update(task, completed=state.done_bytes, total=state.total_bytes)
 
 
 @contextmanager

@@ -17,7 +17,15 @@ from rich.text import Text
 from typer import Argument, Option
 
 from warmrank.orchestrator import signals
-from warmrank.orchestrator.cli.console import ExitCode, answer, defused_json, others_on_stderr, output, say
+from warmrank.orchestrator.cli.console import (
+    ExitCode,
+    answer,
+    defused_json,
+    fetch_progress,
+    others_on_stderr,
+    output,
+    say,
+)
 from warmrank.orchestrator.cli.options import (
     AsJson,
     Command,
@@ -106,9 +114,8 @@ def preseed(  # noqa: PLR0913 - options of a command
 def _seeded_here(config: Config, *, verify: bool) -> tuple[NodeSeed, ...]:
     from warmrank.cache_store.fetch.blobs import FetchOptions
     from warmrank.orchestrator.seed.seeding import seed_here
-    from warmrank.orchestrator.ui.progress import fetch_progress
 
-    with fetch_progress(output(stderr=True)) as on_progress:
+    with fetch_progress() as on_progress:
         return (seed_here(config, options=FetchOptions(reread=verify, on_progress=on_progress)),)
 
 

@@ -15,7 +15,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from typer import Argument, Option
 
 from warmrank.cache_store.errors import Conflict, NoStoreYet, NotInStore
-from warmrank.orchestrator.cli.console import ExitCode, answer, output, print_json, say
+from warmrank.orchestrator.cli.console import ExitCode, answer, fetch_progress, output, print_json, say
 from warmrank.orchestrator.cli.options import (
     AsJson,
     Commands,
@@ -105,14 +105,13 @@ def verify(
             place of it or in the cache.
     """
     from warmrank.orchestrator.inspect.store_contents import verify as run
-    from warmrank.orchestrator.ui.progress import fetch_progress
 
     loaded = place.load()
     only_cache = cache is not None and loaded is None and place.store is None
     opened = None if only_cache else place.open()
     if cache is None and loaded is not None and loaded.cache_dir.is_dir():
         cache = loaded.cache_dir
-    with fetch_progress(output(stderr=True), "verify") as on_progress:
+    with fetch_progress("verify") as on_progress:
         found = run(
             opened, cache, signatures_checked=loaded is not None, repair=repair, on_progress=on_progress
         )

@@ -13,7 +13,7 @@ import base64
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from statistics import median_low
@@ -24,10 +24,9 @@ from markupsafe import Markup
 
 from warmrank.cache_store.text import changed_components
 from warmrank.orchestrator.errors import policy_of, ranks_text
-from warmrank.orchestrator.launch.events import STAGES, Course, RankClass
+from warmrank.orchestrator.launch.events import STAGES, Course
 from warmrank.orchestrator.launch.report import (
     Failure,
-    FunctionReport,
     RankReport,
     Report,
     config_words,
@@ -116,7 +115,9 @@ def _printable(value: object) -> object:
 def _context(report: Report) -> dict[str, Any]:
     totals, course, failure = report.totals, report.course, report.failure
     nodes = grouped((rank.node_rank, rank) for rank in report.ranks)
-    functions = {(rank.rank, each.function): each for rank in report.ranks for each in rank.functions}
+    functions = {
+        (rank.rank, own.function): (rank.rank, own) for rank in report.ranks for own in rank.functions
+    }
     outcomes = [(getattr(totals, f"num_{name}"), name) for name in ("compiled", "adopted", "loaded")]
     steps, held = next_steps(report), held_bytes(report)
     sections = (
@@ -153,7 +154,10 @@ def _context(report: Report) -> dict[str, Any]:
         "rows": timeline_rows(course, report.ranks, max_rows=MAX_TIMELINE_ROWS),
         "end_s": max([totals.wall_s, *(span.end_s for span in course.timeline)]),
         "spans": _spans(course, report.ranks),
-        "classes": [_class(each, functions) for each in course.classes],
+        "classes": [
+            (each, [functions[slot] for rank in each.ranks if (slot := (rank, each.function)) in functions])
+            for each in course.classes
+        ],
         "outcomes": outcomes,
         "lookups": list(alike(report.ranks, "function", "outcome", "reason").items()),
         "nodes": sorted(nodes.items()),
@@ -167,14 +171,6 @@ def _context(report: Report) -> dict[str, Any]:
             *((f"Environment of {ranks_text(o.ranks)}", o.environment) for o in report.other_environments),
         ],
     }
-
-
-def _class(found: RankClass, outcomes: Mapping[tuple[int, str], FunctionReport]) -> tuple[Any, ...]:
-    """A class, how many of its ranks got the function how, and the slowest compile and load."""
-    results = [outcomes[rank, found.function] for rank in found.ranks if (rank, found.function) in outcomes]
-    made_s = max((result.seconds.trace_s + result.seconds.compile_s for result in results), default=0.0)
-    load_s = max((result.seconds.load_s for result in results), default=0.0)
-    return found, Counter(result.outcome for result in results), made_s, load_s
 
 
 def _spans(course: Course, ranks: Sequence[RankReport]) -> list[tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""Progress: a live view or a bar in a terminal, plain lines elsewhere, for CI logs and Ray jobs.
+"""Progress: a live view in a terminal, plain lines elsewhere, for CI logs and Ray jobs.
 
 Invariants: the number of lines, and the length of each but for errors, has a bound that does not grow with
 the number of ranks; while nothing else happens, lines come ever more rarely. The live view is never wider
@@ -15,20 +15,10 @@ from contextlib import contextmanager
 from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from warmrank.cache_store.parallel import OnProgress
-from warmrank.cache_store.parallel import Progress as Fetched
 from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import Event, LaunchState, Listener, RankClass, StageState
@@ -52,7 +42,6 @@ MAX_ERROR_LINES = 30
 FIRST_BEAT_S = 30.0
 """A stage that runs for so long tells how far it is; then after twice that time, and so on."""
 
-FETCH_LINE_EVERY_S = 10.0
 _TOLD = frozenset({"compile", "load", "script"})
 """Stages whose results are told; what the others do to a function stands in the report."""
 
@@ -66,28 +55,6 @@ def progress(console: Console, num_ranks: int, *, name: str = "") -> Iterator[Li
     view = LiveView(num_ranks, name=name)
     with Live(view, console=console, refresh_per_second=8 if num_ranks <= 256 else 2):
         yield view
-
-
-@contextmanager
-def fetch_progress(console: Console, what: str = "fetch") -> Iterator[OnProgress]:
-    """A listener to the progress of a fetch, or of ``what`` else, for as long as the context lasts."""
-    if not console.is_terminal:
-        told_s = time.monotonic()
-
-        def tell(state: Fetched) -> None:
-            nonlocal told_s
-            if time.monotonic() - told_s >= FETCH_LINE_EVERY_S:
-                told_s = time.monotonic()
-                done = f"{size_text(state.done_bytes)} of {size_text(state.total_bytes)}"
-                files = f"{state.done_files} of {count_text(state.total_files, 'file')}"
-                console.print(Text(f"{what}: {done}, {files}"), soft_wrap=True)
-
-        yield tell
-        return
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(TextColumn(what), *columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda state: bar.update(task, completed=state.done_bytes, total=state.total_bytes)
 
 
 class PlainLines:

@@ -118,7 +118,7 @@ def alike(ranks: Iterable[RankReport], *by: str) -> Alike:
 def slowest(members: Iterable[tuple[int, FunctionReport]]) -> StageSeconds:
     """The most seconds that any rank spent in each step."""
     every = [function.seconds for _, function in members]
-    return StageSeconds(**{name: max(getattr(part, name) for part in every) for name in STEPS})
+    return StageSeconds(**{name: max((getattr(part, name) for part in every), default=0.0) for name in STEPS})
 
 
 def _rows(report: Report) -> Iterator[tuple[str | Text, ...]]:
