@@ -43,8 +43,8 @@ def list_(
     """
     from warmrank.orchestrator.inspect.store_contents import list_directories, list_store
 
-    opened = place.open()
-    directories, listing = list_directories(opened), list_store(opened, place.load())
+    opened, loaded = place.open()
+    directories, listing = list_directories(opened), list_store(opened, loaded)
     if as_json:
         print_json({**to_jsonable_python(listing), "directories": directories})
         return
@@ -72,7 +72,8 @@ def show(
     if place.config is not None or place.store is not None:
         if out is not None:
             raise typer.BadParameter("it goes with the file of an artifact", param_hint="--out")
-        view = show_partition(place.open(), wanted, place.load())
+        opened, loaded = place.open()
+        view = show_partition(opened, wanted, loaded)
         answer(view, table.render_partition, as_json=as_json)
     elif is_config_name(wanted):
         raise BadArgument(f"{wanted} is a config; name a partition too: warmrank ls {wanted} lists them")

@@ -74,11 +74,12 @@ class StoreOptions:
         """Load the config, if one is named; raises `ConfigError`, or `BadArgument` for a directory."""
         return load_optional(self.config, self.overrides)
 
-    def open(self, *, with_keyring: bool = False) -> Store:
-        """Open the store; raises as `inspect.store_contents.open_to_look` does."""
+    def open(self, *, with_keyring: bool = False) -> tuple[Store, Config | None]:
+        """Open the store, and load its config; raises as `inspect.store_contents.open_to_look` does."""
         from warmrank.orchestrator.inspect.store_contents import open_to_look
 
-        return open_to_look(self.load(), self.store, with_keyring=with_keyring)
+        loaded = self.load()
+        return open_to_look(loaded, self.store, with_keyring=with_keyring), loaded
 
 
 def load_config(config: Path, overrides: Sequence[str] | None) -> Config:

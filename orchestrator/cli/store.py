@@ -106,9 +106,8 @@ def verify(
     """
     from warmrank.orchestrator.inspect.store_contents import verify as run
 
-    loaded = place.load()
-    only_cache = cache is not None and loaded is None and place.store is None
-    opened = None if only_cache else place.open()
+    only_cache = cache is not None and place.config is None and place.store is None
+    opened, loaded = (None, None) if only_cache else place.open()
     if cache is None and loaded is not None and loaded.cache_dir.is_dir():
         cache = loaded.cache_dir
     with fetch_progress("verify") as on_progress:
@@ -155,7 +154,8 @@ def evict(  # noqa: PLR0913 - a parameter is an option of the command
         grace_s=grace_s,
         expects_records=not no_records,
     )
-    done = place.open(with_keyring=True).evict(policy, place=tier, dry_run=dry_run)
+    opened, _ = place.open(with_keyring=True)
+    done = opened.evict(policy, place=tier, dry_run=dry_run)
     if as_json:
         print_json({"dry_run": dry_run, "places": done.reports, "faults": done.faults})
     else:
@@ -187,7 +187,7 @@ def pin(
         place, launch = replace(place, config=Path(launch)), None
     if list_ == (launch is not None) or (list_ and remove):
         raise typer.BadParameter("expected either LAUNCH, or --list")
-    opened = place.open()
+    opened, _ = place.open()
     removed: tuple[str, ...] = ()
     if launch is not None and remove:
         removed = opened.unpin(launch)
