@@ -38,7 +38,13 @@ from warmrank.worker.errors import GraphBreak, NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_read
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, TracedGuard, traced_guards
 from warmrank.worker.torch_private.evaluated import Evaluations
-from warmrank.worker.torch_private.lowering import CapturedCall, LoweredGraph, lower, source_name
+from warmrank.worker.torch_private.lowering import (
+    CapturedCall,
+    LoweredGraph,
+    lower,
+    source_name,
+    switches_kept,
+)
 from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
 from warmrank.worker.torch_private.raised import ShapeNotes, raised_by
 from warmrank.worker.torch_private.tracer_changes import TracerChanges, ViewsByThemselves
@@ -204,6 +210,7 @@ def trace(
             dynamo_timed("warmrank"),
             _tracing_settings(dynamic),
             evaluated.noted(),
+            switches_kept(name),
         ):
             started = perf_counter()
             notes = TraceNotes(evaluated.note, free or ())

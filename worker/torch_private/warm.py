@@ -159,6 +159,7 @@ MODES: dict[str, Callable[[], Any]] = {
     "kernels in Python": kernels_in_python,
 }
 _READERS = tuple(SETTINGS.values())
+SETTING_NAMES = (*SETTINGS, *PRECISION_NAMES)
 
 
 def settings() -> tuple[Any, ...]:
