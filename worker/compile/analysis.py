@@ -57,7 +57,7 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
                 owners.setdefault(memory, set()).add(position)
             position += 1
         elif node.op == "call_function":
-            # Schemas of composite operators (`type_as`, `einsum`) say nothing: the traced memory is asked, too.
+            # Composite operators say nothing in their schemas (`einsum`): the traced memory is asked, too.
             # Dropout that does not draw returns its argument, which its trace does not show.
             shared = (owners.get(memory, ()) for memory in operators.memory_of(node.meta.get("val")))
             drops = str(node.target) in operators.DROPOUTS
