@@ -9,13 +9,11 @@ move takes no other file away; killed there, the file stands under both names.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import functools
 import logging
 import os
 import stat
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -36,8 +34,6 @@ from warmrank.cache_store.backends.durability import (
     FlushChoice,
     choose_flush,
     flush_all,
-    libc,
-    type_of,
 )
 from warmrank.cache_store.cache_dir.private_files import (
     OTHERS_WRITE,
@@ -66,17 +62,8 @@ _OBJECTS_REMEDY = (
     "this is an object store's line, seen through a mount or a copy: an object store is opened by its URL, "
     "such as s3://bucket/warmrank"
 )
-# Where a rename is known to set the inode's time of change, which says since when a file has its name.
-# Network file systems need not do so, and have no rename that does not replace.
-_RENAME_TYPES = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay"})
-_NO_REPLACE = 1
-_AT_FDCWD = -100
-_NO_SUCH_RENAME = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _MAX_REMOVALS = 10  # of one directory under the feet of one link
-
-
-_Names = list[str]  # `DirectoryBackend.list` hides the type's name in the class
 
 
 class _Format(Strict):
@@ -136,17 +123,9 @@ class DirectoryBackend:
         """See `BlobBackend.list`; a directory where the store's layout has a file counts as one."""
         directory = prefix.rpartition("/")[0]
         start = self._path(directory) if directory else self.root
-        strange: _Names = []
         with os_errors_are_unavailable("listing", start):
-            below = self._walk(f"{directory}/" if directory else "", strange)
+            below = self._walk(f"{directory}/" if directory else "")
             yield from (info for info in below if info.name.startswith(prefix))
-        if strange:
-            logger.warning(
-                "%d entries in %s have names that no store gives, such as %r; they are left alone",
-                len(strange),
-                start,
-                strange[0],
-            )
 
     def move(self, name: str, target: str | None) -> bool:
         """See `BlobBackend.move`."""
@@ -181,7 +160,7 @@ class DirectoryBackend:
         remedy = _OBJECTS_REMEDY if b'"blobs"' in data else _FORMAT_REMEDY
         check_format(_Format, data, where=str(path), remedy=remedy)
 
-    def _walk(self, prefix: str, strange: _Names) -> Iterator[FileInfo]:
+    def _walk(self, prefix: str) -> Iterator[FileInfo]:
         """List all files below but those on their way in; the depth is bounded by `file_depth`."""
         try:
             with os.scandir(f"{self.root}/{prefix}") as found:
@@ -191,10 +170,10 @@ class DirectoryBackend:
         for entry in entries:
             name = f"{prefix}{entry.name}"
             if name_fault(name):
-                strange.append(name)
+                logger.warning("%r in %s is no name of a store; it is left alone", name, self.root)
             elif entry.is_dir(follow_symlinks=False) and name.count("/") + 1 < file_depth(name):
                 if name != TMP.rstrip("/"):
-                    yield from self._walk(f"{name}/", strange)
+                    yield from self._walk(f"{name}/")
             else:
                 with contextlib.suppress(FileNotFoundError):  # another process moved it since
                     yield _info_of(name, entry.stat(follow_symlinks=False))
@@ -252,8 +231,6 @@ class DirectoryBackend:
 
     def _move(self, path: Path, target: Path) -> bool:
         """Give what stands at ``path`` another name, whatever it is; False when something else has it."""
-        if self._renames and (moved := self._rename(path, target)) is not None:
-            return moved
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
             if os.path.lexists(target):
@@ -273,28 +250,14 @@ class DirectoryBackend:
         away.unlink()
         return is_moved
 
-    def _rename(self, path: Path, target: Path) -> bool | None:
-        """Move by one call; None where the rest is to be done by links."""
-        try:
-            self._with_parent(rename_new, path, target)
-        except FileExistsError:
-            return None if _is_same(path, target) else False  # the same: a move that was cut short
-        except OSError as error:
-            if error.errno not in _NO_SUCH_RENAME:
-                raise
-            return None
-        return True
-
     def _remove(self, path: Path) -> None:
-        try:
+        if not stat.S_ISDIR(path.lstat().st_mode):
             path.unlink()
-        except (IsADirectoryError, PermissionError):
-            if not stat.S_ISDIR(path.lstat().st_mode):
-                raise
-            away = self._away()
-            path.rename(away)
-            with contextlib.suppress(OSError):  # what stays costs space only
-                _remove_tree(away)
+            return
+        away = self._away()
+        path.rename(away)
+        with contextlib.suppress(RecursionError):  # what stays costs space only
+            discard_tree(away)
 
     def _prune(self, directory: Path) -> None:
         """Remove directories of the trash that are empty now; who wants one meanwhile makes it again.
@@ -345,25 +308,9 @@ class DirectoryBackend:
         """Mode for new directories: others may write only where they may in ``root``, whatever the umask."""
         return 0o777 & ~(OTHERS_WRITE & ~self.root.stat().st_mode)
 
-    @functools.cached_property
-    def _renames(self) -> bool:
-        return type_of(self.root) in _RENAME_TYPES
-
     def _path(self, name: str) -> Path:
         check_name(name, where=str(self.root))
         return self.root / name
-
-
-def rename_new(path: str | Path, target: str | Path) -> None:
-    """Rename without replacing, in one step; raises ``OSError``, also where the system has no such call."""
-    call = getattr(libc(), "renameat2", None)
-    number = errno.ENOSYS
-    if call is not None:
-        sys.audit("os.rename", path, target, -1, -1)  # as `os.rename` does for whoever listens
-        if call(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(target), _NO_REPLACE) == 0:
-            return
-        number = ctypes.get_errno()
-    raise OSError(number, os.strerror(number), str(path), None, str(target))
 
 
 def _open_regular(path: str | Path, name: str) -> BinaryIO:
@@ -417,16 +364,3 @@ def _is_same(path: str | Path, target: str | Path) -> bool:
         return os.path.samestat(os.lstat(path), os.lstat(target))
     except FileNotFoundError:
         return False
-
-
-def _remove_tree(root: Path) -> None:
-    """Remove a directory of any depth: what lies deeper is first brought up, so that no path gets long."""
-    waiting = [root]
-    while waiting:
-        directory = waiting.pop()
-        for path in list(directory.iterdir()):
-            if path.is_dir() and not path.is_symlink():
-                waiting.append(path.rename(root.with_name(temporary_name())))
-            else:
-                path.unlink()
-        directory.rmdir()

@@ -253,6 +253,11 @@ def temporary_name() -> str:
     return f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex}"
 
 
+def temporary_path(directory: Path) -> Path:
+    """A path for a file on its way in; a file left under it is swept, by ``.`` and ``.tmp``."""
+    return directory / f".{temporary_name()}.tmp"
+
+
 def sweep_debris(directory: Path, prefix: str = "", suffix: str = "") -> None:
     """Remove what ended processes of this host left, named ``prefix`` + `temporary_name` + ``suffix``.
 

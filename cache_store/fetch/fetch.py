@@ -27,7 +27,6 @@ from warmrank.cache_store.cache_dir.local import (
     is_companion_name,
     place_directory,
     place_file,
-    temporary_file,
     variant_name,
 )
 from warmrank.cache_store.cache_dir.marks import admit, permit_copies
@@ -39,12 +38,13 @@ from warmrank.cache_store.cache_dir.private_files import (
     os_errors_are_unusable,
     staging_directory,
     sweep_debris,
+    temporary_path,
 )
 from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache, is_final, outcome_of
 from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, clone, missing_blobs, take_pinned
-from warmrank.cache_store.gc.trash import bring_back
+from warmrank.cache_store.gc.inventory import bring_back
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.parallel import Meter, each, nothing
 from warmrank.cache_store.records.documents import Documents
@@ -124,11 +124,11 @@ def fetch_blob(
         Corrupt: its bytes are not what its name says; it is in quarantine.
     """
     name = blob_name(sha256)
-    backend, trust = documents.backend, documents.trust
+    places, trust = documents.places, documents.trust
     # A rank fetches many; its opening looked below.
     admit(cache_root, trust.policy, trust.revoked, below=False)
-    info = backend.stat([name]).get(name)
-    if info is None and name not in bring_back(backend, [name]):
+    info = places.stat([name]).get(name)
+    if info is None and name not in bring_back(places, [name]):
         raise NotInStore(what=f"blob {sha256[:12]}", where=name)
     if info is not None and info.content_bytes is not None:
         wanted = Digest(sha256=sha256, size_bytes=info.content_bytes)
@@ -137,9 +137,9 @@ def fetch_blob(
     # Whose word named the blob is not known here, so it may have been any key's that is believed.
     permit = permit_copies(cache_root, trust.policy, trust.believed)
     make_directories_below(cache_root, function_dir)
-    staged = temporary_file(function_dir)
+    staged = temporary_path(function_dir)
     # Of whatever size: one that a place tells may be that of a damaged copy, before a good one in the next.
-    digest = Blobs(backend=backend, permit=permit).copy(sha256, None, staged)
+    digest = Blobs(places=places, permit=permit).copy(sha256, None, staged)
     return place_file(function_dir, staged, digest, beside=beside)
 
 
@@ -170,7 +170,7 @@ def fetch_partitions(
     targets = dict.fromkeys(target for partition in partitions for target in partition.functions)
     paths, faults = _look(list(targets), cache_root, index, options.beat)
     absent = [target for target in targets if target not in paths and target not in faults]
-    missing = missing_blobs(documents.backend, (target.digest for target in absent))
+    missing = missing_blobs(documents.places, (target.digest for target in absent))
     faults |= {target: missing[target.digest] for target in absent if target.digest in missing}
     copied: dict[_Target, Path] = {}
     brought: set[Digest] = set()
@@ -183,10 +183,15 @@ def fetch_partitions(
             total_files=len(wanted),
             on_progress=options.on_progress,
         )
-        blobs = Blobs(backend=documents.backend, permit=permit, shared=options.shared, count=meter.count)
+
+        def count(num_bytes: int, num_files: int = 0) -> None:
+            meter.count(num_bytes, num_files)
+            options.beat()
+
+        blobs = Blobs(places=documents.places, permit=permit, shared=options.shared, count=count)
         with staging_directory(cache_root, _STAGING) as directory:
             staged = _staged_paths(directory, wanted)
-            faults |= _fill(staged, blobs.copy, meter.count)
+            faults |= _fill(staged, blobs.copy, count)
             reached(Step.FETCH_STAGED)
             copied, failed = _place(cache_root, staged, _without_faults(partitions, absent, faults), index)
             faults |= failed

@@ -36,16 +36,16 @@ from warmrank.cache_store.cache_dir.single_flight import LOCK_TIMEOUT_S, single_
 from warmrank.cache_store.digests import CHUNK_BYTES, Digest
 from warmrank.cache_store.errors import Conflict, NotInStore, UnusableCache
 from warmrank.cache_store.fetch.blobs import Blobs, missing_blobs
-from warmrank.cache_store.gc.trash import mark_used
+from warmrank.cache_store.gc.inventory import mark_used
 from warmrank.cache_store.parallel import NUM_THREADS, each
-from warmrank.cache_store.records.directory_listing import (
-    ListedFile,
+from warmrank.cache_store.records.documents import (
+    READERS,
+    Documents,
     StoredListing,
-    listing_key,
     nearest_listing,
     newest_listing,
 )
-from warmrank.cache_store.records.documents import READERS, Documents
+from warmrank.cache_store.records.manifest import ListedFile, listing_key
 from warmrank.cache_store.sync.tools import Relocation, beside, is_ours, relocation, shortened, tool_named
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def _lay_out(
     for path in kinds.keys() - moved.paths:
         index.remember_own(root / path, files[path].digest)
     index.save()
-    mark_used(documents.backend, stored.name)
+    mark_used(documents.places, stored.name)
     logger.info("Pulled %s of %s: %d of %d files came", root, listing.tool, len(kinds), len(files))
     num_replaced = sum(kind == "other" for kind in kinds.values())
     return PullReport(
@@ -168,7 +168,7 @@ def _stage(
     staging: Path,
 ) -> None:
     """Make files in a staging directory, as they are to be."""
-    blobs = Blobs(backend=documents.backend, permit=_permit(documents, stored, staging), is_flushed=True)
+    blobs = Blobs(places=documents.places, permit=_permit(documents, stored, staging), is_flushed=True)
     for directory in _directories(file.path for file in files):
         with os_errors_are_unusable("directory", staging / directory):
             (staging / directory).mkdir(mode=DIRECTORY_MODE)
@@ -280,7 +280,7 @@ def _holds(path: Path, digest: Digest, index: DigestIndex) -> bool:
 
 
 def _check_complete(documents: Documents, files: Sequence[ListedFile]) -> None:
-    faults = missing_blobs(documents.backend, (file.digest for file in files))
+    faults = missing_blobs(documents.places, (file.digest for file in files))
     for error in faults.values():
         if not isinstance(error, NotInStore):
             raise error

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile, check_name
+from warmrank.cache_store.backends.deadline import Tier
+from warmrank.cache_store.backends.places import Places
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE
@@ -153,9 +155,16 @@ def new_file(name: str, data: bytes) -> NewFile:
     return NewFile(name=name, source=data, expected=digest_bytes(data))
 
 
-def read(backend: BlobBackend, name: str) -> bytes:
+def read(backend: BlobBackend | Places, name: str) -> bytes:
+    if isinstance(backend, Places):
+        return backend.read(name, lambda file: file.read())
     with backend.open(name) as file:
         return file.read()
+
+
+def alone(backend: BlobBackend) -> Places:
+    """A store of this one place, with patience for a busy machine."""
+    return Places([Tier(name="store", backend=backend, answer_s=60.0)])
 
 
 def unavailable(reason: str = "No space left on device", *, transport: bool = False) -> StoreUnavailable:

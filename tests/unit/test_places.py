@@ -16,9 +16,9 @@ import pytest
 from tests.support.backends import WaywardBackend, new_file, read, unavailable
 from tests.support.stored import FUNCTIONS, OFF, publish_launch
 from warmrank.cache_store import store as opening
-from warmrank.cache_store.backends.backend import BlobBackend
+from warmrank.cache_store.backends.backend import BlobBackend, GuardedFile
 from warmrank.cache_store.backends.deadline import TICK_S, Call, Ticks, Tier, TierMode, circuit_of
-from warmrank.cache_store.backends.places import TieredBackend, read_from_any
+from warmrank.cache_store.backends.places import Places as Tiers
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, NotInStore, StoreUnavailable
 from warmrank.cache_store.layout import BLOBS, blob_name, pin_name
@@ -38,8 +38,8 @@ class Places:
         self.near = WaywardBackend()
         self.far = WaywardBackend()
 
-    def view(self, near: TierMode = "rw", far: TierMode = "rw") -> TieredBackend:
-        return TieredBackend(
+    def view(self, near: TierMode = "rw", far: TierMode = "rw") -> Tiers:
+        return Tiers(
             [Tier(name="near", backend=self.near, mode=near), Tier(name="far", backend=self.far, mode=far)]
         )
 
@@ -98,44 +98,26 @@ def test_put_where_a_required_place_fails_is_an_error_that_says_so(places, near,
     assert caught.value.required
 
 
-def test_place_that_did_not_take_a_blob_takes_no_manifest(places):
-    places.far.failure = unavailable()
-    view = places.view()
-    view.put_new([new_file(BLOB, b"blob")])
-    places.far.failure = None
-    view.put_new([new_file(DOCUMENT, b"names the blob")])
-    assert places.far.stat([DOCUMENT]) == {}
-    assert places.near.stat([DOCUMENT])
+@pytest.mark.parametrize(("name", "first"), [(BLOB, "near"), (DOCUMENT, "far")])
+def test_damaged_file_goes_into_the_quarantine_of_its_place_and_the_next_is_read(places, name, first):
+    second = "far" if first == "near" else "near"
+    getattr(places, first).put_new([new_file(name, b"????")])
+    getattr(places, second).put_new([new_file(name, b"good")])
 
+    def use(file: GuardedFile) -> bytes:
+        if (data := file.read()) == b"????":
+            raise Corrupt(what=name, where="here", expected="good", actual="????")
+        return data
 
-def test_move_acts_on_the_place_that_would_be_read(places):
-    for place in (places.near, places.far):
-        place.put_new([new_file(BLOB, b"blob"), new_file(DOCUMENT, b"data")])
-    view = places.view()
-    assert view.move(BLOB, "quarantine/blob")
-    assert view.move(DOCUMENT, "quarantine/document")
-    assert places.near.stat([BLOB, DOCUMENT]).keys() == {DOCUMENT}
-    assert places.far.stat([BLOB, DOCUMENT]).keys() == {BLOB}
-
-
-def test_damaged_file_is_moved_from_its_place_not_from_one_that_could_not_be_read(places, monkeypatch):
-    places.near.put_new([new_file(BLOB, b"blob")])
-    places.far.put_new([new_file(BLOB, b"????")])
-    monkeypatch.setattr(places.near, "open", raising(unavailable("Input/output error")))
-    damaged = Corrupt(what=BLOB, where="far", expected="blob", actual="????")
-    monkeypatch.setattr(places.far, "open", raising(damaged))
-    view = places.view()
+    assert places.view().read(name, use, repairs=False) == b"good"
+    assert getattr(places, first).stat([name])
+    assert places.view().read(name, use) == b"good"
+    assert [len(place.stat([name])) for place in (places.near, places.far)].count(1) == 1
+    assert len(list(getattr(places, first).list("quarantine/"))) == 2
+    getattr(places, second).failure = unavailable()
+    getattr(places, first).put_new([new_file(name, b"????")])
     with pytest.raises(Corrupt):
-        view.open(BLOB)
-    assert view.move(BLOB, None)
-    assert (len(places.near.stat([BLOB])), len(places.far.stat([BLOB]))) == (1, 0)
-
-
-def raising(error: Exception) -> Callable[[str], BinaryIO]:
-    def open_file(_: str) -> BinaryIO:
-        raise error
-
-    return open_file
+        places.view().read(name, use)
 
 
 def test_fault_of_transport_opens_the_circuit_of_its_place_alone(places):
@@ -164,7 +146,7 @@ class Both:
             Tier(name="near", backend=self.near, mode=near, answer_s=answer_s),
             Tier(name="far", backend=self.far, answer_s=60.0),
         ]
-        return Store(TieredBackend(tiers), trust=OFF, location="near, far")
+        return Store(Tiers(tiers), trust=OFF, location="near, far")
 
 
 @pytest.fixture
@@ -349,9 +331,9 @@ class SlowPlaces:
         self.near = Tier(name="near", backend=self.fast, ticks=self.time.ticks())
         self.far = Tier(name="far", backend=self.slow, ticks=self.time.ticks())
 
-    def view(self, far: TierMode = "rw") -> TieredBackend:
+    def view(self, far: TierMode = "rw") -> Tiers:
         self.far.mode = far
-        return TieredBackend([self.near, self.far])
+        return Tiers([self.near, self.far])
 
 
 @pytest.fixture
@@ -361,7 +343,7 @@ def slow_places() -> Iterator[SlowPlaces]:
     made.slow.thaw()
 
 
-def put_document(backend: BlobBackend) -> tuple[str, ...]:
+def put_document(backend: Tiers | Tier) -> tuple[str, ...]:
     return backend.put_new([new_file(DOCUMENT, b"data")])
 
 
@@ -396,7 +378,7 @@ def test_place_that_hangs_in_the_middle_of_a_file_is_left_alone(slow_places):
     view = slow_places.view()
     put_document(view)
     slow_places.slow.hangs_while_read = True
-    assert read_from_any(view, DOCUMENT, lambda file: file.read()) == b"data"
+    assert read(view, DOCUMENT) == b"data"
     assert [tier.state.state for tier in view.tiers] == ["used", "away"]
 
 
@@ -417,20 +399,19 @@ class _Stuck(io.RawIOBase):
         return num_bytes
 
 
-def test_file_whose_read_hangs_is_closed_at_once(slow_places, monkeypatch):
-    released, closed = threading.Event(), threading.Event()
+def test_read_that_hangs_is_left_behind(slow_places, monkeypatch):
+    released, ended = threading.Event(), threading.Event()
     monkeypatch.setattr(slow_places.slow, "open", lambda _: io.BufferedReader(_Stuck(released)))
 
     def read_all() -> None:
-        with contextlib.suppress(StoreUnavailable), slow_places.far.open(BLOB) as file:
-            while file.read(1 << 16):
-                pass
-        closed.set()
+        with contextlib.suppress(StoreUnavailable):
+            slow_places.far.read(BLOB, lambda file: list(iter(lambda: file.read(1 << 16), b"")))
+        ended.set()
 
     threading.Thread(target=read_all, daemon=True).start()
-    is_closed = closed.wait(20)
+    has_ended = ended.wait(20)
     released.set()
-    assert (is_closed, slow_places.far.state.state) == (True, "away")
+    assert (has_ended, slow_places.far.state.state) == (True, "away")
 
 
 def test_time_in_which_a_place_works_is_no_waiting(slow_places):

@@ -35,7 +35,7 @@ from tests.support.stored import tree as all_files
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.deadline import Tier
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.places import TieredBackend
+from warmrank.cache_store.backends.places import Places
 from warmrank.cache_store.cache_dir.local import variants
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED, Permit
 from warmrank.cache_store.digests import digest_bytes
@@ -290,7 +290,7 @@ def test_partition_whose_artifact_is_lost_is_dropped_and_so_is_its_launch(
 def test_what_only_the_near_place_took_waits_on(cache):
     near, far = WaywardBackend(), WaywardBackend()
     far.failure = unavailable("connection refused", transport=True)
-    tiers = TieredBackend([Tier(name="near", backend=near), Tier(name="far", backend=far)])
+    tiers = Places([Tier(name="near", backend=near), Tier(name="far", backend=far)])
     queue_launch(cache, make_partition(cache))
     store = Store(tiers, trust=OFF, location="near, far")
     report = publish_pending(store, cache)
@@ -527,20 +527,20 @@ def bad_sector() -> OSError:
     return OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-class Places:
+class Both:
     """A near and a far place that both have one blob and one document, and a view of both."""
 
     def __init__(self) -> None:
         self.near, self.far = UnreadableBackend(), UnreadableBackend()
         for place in (self.near, self.far):
             place.put_new([new_file(BLOB, DATA), new_file(DOCUMENT, DATA)])
-        self.view = TieredBackend([Tier(name="near", backend=self.near), Tier(name="far", backend=self.far)])
+        self.view = Places([Tier(name="near", backend=self.near), Tier(name="far", backend=self.far)])
 
 
 def test_blob_that_the_near_place_cannot_read_is_read_from_the_far_one(tmp_path):
-    places = Places()
+    places = Both()
     places.near.failure, places.near.readable_bytes = bad_sector(), 3
-    Blobs(backend=places.view, permit=Permit(tmp_path)).copy(*DIGEST, tmp_path / "copy")
+    Blobs(places=places.view, permit=Permit(tmp_path)).copy(*DIGEST, tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == DATA
     assert [("store near" in line, os.strerror(errno.EIO) in line) for line in places.view.problems] == [
         (True, True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -17,6 +19,7 @@ from tests.support.stored import (
     FUNCTIONS,
     LAUNCH_KEY,
     OFF,
+    backend_of,
     blob_path,
     make_partition,
     make_record,
@@ -25,9 +28,8 @@ from tests.support.stored import (
     publish_launch,
     stored,
 )
-from warmrank.cache_store.backends.backend import BlobBackend
 from warmrank.cache_store.backends.deadline import Tier, TierMode
-from warmrank.cache_store.backends.places import TieredBackend
+from warmrank.cache_store.backends.places import Places
 from warmrank.cache_store.errors import (
     Conflict,
     Corrupt,
@@ -36,7 +38,6 @@ from warmrank.cache_store.errors import (
     StoreUnavailable,
     Untrusted,
 )
-from warmrank.cache_store.gc import verify as audit
 from warmrank.cache_store.gc.inventory import Inventory, references, take_inventory
 from warmrank.cache_store.layout import record_name
 from warmrank.cache_store.records.documents import read_stored_form
@@ -57,7 +58,7 @@ def tiered(
     places: tuple[WaywardBackend, WaywardBackend], near: TierMode = "rw", far: TierMode = "rw"
 ) -> Store:
     tiers = [Tier(name="near", backend=places[0], mode=near), Tier(name="far", backend=places[1], mode=far)]
-    return Store(TieredBackend(tiers), trust=OFF, location="near, far")
+    return Store(Places(tiers), trust=OFF, location="near, far")
 
 
 def test_fetch_fills_the_near_place_so_that_it_serves_alone(places, tmp_path):
@@ -177,17 +178,19 @@ def test_repair_looks_through_the_cache_directory_once(audited, root, tmp_path, 
 def test_blob_that_was_put_again_while_it_was_read_stays(audited, root, monkeypatch):
     path = blob_path(root, DECODE)
     overwrite(path, bytes([DECODE[0] ^ 1]) + DECODE[1:])
-    real = audit._digest
+    real = backend_of(audited).open
     seen: list[str] = []
 
-    def digest(backend: BlobBackend, name: str) -> object:
-        answer = real(backend, name)
-        if name.endswith(path.name) and not seen:
-            seen.append(name)
-            overwrite(path, DECODE)
-        return answer
+    def open_file(name: str) -> BinaryIO:
+        if not name.endswith(path.name) or seen:
+            return real(name)
+        seen.append(name)
+        with real(name) as file:
+            data = file.read()
+        overwrite(path, DECODE)
+        return io.BytesIO(data)
 
-    monkeypatch.setattr(audit, "_digest", digest)
+    monkeypatch.setattr(backend_of(audited), "open", open_file)
     report = audited.verify(repair=True)
     assert (seen != [], report.faults, report.repairs) == (True, (), ())
     assert path.read_bytes() == DECODE
@@ -336,7 +339,7 @@ KEY, OTHER_KEY = "ab" * 32, "cd" * 32
 
 
 def inventory(memory: Evicting, earlier: Inventory | None = None) -> Inventory:
-    return take_inventory(memory.backend, memory.backend.now_s, trust=OFF, earlier=earlier)
+    return take_inventory(memory.places, memory.backend.now_s, trust=OFF, earlier=earlier)
 
 
 def into_trash(memory: Evicting, name: str, *, hour: int = 12) -> str:
@@ -347,7 +350,7 @@ def into_trash(memory: Evicting, name: str, *, hour: int = 12) -> str:
 
 def test_document_under_the_name_of_another_is_corrupt(memory):
     record = memory.launch()
-    sealed = read_stored_form(memory.backend, record)
+    sealed = read_stored_form(memory.places, record)
     for name in (
         record_name("launch", LAUNCH_KEY, OTHER_KEY),
         record_name("launch", KEY, OTHER_KEY),
@@ -409,8 +412,7 @@ def test_launches_come_newest_first_by_the_store_s_clock(store, ref):
     for created in (LATE, LATEST, EARLY):  # whatever the clocks of their nodes say
         environment = {**ENVIRONMENT, "made": created}
         store.commit_launch(make_record((ref,), created=created, environment=environment))
-    for found in (store.launches(LAUNCH_KEY), store.launch_summaries(LAUNCH_KEY)):
-        assert [record.created for record in found] == [EARLY, LATEST, LATE]
+    assert [record.created for record in store.launches(LAUNCH_KEY)] == [EARLY, LATEST, LATE]
     assert store.problems == []
 
 
@@ -430,7 +432,7 @@ def opened(memory: Evicting, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_document_that_was_replaced_is_read_again(memory, monkeypatch):
     record = memory.launch()
     first = inventory(memory)
-    sealed = read_stored_form(memory.backend, record)
+    sealed = read_stored_form(memory.places, record)
     memory.backend.move(record, None)
     memory.pass_time(1.0)
     put(memory, record, sealed)
