@@ -1,4 +1,4 @@
-"""The documents of the store, a manifest, a launch record and a listing of a directory, and their fields' types.
+"""The documents of the store, a manifest, a launch record and a listing of a directory, with their types.
 
 Layout: canonical JSON of the models below (field by field as declared), sealed by
 `cache_store.signing.trust`.
