@@ -27,8 +27,7 @@ from warmrank.cache_store.backends.deadline import (
     circuit_of,
     wait_for,
 )
-from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.durability import FlushChoice
+from warmrank.cache_store.backends.directory import DirectoryBackend, FlushChoice
 from warmrank.cache_store.backends.places import Places
 from warmrank.cache_store.cache_dir.marks import admit
 from warmrank.cache_store.cache_dir.node_files import NodeCaches

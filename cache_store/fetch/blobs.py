@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import BinaryIO, Generic, NamedTuple, TypeVar
 
 from warmrank.cache_store.backends.backend import GuardedFile, NewFile
-from warmrank.cache_store.backends.durability import EarlyWriter
 from warmrank.cache_store.backends.places import Places
 from warmrank.cache_store.cache_dir.marks import Permit
 from warmrank.cache_store.cache_dir.private_files import (
@@ -103,7 +102,6 @@ class Blobs:
     permit: Permit  # where copies may go
     shared: Callable[[str], BinaryIO] | None = None  # asked before the store
     count: Callable[[int], object] = nothing  # told of all bytes that are copied
-    is_flushed: bool = False  # the copies are to be flushed, so the disk begins with each at once
     unshared: set[int] = field(default_factory=set)  # devices of places from which no reflink can be made
     brought: set[Digest] = field(default_factory=set)  # blobs that ``shared`` gave
 
@@ -173,8 +171,7 @@ class Blobs:
                 # Of the private file, not of the store's, which another process could change.
                 with open_private(path) as copy:
                     return digest_stream(_Counted(copy, self.count), limit_bytes=limit_bytes)
-            writer = EarlyWriter(target) if self.is_flushed else target
-            return copy_and_digest(_Counted(file, self.count), writer, limit_bytes=limit_bytes)
+            return copy_and_digest(_Counted(file, self.count), target, limit_bytes=limit_bytes)
 
     def _share_blocks(self, file: GuardedFile, target: io.BufferedWriter) -> bool:
         """Make the empty ``target`` a reflink of a whole plain file, where one file system can."""

@@ -55,7 +55,6 @@ from warmrank.cache_store.records.documents import (
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.cache_store.signing.trust import Trust
 
-_ELSEWHERE = "this place is only read here: run `warmrank store verify --repair` where it may be written"
 _KINDS = {LAUNCHES: "record", DIRECTORIES: "record", MANIFESTS: "manifest", BLOBS: "blob"}
 _T = TypeVar("_T")
 
@@ -175,7 +174,7 @@ class _Audit:
                 return _Look(read(self.documents, name))
             except StoreError as error:
                 is_revoked = isinstance(error, Untrusted) and error.reason == "revoked"
-                return _Look(None, self._said(error), is_damage(error) or is_revoked)
+                return _Look(None, str(error), is_damage(error) or is_revoked)
 
         def put_again(name: str) -> str:
             for place in self.others:
@@ -202,7 +201,7 @@ class _Audit:
                 # Without a file: another process moved it since the listing.
                 return _Look(None, str(error) if places.stat([name]) else "")
             except StoreError as error:
-                return _Look(None, self._said(error), is_damage(error))
+                return _Look(None, str(error), is_damage(error))
             finally:
                 meter.count(listed.get(name, 0), 1)
             is_damaged = digest.sha256 != split_fanned_name(BLOBS, name)
@@ -336,14 +335,6 @@ class _Audit:
                     f"{info.name}: {info.stored_bytes} bytes on their way in for {age_s / 3600.0:.0f} h, "
                     f"by a process that must have died; `warmrank store evict` removes them{where}"
                 )
-
-    def _said(self, error: StoreError) -> str:
-        """An error with the remedy that there is for it in this place."""
-        if self.is_writable or not isinstance(error, Corrupt | Untrusted):
-            return str(error)
-        if isinstance(error, Untrusted) and error.reason == "unknown_signer":
-            return str(error)
-        return str(error.but(remedy=_ELSEWHERE))
 
 
 def _read_manifest(documents: Documents, name: str) -> StandingManifest:

@@ -30,7 +30,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import AfterValidator, Field
 
-from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type, read_mounts
+from warmrank.cache_store.backends.directory import LOCAL_TYPES, file_system_type, read_mounts
 from warmrank.cache_store.cache_dir.private_files import OTHERS_WRITE, way_to
 from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.digests import digest_bytes

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from warmrank.cache_store.backends.durability import choose_flush, flush_all
+from warmrank.cache_store.backends.directory import choose_flush, flush_all
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.cache_dir.marks import Permit, admit, check_marks, permit_copies
 from warmrank.cache_store.cache_dir.private_files import (
@@ -168,7 +168,7 @@ def _stage(
     staging: Path,
 ) -> None:
     """Make files in a staging directory, as they are to be."""
-    blobs = Blobs(places=documents.places, permit=_permit(documents, stored, staging), is_flushed=True)
+    blobs = Blobs(places=documents.places, permit=_permit(documents, stored, staging))
     for directory in _directories(file.path for file in files):
         with os_errors_are_unusable("directory", staging / directory):
             (staging / directory).mkdir(mode=DIRECTORY_MODE)

@@ -182,7 +182,7 @@ class Machine:
 
 def machine_here(config: Config) -> Machine:
     """Look at this machine; a disk that does not answer is taken for a shared one, with all in order."""
-    from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type, read_mounts
+    from warmrank.cache_store.backends.directory import LOCAL_TYPES, file_system_type, read_mounts
 
     tiers = [tier.path for tier in config.store.tiers] if config.store else []
     trust = config.store.trust if config.store else None

@@ -171,42 +171,6 @@ def unavailable(reason: str = "No space left on device", *, transport: bool = Fa
     return StoreUnavailable(what="file", where="made up", reason=reason, transport=transport)
 
 
-class UnreadableBackend(MemoryBackend):
-    """A `MemoryBackend` whose files can be opened, and then fail.
-
-    Attributes:
-        failure: what reading raises; None for nothing.
-        unreadable: names for which it does; empty for all.
-        readable_bytes: what is read before that.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        super().put_new([new_file(FORMAT_FILE, b"{}")])
-        self.failure: Exception | None = None
-        self.unreadable: frozenset[str] = frozenset()
-        self.readable_bytes = 0
-
-    def open(self, name: str) -> BinaryIO:
-        file = super().open(name)
-        if self.failure is None or (self.unreadable and name not in self.unreadable):
-            return file
-        return _BadSector(file.read(self.readable_bytes), self.failure)
-
-
-class _BadSector(io.BytesIO):
-    """Gives what it has, and then no end but a fault."""
-
-    def __init__(self, data: bytes, failure: Exception) -> None:
-        super().__init__(data)
-        self._failure = failure
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if chunk := super().read(size):
-            return chunk
-        raise self._failure
-
-
 class SlowEyes:
     """A `BlobBackend` in front of another."""
 

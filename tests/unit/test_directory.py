@@ -15,10 +15,14 @@ import pytest
 
 from tests.support.backends import alone, read
 from tests.support.stored import stored
-from warmrank.cache_store.backends import directory, durability
+from warmrank.cache_store.backends import directory
 from warmrank.cache_store.backends.backend import NewFile
-from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.durability import choose_flush, file_system_type, flush_all
+from warmrank.cache_store.backends.directory import (
+    DirectoryBackend,
+    choose_flush,
+    file_system_type,
+    flush_all,
+)
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
 from warmrank.cache_store.layout import trash_name
@@ -284,28 +288,8 @@ def test_file_system_type_is_that_of_the_deepest_mount(path, expected):
 def test_choose_flush_trusts_syncfs_on_local_file_systems_only(tmp_path, monkeypatch, kind, flush):
     table = tmp_path / "mounts"
     table.write_text(f"device / {kind} rw 0 0\n")
-    monkeypatch.setattr(durability, "_MOUNTS", table)
+    monkeypatch.setattr(directory, "_MOUNTS", table)
     assert choose_flush(tmp_path) == flush
-
-
-class Calls:
-    """Counts what is flushed, and how."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.fsynced: list[str] = []
-        self.synced: list[Path] = []
-        monkeypatch.setattr(durability, "_fsync", lambda path: self.fsynced.append(path.name))
-        monkeypatch.setattr(durability, "_sync_file_system", self.synced.append)
-
-
-def paths(root: Path, count: int) -> list[Path]:
-    return [root / f"{number:02d}" for number in range(count)]
-
-
-def test_flush_all_syncs_the_file_system_once_for_many(tmp_path, monkeypatch):
-    calls = Calls(monkeypatch)
-    flush_all(paths(tmp_path, 20), root=tmp_path, flush="syncfs")
-    assert (calls.synced, calls.fsynced) == ([tmp_path], [])
 
 
 def test_flush_all_reports_what_cannot_be_flushed(tmp_path):

@@ -15,12 +15,11 @@ from warmrank.cache_store.errors import Conflict, Corrupt, NotInStore, RefusedCa
 from warmrank.cache_store.layout import BLOBS, DIRECTORIES
 from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
 from warmrank.cache_store.records.documents import Documents
-from warmrank.cache_store.records.manifest import ListedFile, parse_listing
 from warmrank.cache_store.signing.keyring import Revocation, generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.sync import push as pushing
 from warmrank.cache_store.sync.pull import pull
-from warmrank.cache_store.sync.push import make_listing, push
+from warmrank.cache_store.sync.push import push
 from warmrank.cache_store.sync.tools import is_ours
 
 COMPONENTS = {"torch": "2.13.0", "per": "node"}
@@ -226,16 +225,3 @@ def test_what_a_listing_cannot_hold_is_refused_before_the_first_blob(
         push(documents, tool, small_cache, components)
     assert "one by one" in caught.value.remedy
     assert stored(root, BLOBS) == []
-
-
-@pytest.mark.slow
-def test_largest_listing_that_is_made_can_be_read(tmp_path):
-    file = ListedFile(path="x" * 200, sha256="0" * 64, size_bytes=1, executable=False, names_root=False)
-    files = [file.model_copy(update={"path": f"{number:0200}"}) for number in range(45_000)]
-    data = make_listing("mine", {}, tmp_path, files).to_bytes()
-    assert MAX_DOCUMENT_BYTES * 0.8 < len(data) <= MAX_DOCUMENT_BYTES
-    assert len(parse_listing(data, "here").files) == len(files)
-    with pytest.raises(UnusableCache, match=f"at most {MAX_DOCUMENT_BYTES} bytes"):
-        make_listing("mine", {}, tmp_path, [*files, *(
-            file.model_copy(update={"path": f"y/{number:0190}"}) for number in range(10_000)
-        )])  # fmt: skip
