@@ -9,7 +9,7 @@ it signs, so open it where it is used, and send its location elsewhere.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -288,13 +288,13 @@ class Store:
     ) -> FetchOutcome:
         """Lay out partitions below ``cache_root``; see `fetch.fetch_partitions`.
 
-        One process of this node at a time, unless another one gets no further for ``lock_timeout_s``. The
+        One process of this node at a time, unless another one takes longer than ``lock_timeout_s``. The
         near place gets the blobs, the manifests, and those of ``records`` that name any.
         """
         options = options or FetchOptions()
-        with single_flight(cache_root, timeout_s=lock_timeout_s) as beat:
+        with single_flight(cache_root, timeout_s=lock_timeout_s):
             outcome = fetch.fetch_partitions(
-                self._documents(), refs, cache_root, options=replace(options, beat=beat), distinct=distinct
+                self._documents(), refs, cache_root, options=options, distinct=distinct
             )
         options.held(outcome.copies)
         laid_out = {report.partition for report in outcome.partitions}
@@ -317,10 +317,8 @@ class Store:
         One process of this node at a time, as `fetch_partitions`; nearer places get their blobs.
         """
         options = options or FetchOptions()
-        with single_flight(cache_root, timeout_s=LOCK_TIMEOUT_S) as beat:
-            found = fetch_node_files(
-                self._documents(), launches, caches, cache_root, replace(options, beat=beat)
-            )
+        with single_flight(cache_root, timeout_s=LOCK_TIMEOUT_S):
+            found = fetch_node_files(self._documents(), launches, caches, cache_root, options)
         options.held(found.copies)
         self._spread(found.copies, [])
         return found

@@ -40,7 +40,7 @@ from warmrank.cache_store.cache_dir.private_files import (
     temporary_name,
 )
 from warmrank.cache_store.canonical import canonical_json
-from warmrank.cache_store.digests import copy_fault
+from warmrank.cache_store.digests import TooLong, copy_and_digest
 from warmrank.cache_store.errors import (
     Corrupt,
     NoStoreYet,
@@ -49,7 +49,7 @@ from warmrank.cache_store.errors import (
     os_errors_are_unavailable,
 )
 from warmrank.cache_store.layout import FORMAT_FILE, TMP, TRASH, file_depth
-from warmrank.cache_store.parallel import each, threads_for
+from warmrank.cache_store.parallel import NUM_THREADS, each
 from warmrank.cache_store.parsing import Strict
 from warmrank.cache_store.steps import Step, reached
 
@@ -195,7 +195,7 @@ class DirectoryBackend:
             each(
                 lambda item: _stage(item[1], f"{temporary}/{item[0]}"),
                 order,
-                num_threads=threads_for(len(files), size_bytes),
+                num_threads=NUM_THREADS,
                 size_bytes=size_bytes,
             )
             reached(Step.PUT_STAGED)
@@ -359,11 +359,14 @@ def _info_of(name: str, status: os.stat_result) -> FileInfo:
 def _stage(file: NewFile, path: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with file.open() as source, os.fdopen(os.open(path, flags, mode=0o666), "wb") as target:
-        fault = copy_fault(source, target, file.expected)
+        try:
+            actual = copy_and_digest(source, target, limit_bytes=file.expected.size_bytes)
+        except TooLong as error:
+            raise file.fault(str(error)) from error
+        if actual != file.expected:
+            raise file.fault(str(actual))
         mode = os.fstat(target.fileno()).st_mode
         os.fchmod(target.fileno(), mode & 0o444)  # immutable; who may read is the umask's decision
-    if fault:
-        raise file.fault(fault)
 
 
 def _is_same(path: str | Path, target: str | Path) -> bool:

@@ -64,7 +64,6 @@ class FetchOptions:
     held: Callable[[Sequence[NewFile]], None] = nothing  # told of a verified private copy of each blob
     reread: bool = False  # read and verify what is there, though nothing says that it changed
     on_progress: OnProgress | None = None
-    beat: Callable[[], None] = nothing  # called now and then, for whoever waits for the cache directory
 
 
 def missing_blobs(places: Places, digests: Iterable[Digest]) -> dict[Digest, StoreError]:

@@ -40,8 +40,7 @@ from warmrank.cache_store.cache_dir.private_files import (
     sweep_debris,
     temporary_path,
 )
-from warmrank.cache_store.canonical import canonical_json
-from warmrank.cache_store.digests import Digest, digest_bytes
+from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache, is_final, outcome_of
 from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, clone, missing_blobs, take_pinned
 from warmrank.cache_store.gc.inventory import bring_back
@@ -168,7 +167,7 @@ def fetch_partitions(
     partitions = _without_equals(list(pinned.kept.values()), frozenset(distinct))
     index = DigestIndex(cache_root, _INDEX, reread=options.reread)
     targets = dict.fromkeys(target for partition in partitions for target in partition.functions)
-    paths, faults = _look(list(targets), cache_root, index, options.beat)
+    paths, faults = _look(list(targets), cache_root, index)
     absent = [target for target in targets if target not in paths and target not in faults]
     missing = missing_blobs(documents.places, (target.digest for target in absent))
     faults |= {target: missing[target.digest] for target in absent if target.digest in missing}
@@ -183,15 +182,10 @@ def fetch_partitions(
             total_files=len(wanted),
             on_progress=options.on_progress,
         )
-
-        def count(num_bytes: int, num_files: int = 0) -> None:
-            meter.count(num_bytes, num_files)
-            options.beat()
-
-        blobs = Blobs(places=documents.places, permit=permit, shared=options.shared, count=count)
+        blobs = Blobs(places=documents.places, permit=permit, shared=options.shared, count=meter.count)
         with staging_directory(cache_root, _STAGING) as directory:
             staged = _staged_paths(directory, wanted)
-            faults |= _fill(staged, blobs.copy, count)
+            faults |= _fill(staged, blobs.copy, meter.count)
             reached(Step.FETCH_STAGED)
             copied, failed = _place(cache_root, staged, _without_faults(partitions, absent, faults), index)
             faults |= failed
@@ -242,7 +236,7 @@ def replicate(manifests: Sequence[PartitionManifest], files: Mapping[str, Path],
         if actual != expected:
             raise Corrupt.since_made(path, expected, actual, again="build")
     index = DigestIndex(root, _INDEX, reread=True)
-    paths, faults = _look(list(known), root, index, nothing)
+    paths, faults = _look(list(known), root, index)
     absent = [target for target in known if target not in paths and target not in faults]
     with staging_directory(root, _STAGING) as directory:
         staged = _staged_paths(directory, absent)
@@ -278,17 +272,14 @@ def _without_faults(
 
 
 def _look(
-    targets: Sequence[_Target], cache_root: Path, index: DigestIndex, beat: Callable[[], None]
+    targets: Sequence[_Target], cache_root: Path, index: DigestIndex
 ) -> tuple[dict[_Target, Path], dict[_Target, StoreError]]:
     """Where the cache directory has targets, and errors of others; slow where all has to be read."""
 
     def look(target: _Target) -> Path | StoreError | None:
-        directory, find = (
-            cache_root / target.function_dir,
-            functools.partial(find_file, digest_of=index.digest),
-        )
-        beat()
-        return outcome_of(lambda: find(directory, target.digest, beside=target.name))
+        directory = cache_root / target.function_dir
+        find = functools.partial(find_file, directory, target.digest, beside=target.name)
+        return outcome_of(lambda: find(digest_of=index.digest))
 
     total_bytes = _size_of(target.digest for target in targets)
     answers = each(look, targets, num_threads=_NUM_THREADS, size_bytes=total_bytes)
@@ -301,15 +292,16 @@ def _without_equals(
     partitions: Sequence[_Partition], distinct: Collection[PartitionRef]
 ) -> tuple[_Partition, ...]:
     """Leave out the distinct ones that hold the same artifacts as one before; node artifacts do not count."""
+    if not distinct:
+        return tuple(partitions)
     kept: list[_Partition] = []
-    known: set[str] = set()
-    for part in partitions if distinct else ():
-        artifacts = sorted([function, target.digest.sha256] for target, function in part.functions.items())
-        key = digest_bytes(canonical_json(artifacts)).sha256
-        if part.ref not in distinct or key not in known:
+    known: set[frozenset[tuple[str, str]]] = set()
+    for part in partitions:
+        artifacts = frozenset((function, target.digest.sha256) for target, function in part.functions.items())
+        if part.ref not in distinct or artifacts not in known:
             kept.append(part)
-        known.add(key)
-    return tuple(kept if distinct else partitions)
+        known.add(artifacts)
+    return tuple(kept)
 
 
 def _reports(

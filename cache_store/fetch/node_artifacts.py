@@ -83,9 +83,7 @@ def fetch_node_files(
     kept = {digest: find_kept(cache_root, digest, digest_of=index.digest) for digest in wanted}
     faults = missing_blobs(documents.places, [digest for digest, path in kept.items() if path is None])
     taken = _chosen(offers, faults, skipped)
-    blobs = Blobs(
-        places=documents.places, permit=permit, shared=options.shared, count=lambda _: options.beat()
-    )
+    blobs = Blobs(places=documents.places, permit=permit, shared=options.shared)
 
     def bring(digest: Digest) -> bool:
         if (path := kept[digest]) is not None:

@@ -227,7 +227,7 @@ def _mark_again(
     places: Places, before: Inventory, policy: EvictPolicy, taken: Sequence[Choice], *, trust: Trust
 ) -> frozenset[str]:
     """Bring back what became needed since it was marked; also records pinned or used since."""
-    after = take_inventory(places, store_time_s(places), trust=trust, earlier=before)
+    after = take_inventory(places, store_time_s(places), trust=trust)
     reached(Step.EVICT_CHECKED)
     # Whatever stands now is kept: to decide about it is for the next run.
     keep_all = replace(policy, older_than_s=None, max_bytes=None, expects_records=False)

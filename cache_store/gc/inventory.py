@@ -220,13 +220,11 @@ def references(name: str, sealed: bytes) -> Document:
     return Document(references=names, created_s=seconds_of(created), environments=environments)
 
 
-def take_inventory(
-    places: Places, now_s: float, *, trust: Trust, earlier: Inventory | None = None
-) -> Inventory:
+def take_inventory(places: Places, now_s: float, *, trust: Trust) -> Inventory:
     """List one place of a store and read its documents; ``trust`` judges the records.
 
     ``now_s`` is of before the call: a process that is stopped in here must not find that what it listed has
-    aged. Documents that stand unchanged since ``earlier`` are not read again.
+    aged.
 
     Raises:
         EvictRefused: a document cannot be read, or the listing leaves out what is there.
@@ -244,7 +242,7 @@ def take_inventory(
     _check_listing(places, {*pins, *uses} - files.keys())
     current = {mark.name for record, mark in uses.items() if record in files}
     source = Documents(places=places, trust=trust)
-    documents = _read_documents(source, files, trash, earlier)
+    documents = _read_documents(source, files, trash)
     debris, problem = list_debris(places)
     return Inventory(
         now_s=now_s,
@@ -269,20 +267,13 @@ def _check_listing(places: Places, unlisted: Iterable[str]) -> None:
         raise EvictRefused(what=what, where=found[0], reason=reason, remedy=remedy)
 
 
-def _read_documents(
-    source: Documents, files: Mapping[str, FileInfo], trash: Trash, earlier: Inventory | None
-) -> dict[str, Document]:
+def _read_documents(source: Documents, files: Mapping[str, FileInfo], trash: Trash) -> dict[str, Document]:
     def read(lying: Mapping[str, str]) -> dict[str, Document]:
         """Read documents, given the names under which they lie by their own, without useless ones."""
         answers = each(lambda item: _read(source, *item), list(lying.items()), num_threads=READERS)
         return {name: found for name, found in zip(lying, answers, strict=True) if found is not None}
 
-    documents = {
-        name: document
-        for name, document in (earlier.documents.items() if earlier else ())
-        if earlier and name in files and files[name] == earlier.files.get(name)
-    }
-    documents |= read({name: name for name in files if not name.startswith(BLOBS) and name not in documents})
+    documents = read({name: name for name in files if not name.startswith(BLOBS)})
     needed = {name for record in filter(is_record, documents) for name in documents[record].references}
     gone = {name for name in needed - documents.keys() if name.startswith(MANIFESTS)}
     # Another evict may be at work: what it took is in the trash, what it restored stands again.
@@ -316,9 +307,12 @@ def _refusal(name: str, sealed: bytes, trust: Trust) -> Untrusted | None:
     """Reason why this process must not use a document."""
     kind, key, _ = _made_for(name)
     try:
-        return trust.refusal(kind, key, sealed, where=name)
+        trust.open_envelope(kind, key, sealed, where=name)
+    except Untrusted as error:
+        return error
     except NewerFormat:
-        return None
+        pass
+    return None
 
 
 def _unreadable(error: StoreError, remedy: str) -> EvictRefused:

@@ -192,13 +192,6 @@ def test_moved_blob_reads_the_same(backend):
     assert read(backend, "quarantine/one") == data
 
 
-def test_put_new_stores_a_large_blob(backend):
-    data = bytes(range(256)) * 40_000
-    blob = new_file(blob_name(digest_bytes(data).sha256), data)
-    assert backend.put_new([blob]) == (blob.name,)
-    assert read(backend, blob.name) == data
-
-
 @pytest.mark.parametrize("target", ["trash/one", None])
 def test_move_of_what_is_gone_is_no_error(backend, target):
     assert not backend.move(NAME, target)

@@ -295,8 +295,8 @@ def test_pin_is_listed_with_its_reason_and_removed_again(memory):
 KEY, OTHER_KEY = "ab" * 32, "cd" * 32
 
 
-def inventory(memory: Evicting, earlier: Inventory | None = None) -> Inventory:
-    return take_inventory(memory.places, memory.backend.now_s, trust=OFF, earlier=earlier)
+def inventory(memory: Evicting) -> Inventory:
+    return take_inventory(memory.places, memory.backend.now_s, trust=OFF)
 
 
 def into_trash(memory: Evicting, name: str, *, hour: int = 12) -> str:
@@ -371,28 +371,3 @@ def test_launches_come_newest_first_by_the_store_s_clock(store, ref):
         store.commit_launch(make_record((ref,), created=created, environment=environment))
     assert [record.created for record in store.launches(LAUNCH_KEY)] == [EARLY, LATEST, LATE]
     assert store.problems == []
-
-
-def opened(memory: Evicting, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names that are read from now on."""
-    names: list[str] = []
-    real = memory.backend.open
-
-    def note(name: str) -> object:
-        names.append(name)
-        return real(name)
-
-    monkeypatch.setattr(memory.backend, "open", note)
-    return names
-
-
-def test_document_that_was_replaced_is_read_again(memory, monkeypatch):
-    record = memory.launch()
-    first = inventory(memory)
-    sealed = read_stored_form(memory.places, record)
-    memory.backend.move(record, None)
-    memory.pass_time(1.0)
-    put(memory, record, sealed)
-    names = opened(memory, monkeypatch)
-    inventory(memory, earlier=first)
-    assert names == [record]
