@@ -40,7 +40,8 @@ from warmrank.cache_store.cache_dir.private_files import (
     sweep_debris,
     temporary_path,
 )
-from warmrank.cache_store.digests import Digest
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache, is_final, outcome_of
 from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, clone, missing_blobs, take_pinned
 from warmrank.cache_store.gc.inventory import bring_back
@@ -295,12 +296,13 @@ def _without_equals(
     if not distinct:
         return tuple(partitions)
     kept: list[_Partition] = []
-    known: set[frozenset[tuple[str, str]]] = set()
+    known: set[str] = set()  # digests, as the artifacts of all ranks together may be millions
     for part in partitions:
-        artifacts = frozenset((function, target.digest.sha256) for target, function in part.functions.items())
-        if part.ref not in distinct or artifacts not in known:
+        artifacts = sorted([function, target.digest.sha256] for target, function in part.functions.items())
+        key = digest_bytes(canonical_json(artifacts)).sha256
+        if part.ref not in distinct or key not in known:
             kept.append(part)
-        known.add(artifacts)
+        known.add(key)
     return tuple(kept)
 
 
