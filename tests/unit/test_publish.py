@@ -498,7 +498,7 @@ def test_link_in_a_model_directory_leads_no_copy_away(store, source, cache, tmp_
 
 
 def test_file_system_without_locks_fetches_all_the_same(store, ref, source, cache, monkeypatch, caplog):
-    def no_locks(self: FileLock) -> None:
+    def no_locks(self: FileLock, **_: object) -> None:
         raise NotImplementedError("FileSystem does not appear to support flock")
 
     monkeypatch.setattr(FileLock, "acquire", no_locks)
