@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar, cast
@@ -23,7 +24,6 @@ from warmrank.cache_store.backends.backend import (
     NewFile,
     new_document,
 )
-from warmrank.cache_store.cache_dir.private_files import temporary_name
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, os_errors_are_unavailable
 from warmrank.cache_store.layout import FORMAT_FILE, quarantine_name
 from warmrank.cache_store.parallel import elsewhere
@@ -245,7 +245,7 @@ class Tier:
 
         A name that is gone already is no error; one that cannot be moved is `StoreUnavailable`.
         """
-        target = quarantine_name(name, temporary_name())
+        target = quarantine_name(name, uuid.uuid4().hex)
         if self.is_writable and self.move(name, target):
             logger.warning("Quarantined %s as %s: %s", name, target, reason)
             self.put_new([new_document(f"{target}.reason", f"{reason}\n".encode("utf-8", "replace"))])

@@ -35,7 +35,7 @@ from warmrank.cache_store.records.manifest import (
     listing_key,
     utc_now,
 )
-from warmrank.cache_store.sync.tools import is_left_out, is_ours, is_own_work, is_unread, tool_named
+from warmrank.cache_store.sync.tools import is_left_out, is_ours, is_unread, tool_named
 
 logger = logging.getLogger(__name__)
 
@@ -115,12 +115,9 @@ def _walk(root: Path, prefix: str, left_out: list[str]) -> Iterator[tuple[str, o
         for entry in sorted(entries, key=lambda entry: entry.name):
             path = f"{prefix}{entry.name}"
             is_directory = entry.is_dir(follow_symlinks=False)
-            if is_left_out(entry.name, directory=is_directory):
+            if is_left_out(entry.name, directory=is_directory) or is_ours(path):
                 continue
-            if is_ours(path):
-                if not is_own_work(entry.name, directory=is_directory):
-                    left_out.append(f"{path}: warmrank keeps this name for itself")
-            elif fault := path_fault(path):
+            if fault := path_fault(path):
                 left_out.append(f"{path!r}: its name {fault}")
             elif is_directory:
                 check_owned(root / path, entry.stat(follow_symlinks=False), directory=True)

@@ -95,11 +95,6 @@ def is_ours(path: str) -> bool:
     )
 
 
-def is_own_work(name: str, *, directory: bool) -> bool:
-    """Return True if a file of our name is warmrank's work by its kind too, and so not worth a word."""
-    return directory == (name != UNVERIFIED)
-
-
 def shortened(paths: Sequence[str]) -> str:
     """The first few of many paths, for a message."""
     more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
