@@ -17,7 +17,7 @@ import pytest
 from tests.support.backends import WaywardBackend, new_file, read, unavailable
 from tests.support.stored import FUNCTIONS, OFF, publish_launch
 from warmrank.cache_store.backends.backend import GuardedFile
-from warmrank.cache_store.backends.deadline import TICK_S, Call, Ticks, Tier, TierMode, circuit_of
+from warmrank.cache_store.backends.deadline import Call, Ticks, Tier, TierMode, circuit_of
 from warmrank.cache_store.backends.places import Places as Tiers
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, NotInStore, StoreUnavailable
@@ -281,16 +281,23 @@ def test_place_that_cannot_be_read_as_a_store_is_left_out_unless_required(near, 
     assert not circuit_of(near.location, {}).is_open
 
 
-class FakeTime:
-    """Ticks that take no time; `slept_s` is how much would have passed, as long as it `passes`."""
+class SlowPlaces:
+    """A near place that answers and a far one that may hang, in fake time.
 
-    def __init__(self, *, tick_s: float = TICK_S) -> None:
+    Ticks take no time; `slept_s` is how much would have passed, as long as it `passes`.
+    """
+
+    def __init__(self) -> None:
+        self.fast, self.slow = WaywardBackend(), WaywardBackend()
         self.slept_s = 0.0
         self.passes: Callable[[], bool] = lambda: True
-        self._tick_s = tick_s
+        ticks = Ticks(clock=lambda: self.slept_s, wait=self._wait)
+        self.near = Tier(name="near", backend=self.fast, ticks=ticks)
+        self.far = Tier(name="far", backend=self.slow, ticks=ticks)
 
-    def ticks(self) -> Ticks:
-        return Ticks(clock=lambda: self.slept_s, wait=self._wait)
+    def view(self, far: TierMode = "rw") -> Tiers:
+        self.far.mode = far
+        return Tiers([self.near, self.far])
 
     def pass_until(self, seconds: float) -> None:
         while self.slept_s < seconds:
@@ -300,22 +307,8 @@ class FakeTime:
         if call.wait(0.001):
             return True
         if self.passes():
-            self.slept_s += max(timeout_s, self._tick_s)
+            self.slept_s += timeout_s
         return False
-
-
-class SlowPlaces:
-    """A near place that answers and a far one that may hang, in fake time."""
-
-    def __init__(self, *, tick_s: float = TICK_S) -> None:
-        self.fast, self.slow = WaywardBackend(), WaywardBackend()
-        self.time = FakeTime(tick_s=tick_s)
-        self.near = Tier(name="near", backend=self.fast, ticks=self.time.ticks())
-        self.far = Tier(name="far", backend=self.slow, ticks=self.time.ticks())
-
-    def view(self, far: TierMode = "rw") -> Tiers:
-        self.far.mode = far
-        return Tiers([self.near, self.far])
 
 
 @pytest.fixture
@@ -342,7 +335,7 @@ def test_place_that_is_left_alone_is_asked_no_more(slow_places):
     slow_places.slow.hangs = True
     put_document(slow_places.view())
     asked = len(slow_places.slow.calls)
-    slow_places.time.passes = lambda: False  # a wait would last for ever
+    slow_places.passes = lambda: False  # a wait would last for ever
     view = slow_places.view()
     view.stat([DOCUMENT])
     assert len(slow_places.slow.calls) == asked
@@ -398,29 +391,14 @@ def test_read_that_hangs_is_left_behind(slow_places, monkeypatch):
 
 def test_fault_of_transport_leaves_the_place_out_at_once(slow_places):
     slow_places.slow.failure = unavailable("connection refused", transport=True)
-    slow_places.time.passes = lambda: False  # a wait would last for ever
+    slow_places.passes = lambda: False  # a wait would last for ever
     assert put_document(slow_places.view()) == (DOCUMENT,)
     assert slow_places.far.circuit.reason == "connection refused"
 
 
 def test_long_call_of_a_living_place_is_not_left_behind(slow_places):
-    slow_places.slow.on_put = lambda _: slow_places.time.pass_until(100)
-    slow_places.time.passes = lambda: slow_places.slow.calls[-1] != "open"  # not while a ping is on its way
-    assert put_document(slow_places.far) == (DOCUMENT,)
-    assert slow_places.far.state.state == "used"
-
-
-def test_slow_ping_of_a_starved_process_opens_no_circuit():
-    """Each tick takes ten seconds: in all this process ran for less than the patience."""
-    slow_places = SlowPlaces(tick_s=10.0)
-
-    def wait_for_time(_: object) -> None:
-        slow_places.slow.hangs = True  # for the ping
-        slow_places.time.pass_until(300)
-        slow_places.slow.thaw()
-
-    slow_places.slow.on_put = wait_for_time
-    slow_places.time.passes = lambda: slow_places.time.slept_s < 300
+    slow_places.slow.on_put = lambda _: slow_places.pass_until(100)
+    slow_places.passes = lambda: slow_places.slow.calls[-1] != "open"  # not while a ping is on its way
     assert put_document(slow_places.far) == (DOCUMENT,)
     assert slow_places.far.state.state == "used"
 

@@ -178,20 +178,6 @@ def publish_all(
 
 
 @pytest.mark.usefixtures("fresh_process")
-def test_manifests_go_in_with_a_few_flushes_whatever_their_number(store, cache, monkeypatch):
-    batches: list[int] = []
-    put_new = DirectoryBackend.put_new
-
-    def counted(self: DirectoryBackend, files: Sequence[NewFile]) -> tuple[str, ...]:
-        batches.append(len(files))
-        return put_new(self, files)
-
-    monkeypatch.setattr(DirectoryBackend, "put_new", counted)
-    publish_all(store, cache)
-    assert batches == [2, NUM]
-
-
-@pytest.mark.usefixtures("fresh_process")
 def test_other_bytes_under_the_same_keys_are_conflicts_and_those_that_stand_stay(store, cache, tmp_path):
     first = publish_all(store, cache)
     other = publish_all(store, tmp_path / "other", {**FUNCTIONS, "Llama.decode": b"other"})
