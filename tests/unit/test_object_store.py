@@ -159,7 +159,7 @@ def test_forked_child_is_refused(backend, open_store):
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore", DeprecationWarning
-            )  # that a fork is a bad idea is what this shows
+            )  # that it is a bad idea is shown here
             child = os.fork()
         if not child:
             try:
