@@ -99,6 +99,7 @@ class Blobs:
 
     places: Places
     permit: Permit  # where copies may go
+    scratch: Path | None = None  # where they are made, as one may be left behind; else where they go
     shared: Callable[[str], BinaryIO] | None = None  # asked before the store
     count: Callable[[int], object] = nothing  # told of all bytes that are copied
     unshared: set[int] = field(default_factory=set)  # devices of places from which no reflink can be made
@@ -120,7 +121,7 @@ class Blobs:
         if copied is not None:
             self.brought.add(copied[1])
         own, digest = copied or self.places.read(
-            name, lambda file: self._write(file, name, size_bytes, path.parent)
+            name, lambda file: self._write(file, name, size_bytes, self.scratch or path.parent)
         )
         with os_errors_are_unusable("file", path):
             own.rename(path)
@@ -132,7 +133,7 @@ class Blobs:
         try:
             with self.shared(name) as file:
                 guarded = GuardedFile(file, os_errors_are_unavailable("blob", name))
-                return self._write(guarded, name, size_bytes, path.parent)
+                return self._write(guarded, name, size_bytes, self.scratch or path.parent)
         except NotInStore:
             return None
         except (Corrupt, StoreUnavailable) as error:

@@ -183,8 +183,14 @@ def fetch_partitions(
             total_files=len(wanted),
             on_progress=options.on_progress,
         )
-        blobs = Blobs(places=documents.places, permit=permit, shared=options.shared, count=meter.count)
         with staging_directory(cache_root, _STAGING) as directory:
+            blobs = Blobs(
+                places=documents.places,
+                permit=permit,
+                scratch=directory,
+                shared=options.shared,
+                count=meter.count,
+            )
             staged = _staged_paths(directory, wanted)
             faults |= _fill(staged, blobs.copy, meter.count)
             reached(Step.FETCH_STAGED)

@@ -126,8 +126,8 @@ def _lay_out(
     kinds: dict[str, _Kind] = {}
     if wanted:
         sweep_debris(place, _STAGING)
-        with staging_directory(place, _STAGING) as staging:
-            _stage(documents, stored, moved, wanted, staging)
+        with staging_directory(place, _STAGING) as staging, staging_directory(place, _STAGING) as scratch:
+            _stage(documents, stored, moved, wanted, (staging, scratch))
             kinds = {file.path: _kind(root / file.path, staging / file.path) for file in wanted}
             if not replaces:
                 _refuse_others([path for path, kind in kinds.items() if kind == "other"], root)
@@ -165,10 +165,12 @@ def _stage(
     stored: StoredListing,
     moved: Relocation,
     files: Sequence[ListedFile],
-    staging: Path,
+    directories: tuple[Path, Path],
 ) -> None:
-    """Make files in a staging directory, as they are to be."""
-    blobs = Blobs(places=documents.places, permit=_permit(documents, stored, staging))
+    """Make files in a staging directory, as they are to be; copies that are left behind lie in another."""
+    staging, scratch = directories
+    permit = _permit(documents, stored, staging)
+    blobs = Blobs(places=documents.places, permit=permit, scratch=scratch)
     for directory in _directories(file.path for file in files):
         with os_errors_are_unusable("directory", staging / directory):
             (staging / directory).mkdir(mode=DIRECTORY_MODE)
