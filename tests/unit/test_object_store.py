@@ -157,9 +157,7 @@ def test_forked_child_is_refused(backend, open_store):
     ]
     for call in calls:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # that it is a bad idea is shown here
+            warnings.simplefilter("ignore", DeprecationWarning)  # that it is a bad idea is shown here
             child = os.fork()
         if not child:
             try:
