@@ -320,7 +320,7 @@ def _tracing_settings(dynamic: bool) -> Iterator[None]:
 
 
 def _refuse_opaque(graph_module: GraphModule) -> None:
-    """Refuse graphs that ask an object for another one, as ``mesh["tp"]`` does, by `NotPortable`."""
+    """Refuse graphs that ask an object for another one, as ``mesh["tp"]`` does."""
     for node in graph_module.graph.nodes:
         real = getattr(node.meta.get("example_value"), "real_obj", None)
         if node.op == "call_method" and real is not None:
