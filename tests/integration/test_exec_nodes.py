@@ -126,7 +126,8 @@ def ranks_of(tmp_path: Path, command: tuple[str, ...], **changes: object) -> tup
 
 def test_second_node_compiles_nothing_under_torchrun(tmp_path: Path) -> None:
     ranks, said = ranks_of(tmp_path, TORCHRUN)
-    assert ranks == ["rank 0 compiled", "rank 1 compiled"]
+    outcomes = {rank.split()[-1] for rank in ranks}  # a rank that comes later waits for the other's compile
+    assert {"compiled"} <= outcomes <= {"compiled", "adopted"}
     assert "published 2 ranks" in said
     second = {"cache_dir": str(tmp_path / "second"), "no_compile": True}
     ranks, said = ranks_of(tmp_path, TORCHRUN, **second)
