@@ -81,9 +81,9 @@ def run(work: Path, cache: str, *, ranks: int, layers: int, audit: str) -> dict[
         "distinct": len({function.digest for rank in report.ranks for function in rank.functions}),
         "stages": watch.stages,
         "audits": {
-            "number": len(report.course.audits),
-            "seconds": sum(audited.seconds for audited in report.course.audits),
-            "cpu_s": sum(audited.cpu_s for audited in report.course.audits),
+            "number": len(report.timeline.audits),
+            "seconds": sum(audited.seconds for audited in report.timeline.audits),
+            "cpu_s": sum(audited.cpu_s for audited in report.timeline.audits),
         },
         "launch_s": report.totals.wall_s,
         "ranks_cpu_s": watch.ranks_cpu_s,

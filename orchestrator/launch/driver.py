@@ -36,7 +36,7 @@ from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.gang.ray_session import way_in_now
 from warmrank.orchestrator.launch import stages
-from warmrank.orchestrator.launch.events import Course, Listener, silence
+from warmrank.orchestrator.launch.events import Listener, Timeline, silence
 from warmrank.orchestrator.launch.report import (
     SCHEMA_VERSION,
     Failure,
@@ -86,7 +86,7 @@ class Launch:
             outcome="warm",
             exit_code=0,
             failure=None,
-            course=Course(),
+            timeline=Timeline(),
             name=config.name,
             launch_key=launch_key(config),
             identity=identity(config),
@@ -208,7 +208,7 @@ class Launch:
         }
 
     def _whole(self, report: Report) -> Report:
-        """The report with what is known of the ranks and of the course by now."""
+        """The report with what is known of the ranks and of the timeline by now."""
         run = self._run
         ranks = tuple(
             RankReport(
@@ -225,7 +225,7 @@ class Launch:
         )
         return replace(
             report,
-            course=run.state.course(now_s=run.wall_s()),
+            timeline=run.state.timeline(now_s=run.wall_s()),
             ranks=ranks,
             stages=run.report(),
             totals=totals(

@@ -198,13 +198,13 @@ class StageSpan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class Timeline:
     """Attempts, classes, audits and stages, each in order; classes and audits are the last attempt's."""
 
     attempts: tuple[AttemptReport, ...] = ()
     classes: tuple[RankClass, ...] = ()
     audits: tuple[AuditReport, ...] = ()
-    timeline: tuple[StageSpan, ...] = ()
+    spans: tuple[StageSpan, ...] = ()
 
 
 @dataclass(slots=True)
@@ -282,16 +282,16 @@ class LaunchState:
             self.now_s = max(self.now_s, event.at_s)
             self._take(event)
 
-    def course(self, *, now_s: float | None = None) -> Course:
-        """The course so far; an attempt that goes on ends ``now``, by default with the last event."""
+    def timeline(self, *, now_s: float | None = None) -> Timeline:
+        """The timeline so far; an attempt that goes on ends ``now``, by default with the last event."""
         attempts = list(self.attempts)
         if attempts and not attempts[-1].error:
             attempts[-1] = replace(attempts[-1], end_s=self.now_s if now_s is None else now_s)
-        return Course(
+        return Timeline(
             attempts=tuple(attempts),
             classes=tuple(self.planned),
             audits=tuple(self.audits),
-            timeline=tuple(self.spans),
+            spans=tuple(self.spans),
         )
 
     @property

@@ -21,14 +21,14 @@ from pydantic_core import PydanticSerializationError
 from warmrank.cache_store.backends.deadline import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
 from warmrank.orchestrator.errors import BadArgument, Cause, ConfigError, ConfigProblem, about
-from warmrank.orchestrator.launch.events import Course
+from warmrank.orchestrator.launch.events import Timeline
 from warmrank.orchestrator.nodes import NodeArtifacts
 from warmrank.worker.results import Outcome, StageSeconds, Verification
 from warmrank.worker.settings import settings
 
 logger = logging.getLogger(__name__)
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 _NO_UNICODE = re.compile("[\ud800-\udfff]")
 
@@ -154,7 +154,7 @@ class Report:
     outcome: Annotated[Literal["warm", "failed"], about("whether every rank is warm.")]
     exit_code: Annotated[int, about("what the command line ends with.")]
     failure: Annotated[Failure | None, about("why not every rank is warm; None where every rank is.")]
-    course: Annotated[Course, about("attempts, classes of ranks, and when each stage ended where.")]
+    timeline: Annotated[Timeline, about("attempts, classes of ranks, and when each stage ended where.")]
     name: Annotated[str, about("the launch's name.")]
     launch_key: Annotated[str, about("hash of identity.")]
     identity: Annotated[dict[str, str], about("named components of what was launched.")]

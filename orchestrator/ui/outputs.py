@@ -118,7 +118,7 @@ class _Timeline:
 
     def __init__(self, report: Report) -> None:
         self._report = report
-        self._nodes = {rank: 1 for span in report.course.timeline for rank in span.ranks}
+        self._nodes = {rank: 1 for span in report.timeline.spans for rank in span.ranks}
         self._nodes |= {_DRIVER: 1} | {rank.rank: rank.node_rank + 2 for rank in report.ranks}
 
     def names(self) -> Iterator[dict[str, Any]]:
@@ -134,7 +134,7 @@ class _Timeline:
 
     def stages(self) -> Iterator[dict[str, Any]]:
         """Attempts; then every stage once for the driver, and once for each rank that took part."""
-        for attempt in self._report.course.attempts:
+        for attempt in self._report.timeline.attempts:
             name = f"attempt {attempt.attempt}"
             marks = [(name, attempt.start_s, {"reason": attempt.reason})]
             if attempt.error:
@@ -142,7 +142,7 @@ class _Timeline:
                 marks.append((f"{name} failed", attempt.end_s, about))
             for text, at_s, about in marks:
                 yield self._event("i", text, _DRIVER, about, at_s=at_s, s="g", cat="attempt")
-        for span in self._report.course.timeline:
+        for span in self._report.timeline.spans:
             facts = {"attempt": span.attempt, "ok": span.ok, "ranks": len(span.ranks)}
             yield self._slice(span.stage, _DRIVER, span.start_s, span.end_s, facts)
             for rank, end_s in zip(span.ranks, span.rank_end_s, strict=True):
@@ -150,10 +150,10 @@ class _Timeline:
 
     def functions(self) -> Iterator[dict[str, Any]]:
         """The seconds of functions' steps, inside their stage, one function after the other."""
-        course = self._report.course
+        timeline = self._report.timeline
         spans: dict[tuple[str, int], tuple[float, float]] = {}
-        for span in course.timeline:
-            if span.attempt == course.attempts[-1].attempt:
+        for span in timeline.spans:
+            if span.attempt == timeline.attempts[-1].attempt:
                 for rank, end_s in zip(span.ranks, span.rank_end_s, strict=True):
                     spans.setdefault((span.stage, rank), (span.start_s, end_s))
         for each in self._report.ranks:
@@ -200,7 +200,7 @@ def exposition(report: Report) -> str:
 
 def report_samples(report: Report) -> Samples:
     """Numbers of a report."""
-    totals, attempts = report.totals, report.course.attempts
+    totals, attempts = report.totals, report.timeline.attempts
     yield from _plain(
         launch_warm=report.outcome == "warm",
         launch_exit_code=report.exit_code,
@@ -217,7 +217,7 @@ def report_samples(report: Report) -> Samples:
     )
     yield from _each("stage_seconds", "stage", {stage.stage: stage.seconds for stage in report.stages})
     yield from _functions([each for rank in report.ranks for each in rank.functions])
-    yield from _each("audits", "outcome", Counter(audit.outcome for audit in report.course.audits))
+    yield from _each("audits", "outcome", Counter(audit.outcome for audit in report.timeline.audits))
     causes = report.failure.causes if report.failure else ()
     failed = Counter(kind for kind, _ in {(cause.kind, rank) for cause in causes for rank in cause.ranks})
     yield from _each("failed_ranks", "kind", failed)

@@ -24,7 +24,7 @@ from markupsafe import Markup
 
 from warmrank.cache_store.text import changed_components
 from warmrank.orchestrator.errors import policy_of, ranks_text
-from warmrank.orchestrator.launch.events import STAGES, Course
+from warmrank.orchestrator.launch.events import STAGES, Timeline
 from warmrank.orchestrator.launch.report import (
     Failure,
     RankReport,
@@ -113,7 +113,7 @@ def _printable(value: object) -> object:
 
 
 def _context(report: Report) -> dict[str, Any]:
-    totals, course, failure = report.totals, report.course, report.failure
+    totals, timeline, failure = report.totals, report.timeline, report.failure
     nodes = grouped((rank.node_rank, rank) for rank in report.ranks)
     functions = {
         (rank.rank, own.function): (rank.rank, own) for rank in report.ranks for own in rank.functions
@@ -124,8 +124,8 @@ def _context(report: Report) -> dict[str, Any]:
         ("failure", "Why it failed", failure),
         ("next", "What to do next", steps),
         ("timeline", "Timeline", True),
-        ("stages", "Stages and attempts", course.timeline or report.stages),
-        ("classes", "Classes of ranks", course.classes),
+        ("stages", "Stages and attempts", timeline.spans or report.stages),
+        ("classes", "Classes of ranks", timeline.classes),
         ("lookups", "Hits and misses", functions),
         ("bytes", "Bytes", held or totals.fetched_bytes or totals.published_bytes),
         ("nodes", "Nodes", nodes),
@@ -151,12 +151,12 @@ def _context(report: Report) -> dict[str, Any]:
         "num_failed": len({rank for cause in failure.causes for rank in cause.ranks}) if failure else 0,
         "held": held,
         "steps": steps,
-        "rows": timeline_rows(course, report.ranks, max_rows=MAX_TIMELINE_ROWS),
-        "end_s": max([totals.wall_s, *(span.end_s for span in course.timeline)]),
-        "spans": _spans(course, report.ranks),
+        "rows": timeline_rows(timeline, report.ranks, max_rows=MAX_TIMELINE_ROWS),
+        "end_s": max([totals.wall_s, *(span.end_s for span in timeline.spans)]),
+        "spans": _spans(timeline, report.ranks),
         "classes": [
             (each, [functions[slot] for rank in each.ranks if (slot := (rank, each.function)) in functions])
-            for each in course.classes
+            for each in timeline.classes
         ],
         "outcomes": outcomes,
         "lookups": list(alike(report.ranks, "function", "outcome", "reason").items()),
@@ -173,10 +173,10 @@ def _context(report: Report) -> dict[str, Any]:
     }
 
 
-def _spans(course: Course, ranks: Sequence[RankReport]) -> list[tuple[Any, ...]]:
+def _spans(timeline: Timeline, ranks: Sequence[RankReport]) -> list[tuple[Any, ...]]:
     """Every span of the timeline with its last rank, that one's host and seconds, and the median."""
     hosts, found = {rank.rank: rank.host for rank in ranks}, []
-    for span in course.timeline:
+    for span in timeline.spans:
         if span.ranks:
             end_s, last = max(zip(span.rank_end_s, span.ranks, strict=True))
             median_s = median_low(span.rank_end_s) - span.start_s
@@ -205,14 +205,14 @@ class Row(NamedTuple):
     bars: tuple[Bar, ...]
 
 
-def timeline_rows(course: Course, ranks: Sequence[RankReport], *, max_rows: int) -> tuple[Row, ...]:
+def timeline_rows(timeline: Timeline, ranks: Sequence[RankReport], *, max_rows: int) -> tuple[Row, ...]:
     """The timeline of a launch in at most ``max_rows`` rows, or a few more.
 
     A row is a rank; where these are too many, a node; where these are too many as well, nodes that did the
     same at nearly the same time, so that a straggler keeps a row of its own: what is near grows until rows
     are few enough.
     """
-    ends = [dict(zip(span.ranks, span.rank_end_s, strict=True)) for span in course.timeline]
+    ends = [dict(zip(span.ranks, span.rank_end_s, strict=True)) for span in timeline.spans]
     everyone = sorted({rank for end in ends for rank in end})
     nodes = grouped((rank.node_rank, rank.rank) for rank in ranks)
     units = [[rank] for rank in everyone]
@@ -220,7 +220,7 @@ def timeline_rows(course: Course, ranks: Sequence[RankReport], *, max_rows: int)
         units = [*nodes.values(), *([rank] for rank in set(everyone) - {rank.rank for rank in ranks})]
     # Of each unit the last answer in each stage.
     lasts = [[max((end.get(rank, -1.0) for rank in unit), default=-1.0) for end in ends] for unit in units]
-    near_s = max((span.end_s for span in course.timeline), default=0.0) / 200
+    near_s = max((span.end_s for span in timeline.spans), default=0.0) / 200
     groups = units
     while len(groups) > max_rows and near_s > 0:
         alike = grouped(
@@ -233,7 +233,7 @@ def timeline_rows(course: Course, ranks: Sequence[RankReport], *, max_rows: int)
     rows = []
     for members in map(sorted, groups):
         bars = []
-        for span, end in zip(course.timeline, ends, strict=True):
+        for span, end in zip(timeline.spans, ends, strict=True):
             if own := [(end[rank], rank) for rank in members if rank in end]:
                 times = span.start_s, min(own)[0], *max(own)
                 bars.append(Bar(span.attempt, span.stage, *times, len(own), span.ok))
@@ -320,7 +320,7 @@ def _store(report: Report) -> Iterator[Step]:
 
 def _traces(report: Report) -> Iterator[Step]:
     """Traces and compiles that came out differently where they should not."""
-    differing = [audit_text(audit) for audit in report.course.audits if audit.outcome == "differs"]
+    differing = [audit_text(audit) for audit in report.timeline.audits if audit.outcome == "differs"]
     if differing:
         text = (
             f"{_joined(differing)}\nThese ranks compiled for themselves, so the launch is right; nothing of "

@@ -55,7 +55,7 @@ def render(report: Report) -> RenderableType:
         parts.append(table)
     spent, verified = report.totals.function_seconds, verified_text(report)
     parts += [*_failure(report), _totals(report), *_attempts(report), *_reasons(report)]
-    parts += [*audit_lines(report.course.audits, spent.trace_s + spent.compile_s), *_runtime_state(report)]
+    parts += [*audit_lines(report.timeline.audits, spent.trace_s + spent.compile_s), *_runtime_state(report)]
     if verified:
         parts.append(Text(verified, style="" if verified.startswith("verified") else "yellow"))
     return Group(*parts, *_store(report), *problems(report.problems), *_last(report))
@@ -159,7 +159,7 @@ def _totals(report: Report) -> Text:
 
 def _attempts(report: Report) -> list[Text]:
     """Each attempt, where there were several."""
-    attempts = report.course.attempts if len(report.course.attempts) > 1 else ()
+    attempts = report.timeline.attempts if len(report.timeline.attempts) > 1 else ()
     lines = []
     for each in attempts:
         ended = f"failed in {each.failed_stage or 'no stage'}" if each.error else "every rank warm"

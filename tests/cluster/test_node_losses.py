@@ -70,7 +70,7 @@ class Trial:
     def check_warm(self, report: Report, *failed_stages: str) -> None:
         """Check that all ranks are warm, after attempts that ended in these stages."""
         assert report.outcome == "warm"
-        stages = [attempt.failed_stage for attempt in report.course.attempts]
+        stages = [attempt.failed_stage for attempt in report.timeline.attempts]
         assert stages == [*failed_stages, ""], self.running.said()
         assert len(report.ranks) == RANKS
         assert all(rank.verification is not None and rank.verification.ok for rank in report.ranks)
@@ -160,7 +160,7 @@ def test_cut_link_is_a_lost_node_and_its_ranks_end_behind_it(whole: Cluster) -> 
     whole.add_nodes(1)
     report = trial.end(exit_code=0)
     trial.check_warm(report, "first_call")
-    assert "node lost" in report.course.attempts[1].reason
+    assert "node lost" in report.timeline.attempts[1].reason
     assert node.name not in {rank.host for rank in report.ranks}
     until(lambda: not has_ranks(node) and not has_watch(node), timeout_s=30, what="its reaper ends all")
     whole.net.mend(node)
@@ -177,7 +177,7 @@ def test_next_attempt_starts_no_rank_on_a_lost_node_that_ray_lists_as_alive(whol
     trial.running.await_said("attempt 2, ")
     assert node.name in whole.alive()
     report = trial.end(exit_code=0)
-    assert [attempt.failed_stage for attempt in report.course.attempts] == ["build", ""]
+    assert [attempt.failed_stage for attempt in report.timeline.attempts] == ["build", ""]
     assert node.name not in {rank.host for rank in report.ranks}
 
 

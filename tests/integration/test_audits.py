@@ -89,7 +89,7 @@ def test_retry_of_an_attempt_that_died_in_the_audit_audits_again(tmp_path: Path)
         launch(config_of(tmp_path, 2, retries={"rank": 0}), launcher=DyingLauncher())
     report = launch(config_of(tmp_path, 2), launcher=HidingLauncher())
     assert all(rank.verification is not None and rank.verification.ok for rank in report.ranks)
-    assert "differs" in [item.outcome for item in report.course.audits]
+    assert "differs" in [item.outcome for item in report.timeline.audits]
 
 
 def built_config(root: Path, **arguments: int) -> Path:
@@ -158,6 +158,6 @@ def test_build_finds_what_hides_from_all_conditions_and_an_audit_that_it_is_not_
 def test_audit_of_equal_ranks_finds_nothing(tmp_path: Path) -> None:
     config = config_of(tmp_path, 2, workload={"entrypoint": ENTRYPOINT})
     report = launch(config, launcher=InProcessLauncher())
-    assert [item.outcome for item in report.course.audits] == ["equal", "equal"]
+    assert [item.outcome for item in report.timeline.audits] == ["equal", "equal"]
     assert report.problems == ()
-    assert all(item.seconds > 0 and item.cpu_s > 0 for item in report.course.audits)
+    assert all(item.seconds > 0 and item.cpu_s > 0 for item in report.timeline.audits)

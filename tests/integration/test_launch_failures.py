@@ -72,14 +72,14 @@ class Trial:
 def check_warm(report: Report, *failed_stages: str) -> None:
     """Check that all is as it must be after attempts that ended in these stages."""
     assert (report.outcome, report.exit_code, report.failure) == ("warm", 0, None)
-    assert [attempt.failed_stage for attempt in report.course.attempts] == [*failed_stages, ""]
+    assert [attempt.failed_stage for attempt in report.timeline.attempts] == [*failed_stages, ""]
     assert all(rank.verification is not None and rank.verification.ok for rank in report.ranks)
     assert report.record
 
 
 def reasons(report: Report) -> list[str]:
     """The kind of failure that each further attempt names as its reason."""
-    return [attempt.reason.partition(" (")[0].rpartition(": ")[2] for attempt in report.course.attempts[1:]]
+    return [attempt.reason.partition(" (")[0].rpartition(": ")[2] for attempt in report.timeline.attempts[1:]]
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_rank_that_is_stopped_again_and_again_ends_the_launch_and_leaves_the_sto
     error, report = trial.fail()
     assert (error.stage, report.exit_code) == ("commit", ExitCode.LOST), str(error)
     assert [(cause.ranks, cause.kind) for cause in error.causes] == [((0,), STOPPED)]
-    assert [attempt.failed_stage for attempt in report.course.attempts] == ["verify", "commit"]
+    assert [attempt.failed_stage for attempt in report.timeline.attempts] == ["verify", "commit"]
     assert trial.stored("launch") == []
     trial.check_nothing_left()
 
@@ -255,8 +255,8 @@ def test_own_ray_without_raylet_or_gcs_is_replaced_and_the_launch_ends_warm(
         for process in [process for program in killed for process in launch.of_ray(program)]:
             os.kill(process, signal.SIGKILL)
         report = launch.report_of(ExitCode.OK)
-        assert [attempt.failed_stage for attempt in report.course.attempts] == ["compile", ""]
-        assert f": {NODE_LOST} (retries.node: 1 of 2)" in report.course.attempts[1].reason
+        assert [attempt.failed_stage for attempt in report.timeline.attempts] == ["compile", ""]
+        assert f": {NODE_LOST} (retries.node: 1 of 2)" in report.timeline.attempts[1].reason
         assert [Path(rank.log).name for rank in report.ranks] == ["rank0.attempt2.log", "rank1.attempt2.log"]
         (log_file,) = (tmp_path / "cache" / ".logs" / "tiny").glob("*/rank0.log")
         log = log_file.read_text()
@@ -335,8 +335,8 @@ def test_node_whose_raylet_is_killed_is_lost_and_the_launch_goes_on_elsewhere(
         reached(launch, marks)
         os.kill(cluster.raylet(1), signal.SIGKILL)
         report = launch.report_of(ExitCode.OK)
-        assert [attempt.failed_stage for attempt in report.course.attempts] == ["first_call", ""]
-        assert f": {NODE_LOST} (retries.node: 1 of 2)" in report.course.attempts[1].reason
+        assert [attempt.failed_stage for attempt in report.timeline.attempts] == ["first_call", ""]
+        assert f": {NODE_LOST} (retries.node: 1 of 2)" in report.timeline.attempts[1].reason
         assert launch.left_over() == []
         assert still_there(helpers_of(marks)) == []
 
@@ -351,7 +351,7 @@ def test_ranks_and_watches_end_under_a_driver_that_stands_still_and_it_says_so_w
     assert await_true(lambda: not of_attempt(launch), timeout_s=30), of_attempt(launch)
     launch.process.send_signal(signal.SIGCONT)
     report = launch.report_of(ExitCode.OK)
-    first, second = report.course.attempts
+    first, second = report.timeline.attempts
     assert "because this driver had not looked for" in first.error
     assert f": {DIED} (retries.rank: 1 of 1)" in second.reason
     assert launch.left_over() == []

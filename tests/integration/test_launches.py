@@ -195,7 +195,7 @@ def test_launch_while_the_ranks_of_another_are_there_costs_only_what_is_new(
 
 
 def num_rounds(report: Report) -> int:
-    return len({found.round for found in report.course.classes})
+    return len({found.round for found in report.timeline.classes})
 
 
 def test_without_a_store_nodes_get_from_each_other_what_one_of_them_compiled(house: House) -> None:

@@ -379,7 +379,7 @@ class Outcome:
             f"{strike.fault} in {strike.stage}{'' if strike in self.struck else ' (hit nothing)'}"
             for strike in plan.strikes
         )
-        attempts = len(self.report.course.attempts) if self.report is not None else 0
+        attempts = len(self.report.timeline.attempts) if self.report is not None else 0
         end = "warm" if self.exit_code == 0 else f"exit {self.exit_code}"
         what = f"{plan.number}: {plan.place}, {plan.start}: {hits}"
         return f"{what}: {end}, {attempts} attempts, {self.seconds:.0f} s"

@@ -21,7 +21,7 @@ from warmrank.orchestrator.config.reading import Config, load, parse
 from warmrank.orchestrator.gang.launcher import Process, place_ranks
 from warmrank.orchestrator.gang.rank_host import MakeWorker, RankInit
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.launch.events import Course, Listener, silence
+from warmrank.orchestrator.launch.events import Listener, Timeline, silence
 from warmrank.orchestrator.launch.report import Report, totals
 from warmrank.orchestrator.nodes import Gang
 from warmrank.worker.keys.request import environment
@@ -93,7 +93,7 @@ def make_report(outcome: Outcome = "loaded", *, trace_s: float = 0.0, wall_s: fl
     return replace(
         made,
         name="tiny",
-        course=Course(),
+        timeline=Timeline(),
         stages=(),
         store="",
         tiers=(),

@@ -181,7 +181,7 @@ def made_report(num_ranks: int, *, per_node: int = 8, failed: bool = False) -> R
         outcome="failed" if failed else "warm",
         exit_code=1 if failed else 0,
         failure=_failure(num_ranks, per_node) if failed else None,
-        course=state.course(),
+        timeline=state.timeline(),
         name="llama-70b",
         launch_key="cd" * 32,
         identity={"entrypoint": "warmrank.examples.llama:build", "ranks": str(num_ranks)},

@@ -167,7 +167,7 @@ def test_rank_lost_in_any_stage_costs_an_attempt_and_no_more(launches: Launches,
     launcher = Losing(launches.world, stage)
     report = launch(launches.config(store=launches.store()), launcher=launcher)
     assert (report.outcome, report.exit_code, report.failure) == ("warm", 0, None)
-    assert [attempt.failed_stage for attempt in report.course.attempts] == [stage, ""]
+    assert [attempt.failed_stage for attempt in report.timeline.attempts] == [stage, ""]
     assert launcher.log == ["start", "release", "start", "release"]
     assert report.record
 
@@ -182,7 +182,7 @@ def test_budget_that_is_spent_ends_the_launch_with_its_report(launches: Launches
     assert (report.outcome, report.exit_code, report.record) == ("failed", 5, "")
     assert report.failure is not None
     assert (report.failure.stage, report.failure.causes[0].kind) == ("load", DIED)
-    assert [attempt.failed_stage for attempt in report.course.attempts] == ["load", "load"]
+    assert [attempt.failed_stage for attempt in report.timeline.attempts] == ["load", "load"]
     assert [rank.rank for rank in report.ranks] == [0, 1]
     assert not list((launches.tmp_path / "store").glob("launch/*/*"))
 

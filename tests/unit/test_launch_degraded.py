@@ -294,7 +294,7 @@ def test_rows_are_ranks_nodes_or_groups_that_are_few_and_lose_nobody(
     num_ranks: int, per_node: int, num_rows: int
 ) -> None:
     report = made_report(num_ranks, per_node=per_node)
-    rows = timeline_rows(report.course, report.ranks, max_rows=64)
+    rows = timeline_rows(report.timeline, report.ranks, max_rows=64)
     assert num_rows in {0, len(rows)}
     assert 1 < len(rows) <= 64
     assert sorted(rank for row in rows for rank in row.ranks) == list(range(num_ranks))

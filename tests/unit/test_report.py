@@ -24,7 +24,7 @@ from warmrank.cache_store.backends.deadline import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.launch.events import AuditReport, Course, LaunchState
+from warmrank.orchestrator.launch.events import AuditReport, LaunchState, Timeline
 from warmrank.orchestrator.launch.report import (
     Nondeterministic,
     Report,
@@ -169,20 +169,20 @@ def test_no_text_of_a_report_becomes_markup(text: str, failed: bool) -> None:
         made_report(32),
         made_report(32, failed=True),
         replace(made_report(8, failed=True), ranks=()),
-        replace(made_report(2, failed=True), course=Course(), ranks=()),
+        replace(made_report(2, failed=True), timeline=Timeline(), ranks=()),
     ],
     ids=["warm", "failed", "no rank had a place", "no stage began"],
 )
 def test_trace_has_every_stage_and_can_be_shown(report: Report) -> None:
     attempts = tuple(
-        replace(each, error='GraphBreak: "\u00e9\u6f22\x1b[0m\n\\') for each in report.course.attempts
+        replace(each, error='GraphBreak: "\u00e9\u6f22\x1b[0m\n\\') for each in report.timeline.attempts
     )
-    odd = replace(report, name='caf\u00e9 "\\', course=replace(report.course, attempts=attempts))
+    odd = replace(report, name='caf\u00e9 "\\', timeline=replace(report.timeline, attempts=attempts))
     text = trace_json(odd)
     assert faults_of(text) == []
     assert "caf\u00e9" in text
     slices = {event["name"] for event in json.loads(text)["traceEvents"] if event["ph"] == "X"}
-    assert {span.stage for span in report.course.timeline} <= slices
+    assert {span.stage for span in report.timeline.spans} <= slices
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ TWICE = Nondeterministic(function="f", ranks=(0, 1))
         (calm(unsigned="no key is set"), "do", "not signed", "no key is set"),
         (calm(nondeterministic=(TWICE,)), "look", "not deterministic", "f (ranks 0-1)"),
         (
-            calm(course=Course(audits=(AUDIT,))),
+            calm(timeline=Timeline(audits=(AUDIT,))),
             "do",
             "Traces differ",
             "f audited on rank 1 beside rank 0: differs",
