@@ -283,9 +283,6 @@ PLAIN: tuple[Callable[[Random, int], Value], ...] = (integer, number, boolean, t
 SCALARS = (*PLAIN, integer, integer, number, of_torch, function, tensor, numpy, subclass, sized)
 
 
-# ruff: noqa: E501 - a program's text in one line per part reads as a table
-
-
 def _items(rng: Random, depth: int) -> tuple[list[Value], Value]:
     """Two or three members, and one of them."""
     members = [value(rng, depth + 1) if rng.random() < 0.4 else integer(rng, depth) for _ in range(3)]

@@ -1,11 +1,10 @@
 """Parameters, buffers, layers, first arguments and operators, and what may be done to them."""
 
+# ruff: noqa: E501 - a program's text in one line per part reads as a table
+
 from __future__ import annotations
 
 from tests.fuzz.program import part
-
-# ruff: noqa: E501 - a program's text in one line per part reads as a table
-
 
 _W = "nn.Parameter(torch.arange(12, dtype=torch.float64).reshape(3, 4) / 8, requires_grad=False)"
 
@@ -205,9 +204,6 @@ TENSORS = (
 )  # fmt: skip
 
 
-# ruff: noqa: E501 - a program's text in one line per part reads as a table
-
-
 SIZES = (
     part("sizes / square root", {"body": "y = y / math.sqrt(y.shape[-1]) + math.sqrt(y.shape[0])"}),
     part("sizes / rounding", {"body": "y = y + round(y.shape[0] / 2) + round(y.shape[0] * 1.5)"}),
@@ -260,9 +256,6 @@ INPUTS = {
     "NumPy memory": "torch.from_numpy(np.arange(12, dtype=np.float64).reshape(3, 4) / 8 + call)",
 }
 """Other first arguments."""
-
-
-# ruff: noqa: E501 - a program's text in one line per part reads as a table
 
 
 _OPERATOR = """
