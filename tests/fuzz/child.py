@@ -2,8 +2,8 @@
 
 ``python -m tests.fuzz.child cold`` has also imported the tracer and traced something; ``warm`` has imported
 neither Dynamo nor the compile path, and checks that a load does not either; ``npu`` has an emulated NPU and
-has traced with both packages of TorchAir. A job is a line of JSON on standard input, its result a line on
-standard output.
+has traced with both packages of TorchAir. ``device`` runs a job itself, on a real NPU, which survives no
+fork. A job is a line of JSON on standard input, its result a line on standard output.
 """
 
 from __future__ import annotations
@@ -91,12 +91,14 @@ class Calls:
         detail: reason or message.
         eager: what eager returned, in brief, on each rank; tells whether a change matters.
         outcomes: of each call: ``compiled``, ``loaded``, or ``ran`` where something loaded already fits.
+        captures: graphs that are captured at the end.
     """
 
     outcome: str
     detail: str = ""
     eager: str = ""
     outcomes: list[str] = field(default_factory=list)
+    captures: int = 0
 
 
 @dataclass(slots=True)
@@ -164,7 +166,8 @@ class _Run:
         result = self._last_result()
         if result is None or result is before:
             return Calls("ran", eager=eager, outcomes=outcomes)
-        return Calls(result.outcome, result.reason, eager, outcomes)
+        captures = 0 if self.log else self.cached.statistics.captures
+        return Calls(result.outcome, result.reason, eager, outcomes, captures)
 
     def _call(self, call: int) -> tuple[Calls | None, str]:
         """One call of both; how it ended if that was not equal, and eager's result in brief."""
@@ -524,6 +527,12 @@ def prepare(kind: str) -> None:
     importlib.import_module("warmrank.worker.runtime.function")
     if kind == "warm":
         return
+    if kind == "device":
+        from tests.fuzz import kinds
+
+        importlib.import_module("warmrank.worker.devices").backend_for("npu")  # imports torch_npu
+        kinds.DEVICE = "npu:0"
+        return
     importlib.import_module("warmrank.worker.compile.compiler")  # as a compile would
 
     model = nn.Linear(4, 4)
@@ -555,7 +564,8 @@ def main() -> None:
     output.write("ready\n")
     output.flush()
     for line in sys.stdin:
-        result = forked(Job(**json.loads(line)))
+        run = attempt if sys.argv[1] == "device" else forked
+        result = run(Job(**json.loads(line)))
         output.write(json.dumps(asdict(result)) + "\n")
         output.flush()
 

@@ -271,7 +271,7 @@ class Main({self._joined("base") or "nn.Module"}):
 
 def build():
     torch.manual_seed(0)
-    m = Main()
+    m = Main().to(K.DEVICE)
 {block("after", 1)}
     return m
 

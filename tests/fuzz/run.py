@@ -153,11 +153,16 @@ class Servers:
         return process.stdout.readline()
 
     def run(self, kind: str, job: Job) -> Result:
-        process = self._processes.get(kind) or self._processes["npu"]
+        process = self._processes.get(kind) or next(iter(self._processes.values()))
         assert process.stdin is not None
         process.stdin.write(json.dumps(asdict(job)) + "\n")
         process.stdin.flush()
-        return result_of(self._read(process))
+        result = result_of(self._read(process))
+        if "device" in self._processes:
+            process.communicate(timeout=60)
+            self._processes["device"] = self._start("device", "0")
+            assert self._read(self._processes["device"]) == "ready\n"
+        return result
 
     def __enter__(self) -> Self:
         return self

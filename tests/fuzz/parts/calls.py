@@ -232,4 +232,12 @@ _REFUSED = {
     "draws numbers": _refused("RandomOp", "y = x + torch.rand_like(x)"),
     "breaks the graph": _refused("GraphBreak", "y = x * 2 if x.sum() > 0 else x"),
 }  # fmt: skip
-CALLED = {**VALUES, **_LIBRARY, **_MEMORY, **_REFUSED}
+_GEARED = "from warmrank.inference import set_dim_gears\ndef geared(x):\n    set_dim_gears(x, {0: [2, 4, 8]})\n    return x"
+_OF_TORCHAIR = {
+    "gears": _row("compiled ran ran ran", "[a(geared(N(n, 4))) for n in (2, 4, 8, 4)]", "y = self.layer(x) * 2", top=_GEARED, init=_LINEAR),
+    "custom decomposition": _row("compiled ran", TWO, "y = F.silu(self.layer(x))", init=_LINEAR, top="def silu(x):\n    return x * torch.sigmoid(x)", options="custom_decompositions={torch.ops.aten.silu.default: silu}", tolerance=1e-6),
+    "pattern that is fused": _row("compiled ran", "[a(N(3, 4), N(3, 4, seed=1)), a(N(5, 4), N(5, 4, seed=1))]", "y = x + residual\nreturn y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6) * self.scale, y", params="residual", init="self.scale = nn.Buffer(torch.full((4,), 2.0))", tolerance=1e-6),
+    "custom pool": _row("compiled ran", TWO, "y = self.layer(x) * 2", init=_LINEAR, configure="from warmrank import graph_pool_handle\nconfig.aclgraph_config.use_custom_pool = graph_pool_handle()"),
+    "variables of a closure": _row("compiled ran", TWO, "y = self.closing(x)", top="def closed(factor, shift):\n    return lambda x: x * factor + shift", init="self.closing = closed(1.5, torch.full((4,), 0.25))"),
+}  # fmt: skip
+CALLED = {**VALUES, **_LIBRARY, **_MEMORY, **_OF_TORCHAIR, **_REFUSED}
