@@ -184,7 +184,8 @@ class _Run:
         shared = [[address == other for other in storages(given)] for address in storages(returned)]
         tolerance = 1e-6 if self.job.mode == "max-autotune" else self.job.tolerance
         if self.job.engine:
-            tolerance = 1e-5 if wanted.dtype in (self.torch.float32, self.torch.float64) else 0.05
+            exact = (None, self.torch.float32, self.torch.float64)
+            tolerance = 1e-5 if getattr(wanted, "dtype", None) in exact else 0.05
         text, known = _brief(wanted), set(sys.modules)
         try:
             if self.job.captured:
@@ -231,13 +232,8 @@ class _Run:
         from tests.support.compare import difference
 
         result = self._last_result()
-        if (
-            not self.job.may_compile
-            or call
-            or self.job.engine
-            or result is None
-            or result.outcome != "compiled"
-        ):
+        is_compiled = self.job.may_compile and result is not None and result.outcome == "compiled"
+        if call or self.job.engine or not is_compiled:
             return False
         model = self.main.build()
         if "m" in self.job.mutate:

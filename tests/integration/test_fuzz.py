@@ -24,6 +24,7 @@ from tests.fuzz.parts.calls import CALLED
 from tests.fuzz.parts.code import CODE
 from tests.fuzz.parts.evaluated import EVALUATED
 from tests.fuzz.parts.stale import CASES, trials
+from tests.fuzz.parts.tensors import OPERATORS
 from tests.fuzz.program import NOTHING, Change, Pair, Part, Program, Trial
 from tests.fuzz.ranks import ranked_reading
 from tests.fuzz.run import Outcome, Report, Runner, Servers, fuzz, shrunk
@@ -69,7 +70,7 @@ def test_a_minute_of_pairs_equals_eager(servers: Servers) -> None:
     assert not failures(fuzzed(servers, SLOW_FIRST, seconds=60))
 
 
-TABLE = {part.name: part.numbered(0) for part in (*EVALUATED, *CODE)}
+TABLE = {part.name: part.numbered(0) for part in (*EVALUATED, *OPERATORS, *CODE)}
 BY_CHANCE = {part.name for part in CODE}
 """The fuzzer comes upon these by itself."""
 
