@@ -161,10 +161,10 @@ class _Run:
                 found.eager = eager
                 return found
             result = self._last_result()
-            outcomes.append("ran" if result is last else result.outcome)
+            outcomes.append("ran" if result == last else result.outcome)
             last = result
         result = self._last_result()
-        if result is None or result is before:
+        if result is None or result == before:
             return Calls("ran", eager=eager, outcomes=outcomes)
         captures = 0 if self.log else self.cached.statistics.captures
         return Calls(result.outcome, result.reason, eager, outcomes, captures)
@@ -178,6 +178,8 @@ class _Run:
         args, kwargs = self.main.arguments(call)
         try:
             returned = called(self.wanted, wanted_args, wanted_kwargs)
+            if self.job.unseen:
+                self.torch._dynamo.reset()  # or what was just compiled is called once more, and not kept
         except Exception as error:  # noqa: BLE001 - whatever the program raises
             return self._after_error(error, args, kwargs), f"{type(error).__name__} "
         wanted, given = cloned(returned), [wanted_args, wanted_kwargs]

@@ -61,7 +61,7 @@ def a(*args, **kwargs):
 
 
 def arguments(call):
-    return {calls}[call]
+    return ({calls})[call]
 
 
 NUM_CALLS = len({calls})

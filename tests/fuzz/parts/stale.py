@@ -116,8 +116,8 @@ ARGUMENTS = [
         "one tensor more in a list": ("args", "[torch.ones(len(x), 8), ", "[torch.ones(len(x), 8), x * 2, ", "parts"),
         "tensor for None": ("args", "batched(x)", "batched(x, mask=torch.full((len(x), 1), 0.5))", "mask: None -> a tensor"),
     }),
-    _made("boolean", {"kwargs": "flip=True"}, said="flip: False -> True"),
-    _made("number", {"kwargs": "gain=1.5"}, said=r"gain: 1\.0 -> 1\.5"),
+    _made("boolean", {"kwargs": "gain=1.0, flip=True"}, said="flip: False -> True"),
+    _made("number", {"kwargs": "gain=1.5, flip=False"}, said=r"gain: 1\.0 -> 1\.5"),
     *_edits({"number in a dataclass": ("args", "batched(x)", "batched(x, temperature=2.0)", r"temperature: 1\.0 -> 2\.0")}),
     *_inputs({
         "one row, where the graph is for more": (X.format(n=1), "sizes|does not hold"),
@@ -224,7 +224,6 @@ _SOURCE = _edits({
     "decorator taken away": ("helper", "@times(0.75)\n", "", "decorated"),
     "argument of a decorator": ("helper", "@times(0.75)", "@times(0.5)", r"0\.75 -> 0\.5"),
     "decorator put on a method": ("top", "    def spread", "    @helper.loud\n    def spread", "Norm"),
-    "default argument of the method": ("params", "shift=3", "shift=5", "Main.forward changed"),
     "constant of a called function's module": ("helper", "TABLE = 1.5", "TABLE = 2.5", r"GAIN: 1\.5 -> 2\.5"),
     "constant two imports away": ("conf", "SHIFT = 0.25", "SHIFT = 0.75", r"SHIFT: 0\.25 -> 0\.75"),
     "value in a constant dict": ("helper", "'low': 0.5", "'low': 0.25", r"TABLE\['low'\]: 0\.5 -> 0\.25"),
@@ -265,13 +264,15 @@ _PUT_BACK = [
         ("method of the class", "Norm.spread = helper.largest_spread", "Norm"),
     )
 ]
+_BY_DEFAULT = {"args": CALL, "kwargs": ""}
 _CALLS = [
+    _made("default argument of the method", {"params": SLOTS["params"].replace("3", "5")}, first=_BY_DEFAULT, said="Main.forward changed"),
     *_inputs({
         "integers for numbers": ("torch.arange(24).reshape(3, 8)", "x: dtype float32 -> int64"),
         "gradients of an input": (f"({X.format(n=3)}).requires_grad_()", "x: requires_grad False -> True"),
     }),
     _made("size that was traced as fixed", {}, first={"options": "dynamic=False"}, x=X.format(n=4), said=r"sizes \[3, 8\] -> \[4, 8\]"),
-    _made("integer for a number", {"kwargs": "gain=1"}, said=r"gain: 1\.0 -> 1"),
+    _made("integer for a number", {"kwargs": "gain=1, flip=False"}, said=r"gain: 1\.0 -> 1"),
     _made("number for an integer", {"args": f"{CALL}, 3.0"}, said="shift: .*float|shift: 3"),
     *_edits({
         "rank of an input": ("args", "torch.zeros(len(x), 8)", "torch.zeros(1, len(x), 8)", "cache: sizes"),
@@ -342,7 +343,7 @@ _FITS = [
         "seed": ("torch.manual_seed(12345)",),
     }),
     _made("integer", {"args": f"{CALL}, 6"}, fits=True),
-    _made("default given explicitly", {"args": f"{CALL}, 3", "kwargs": "gain=1.0, flip=False"}, fits=True),
+    _made("default given explicitly", {"args": SLOTS["args"], "kwargs": SLOTS["kwargs"]}, first=_BY_DEFAULT, fits=True),
     _made("values", {}, x=f"({X.format(n=3)}) * -3.0", fits=True),
     _made("order of options", {"configure": "\n".join(reversed(_IN_ORDER))}, first={"configure": "\n".join(_IN_ORDER)}, fits=True),
     _made("order of a dict of options", {"configure": _TWO.format(_SILU, _NEG)}, first={"configure": _TWO.format(_NEG, _SILU)}, fits=True),

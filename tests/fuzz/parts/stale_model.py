@@ -215,8 +215,8 @@ y = y @ torch.ones(8, 8, dtype=y.dtype).tril() + y
 CALL = "batched(x), [torch.ones(len(x), 8), torch.full((len(x), 8), 0.5)], [1.0, 2.0], torch.zeros(len(x), 8)"
 SLOTS: Slots = {
     "conf": _CONF, "helper": HELPERS, "ops": _OPS, "top": _TOP, "init": _INIT, "body": _BODY,
-    "params": "batch, parts, steps, cache, shift=3, *, gain=1.0, flip=False", "args": CALL, "kwargs": "",
-    "configure": "", "after": "m.eval()",
+    "params": "batch, parts, steps, cache, shift=3, *, gain=1.0, flip=False", "args": f"{CALL}, 3",
+    "kwargs": "gain=1.0, flip=False", "configure": "", "after": "m.eval()",
 }  # fmt: skip
 X = "torch.linspace(-2.0, 2.0, 8 * {n}).reshape({n}, 8) + call"
 MODEL = Part(name="stale", slots=SLOTS)
