@@ -33,10 +33,10 @@ CAPTURES = {
     "plain state": 1, "nested dataclass": 3, "keyword only": 2, "dict as an input": 3, "list or not": 4,
     "branch on a size": 3, "any sizes": 3, "fixed sizes": 2, "tensor constants": 2, "returns many things": 2,
     "returns a dataclass": 2, "under inference mode": 2, "with gradients on": 2, "attention": 1,
-    "plain tensor as an attribute": 1, "flips a flag": 2, "writes to an argument": 1, "writes to its input": 2,
-    "same tensor twice": 2, "columns of other buffers": 1, "one address, two strides": 2, "without capture": 0,
-    "beyond the capture limit": 0, "gears": 3, "custom decomposition": 2, "pattern that is fused": 2,
-    "custom pool": 2, "variables of a closure": 2,
+    "plain tensor as an attribute": 1, "flips a flag": 2, "writes to an argument": 1, "gears": 3,
+    "writes to its input": 2, "same tensor twice": 2, "columns of other buffers": 1, "without capture": 0,
+    "one address, two strides": 2, "beyond the capture limit": 0, "custom decomposition": 2, "custom pool": 2,
+    "pattern that is fused": 2, "variables of a closure": 2,
 }  # fmt: skip
 
 
