@@ -221,6 +221,7 @@ def test_other_threads_find_torch_as_it_is_while_torchair_is_asked(mode: str) ->
         assert patch_sources() == patches
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of options that a mode does not have
 @pytest.mark.parametrize("mode", MODES)
 def test_models_share_a_pool_and_an_artifact_and_keep_their_weights(mode: str, tmp_path: Path) -> None:
     config = CompilerConfig()
