@@ -353,7 +353,7 @@ def pull(  # noqa: PLR0913 - a command has one parameter for each option
         misses.append(NotInStore(what="a store", where=absent.where, remedy="push first, which makes it"))
     for directory, components in wanted:
         try:
-            reports.append(opened.pull_directory(name, directory, components, replace=replace_))
+            reports.append(opened.pull_directory(name, directory, components, replaces=replace_))
         except NotInStore as miss:
             misses.append(miss)
     if as_json:

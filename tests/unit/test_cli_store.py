@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from tests.support.backends import alone
 from tests.support.checkout import python
 from tests.support.launching import loaded_config, store_launch
 from tests.support.stored import (
@@ -156,7 +157,7 @@ def run_inductor(cache: Path) -> dict[str, int]:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles C++ on a CPU: no g++ here")
 def test_inductor_hits_in_a_directory_pulled_at_another_path(tmp_path):
-    documents = Documents(backend=DirectoryBackend(tmp_path / "store"), trust=Trust(policy="off"))
+    documents = Documents(places=alone(DirectoryBackend(tmp_path / "store")), trust=Trust(policy="off"))
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir(mode=0o700)
     assert run_inductor(old) == {"fxgraph_cache_hit": 0, "fxgraph_cache_miss": 1}
