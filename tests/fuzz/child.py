@@ -13,7 +13,6 @@ import contextlib
 import gc
 import importlib
 import json
-import logging
 import os
 import re
 import select
@@ -27,7 +26,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "sympy", "torchair")
@@ -52,7 +50,7 @@ class Job:
         rank: rank and world size of a process group: a fake one, unless ``gloo``.
         gloo: so many ranks, each a process with a real group, run the job; 0: one process does.
         alone: of these ranks only the first finds files of its own partition.
-        engine, unseen, tolerance: see `tests.fuzz.program.Program`.
+        engine, tolerance: see `tests.fuzz.program.Program`.
         whole: all of the arguments and of the module is compared, not only tensors and plain attributes.
         captured: each call is captured ahead, so that it replays; else a shape's first call runs its graph.
         time_s: the process is killed after that long.
@@ -73,7 +71,6 @@ class Job:
     gloo: int = 0
     alone: bool = False
     engine: str = ""
-    unseen: bool = False
     tolerance: float = 0.0
     whole: bool = False
     captured: bool = False
@@ -130,15 +127,7 @@ class _Run:
         self.main: Any = modules["main"]
         self.models = [self.main.build(), self.main.build()]
         self._apply(job.mutate, self.models)
-        self.wanted = self.models[0].forward
-        if job.unseen:
-            self.wanted = _vendors(job, self.models[0].forward, f"{job.package}/fresh", self.main.options)
-        self.log = _Log(job.cache) if job.engine == "vendor" else None
-        make = _vendors if self.log else _ours
-        self.cached = make(job, self.models[1].forward, job.cache, self.main.options)
-
-    def _last_result(self) -> Any:
-        return self.log.told() if self.log else self.cached.last_result
+        self.cached = _cached(job, self.models[1].forward, job.cache, self.main.options)
 
     def _apply(self, statements: str, models: list[Any]) -> None:
         """Run statements on each model, or once if they concern none."""
@@ -149,7 +138,7 @@ class _Run:
             exec(statements, scope)  # noqa: S102 - text of the generator
 
     def calls(self, context: str) -> Calls:
-        before = None if self.log else self.cached.last_result
+        before = self.cached.last_result
         eager, outcomes, last = "", [], before
         for call in range(self.main.NUM_CALLS):
             with contextlib.ExitStack() as stack:
@@ -160,14 +149,13 @@ class _Run:
             if found is not None:
                 found.eager = eager
                 return found
-            result = self._last_result()
+            result = self.cached.last_result
             outcomes.append("ran" if result == last else result.outcome)
             last = result
-        result = self._last_result()
+        result = self.cached.last_result
         if result is None or result == before:
             return Calls("ran", eager=eager, outcomes=outcomes)
-        captures = 0 if self.log else self.cached.statistics.captures
-        return Calls(result.outcome, result.reason, eager, outcomes, captures)
+        return Calls(result.outcome, result.reason, eager, outcomes, self.cached.statistics.captures)
 
     def _call(self, call: int) -> tuple[Calls | None, str]:
         """One call of both; how it ended if that was not equal, and eager's result in brief."""
@@ -177,9 +165,7 @@ class _Run:
         wanted_args, wanted_kwargs = self.main.arguments(call)
         args, kwargs = self.main.arguments(call)
         try:
-            returned = called(self.wanted, wanted_args, wanted_kwargs)
-            if self.job.unseen:
-                self.torch._dynamo.reset()  # or what was just compiled is called once more, and not kept
+            returned = called(eager.forward, wanted_args, wanted_kwargs)
         except Exception as error:  # noqa: BLE001 - whatever the program raises
             return self._after_error(error, args, kwargs), f"{type(error).__name__} "
         wanted, given = cloned(returned), [wanted_args, wanted_kwargs]
@@ -233,7 +219,7 @@ class _Run:
         """Whether `torch.compile` gives the same for what was just compiled, so that Dynamo is wrong."""
         from tests.support.compare import difference
 
-        result = self._last_result()
+        result = self.cached.last_result
         is_compiled = self.job.may_compile and result is not None and result.outcome == "compiled"
         if call or self.job.engine or not is_compiled:
             return False
@@ -262,7 +248,7 @@ class _Run:
         return result
 
 
-def _ours(job: Job, function: Any, cache: str, options: Any) -> Any:
+def _cached(job: Job, function: Any, cache: str, options: Any) -> Any:
     from warmrank import CompilerConfig
     from warmrank.inference import cache_compile
 
@@ -280,35 +266,7 @@ def _ours(job: Job, function: Any, cache: str, options: Any) -> Any:
 def _package(job: Job) -> Any:
     """TorchAir's package of a mode; None without an NPU."""
     name = "npugraph_ex" if job.mode == "npugraph_ex" else "torchair"
-    return importlib.import_module(name) if job.engine or job.unseen else None
-
-
-def _vendors(job: Job, function: Any, cache: str, options: Any) -> Any:
-    package = _package(job)
-    config = package.CompilerConfig()
-    if job.mode != "npugraph_ex":
-        config.mode = job.mode
-    more = options(config, package)
-    return package.inference.cache_compile(function, config=config, cache_dir=cache, **more)
-
-
-class _Log(logging.Handler):
-    """What TorchAir's loggers say of a cache directory; it tells nothing else of whether it loads."""
-
-    def __init__(self, cache: str) -> None:
-        super().__init__(logging.INFO)
-        self.cache, self.lines = f"{cache}/", list[str]()
-        for name in ("torchair", "npugraph_ex"):
-            logging.getLogger(name).setLevel(logging.INFO)
-            logging.getLogger(name).addHandler(self)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines += [text for text in [record.getMessage()] if self.cache in text]
-
-    def told(self) -> SimpleNamespace:
-        cleared = [line for line in self.lines if line.startswith("Clear broken cache")]
-        compiled = cleared or any(line.startswith("Compiling cache for") for line in self.lines)
-        return SimpleNamespace(outcome="compiled" if compiled else "loaded", reason="".join(cleared[:1]))
+    return importlib.import_module(name) if job.engine else None
 
 
 def _judged(error: Exception) -> Calls:
@@ -539,13 +497,11 @@ def prepare(kind: str) -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return torch.tanh(model(x)).sum(-1, keepdim=True) * 3 + 1
 
-    modes, engines = ("reduce-overhead", "npugraph_ex"), ("vendor", "torchair")
-    ways = [(mode, engine) for mode in modes for engine in engines] if kind == "npu" else [(modes[0], "")]
-    for mode, engine in ways:
+    modes = ("reduce-overhead", "npugraph_ex") if kind == "npu" else ("reduce-overhead",)
+    for mode in modes:
         with tempfile.TemporaryDirectory() as cache, torch.no_grad():
-            job = Job(package="", cache=cache, mode=mode, engine=engine)
-            make = _vendors if engine == "vendor" else _ours
-            make(job, Unrelated().forward, cache, lambda *_: {})(torch.ones(3, 4))
+            job = Job(package="", cache=cache, mode=mode, engine="torchair" if kind == "npu" else "")
+            _cached(job, Unrelated().forward, cache, lambda *_: {})(torch.ones(3, 4))
             torch._dynamo.reset()  # as if nothing had been traced
 
 

@@ -181,8 +181,7 @@ class Program:
         mode: of `cache_compile`.
         dynamic: of `cache_compile`.
         gloo: runs on two real ranks.
-        engine: ``torchair``: of `cache_compile`, on an emulated NPU; ``vendor``: TorchAir alone there.
-        unseen: eager knows nothing of the change; TorchAir's fresh compile says what is right.
+        engine: ``torchair``: of `cache_compile`, on an emulated NPU.
     """
 
     parts: tuple[Part, ...]
@@ -194,7 +193,6 @@ class Program:
     dynamic: bool = True
     gloo: bool = False
     engine: str = ""
-    unseen: bool = False
 
     @property
     def name(self) -> str:

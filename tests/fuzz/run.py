@@ -256,7 +256,6 @@ class Runner:
             rank=_COLD_RANK if program.ranks and not program.gloo else None,
             gloo=_NUM_RANKS if program.gloo else 0,
             engine=program.engine,
-            unseen=program.unseen,
             context=program.context,
             tolerance=program.tolerance,
             whole=bool(program.calls),

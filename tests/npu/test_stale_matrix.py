@@ -7,12 +7,14 @@ two or four processes, so that most of them have the marker `slow` (``make test-
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.stale_matrix import ERROR, MODES, WRONG, Line, alone, counts, fault, lines
-from tests.fuzz.parts.stale import MATRIX
+from benchmarks.stale_matrix_parts.cases import CASES, Case
+from benchmarks.stale_matrix_parts.launches import MODES, Line, lines
+from benchmarks.stale_matrix_parts.report import ERROR, WRONG, alone, counts, fault
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "torchair.md"
 # Of the quick cases, at least so many are wrong or end in an error with TorchAir alone.
@@ -50,13 +52,15 @@ ALIKE = (
 )
 
 
+def in_one_mode(number: int, case: Case) -> Case:
+    return replace(case, start=replace(case.start, modes=(MODES[number % 2],)))
+
+
 CHOSEN = {
-    f"{group}: {case.change.name}": (group, case, MODES[number % 2])
-    for number, (group, case) in enumerate(
-        (group, case) for group, cases in MATRIX.items() for case in cases if case.change.name not in ALIKE
-    )
+    f"{case.group}: {case.name}": in_one_mode(number, case)
+    for number, case in enumerate(case for case in CASES if case.name not in ALIKE)
 }
-QUICKLY = [name for name, (_, case, _) in CHOSEN.items() if case.change.name in QUICK]
+QUICKLY = [name for name, case in CHOSEN.items() if case.name in QUICK]
 MARKED = [
     pytest.param(name, marks=() if name in QUICKLY else (pytest.mark.slow, pytest.mark.timeout(900)))
     for name in CHOSEN
@@ -88,7 +92,7 @@ def test_document_says_what_torchair_alone_does(found: Callable[[str], Line], ca
     line = found(case)
     theirs = alone(line)
     cell = f"**{theirs}**" if theirs == WRONG else theirs
-    names = (line.name, f"{line.name} (`{line.mode}`)")
+    names = (line.case.name, f"{line.case.name} (`{line.mode}`)")
     text = DOCUMENT.read_text()
     assert any(f"| {name} | {cell} |" in text for name in names), line.alone
 

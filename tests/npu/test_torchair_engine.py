@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,85 +15,56 @@ import pytest
 import torch
 from torch import nn
 
-from tests.fuzz.child import Calls
-from tests.fuzz.parts.calls import CALLED
-from tests.fuzz.run import Runner, Servers
 from tests.support.checkout import selected
+from tests.support.npu_cases import CAPTURES, CASES, MODES, AllSeen, cold_and_warm, run
 from tests.support.scripts import FUNCTIONS, UNKEPT, Runs
-from warmrank import CompilerConfig, graph_pool_handle
+from warmrank import CompilerConfig
 from warmrank.inference import cache_compile
 from warmrank.worker.engines.torchair_vendor import instead_of_torch_compile, vendor_for
 from warmrank.worker.errors import NotCapturable, NotPortable, RandomOp
 from warmrank.worker.keys.sources import patch_sources
 
-MODES = ("reduce-overhead", "npugraph_ex")
-# Programs whose calls differ, and how many graphs TorchAir holds at the end.
-CAPTURES = {
-    "plain state": 1, "nested dataclass": 3, "keyword only": 2, "dict as an input": 3, "list or not": 4,
-    "branch on a size": 3, "any sizes": 3, "fixed sizes": 2, "tensor constants": 2, "returns many things": 2,
-    "returns a dataclass": 2, "under inference mode": 2, "with gradients on": 2, "attention": 1,
-    "plain tensor as an attribute": 1, "flips a flag": 2, "writes to an argument": 1, "gears": 3,
-    "writes to its input": 2, "same tensor twice": 2, "columns of other buffers": 1, "without capture": 0,
-    "one address, two strides": 2, "beyond the capture limit": 0, "custom decomposition": 2, "custom pool": 2,
-    "pattern that is fused": 2, "variables of a closure": 2,
-}  # fmt: skip
-
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    with Servers("npu") as made:
-        yield made
+def seen(tmp_path_factory: pytest.TempPathFactory) -> AllSeen:
+    return cold_and_warm("emulated", tmp_path_factory.mktemp("caches"))
 
 
-def called(
-    servers: Servers, directory: Path, name: str, mode: str, *, compiles: bool = True, after: str = ""
-) -> Calls:
-    """What a process does with a program's calls, in a directory that has its cache."""
-    program = replace(CALLED[name].program, mode=mode, engine="torchair")
-    (part,) = program.parts
-    program = replace(program, parts=(replace(part, slots={**part.slots, "after": after}),))
-    job = Runner(servers, directory).job(program, directory, "program")
-    result = servers.run("npu", replace(job, may_compile=compiles))
-    assert result.first is not None, result.broken
-    return result.first
-
-
-@pytest.mark.parametrize("name", CAPTURES)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("temperature", ["cold", "warm"])
 @pytest.mark.parametrize("mode", MODES)
-def test_calls_equal_eagers_and_a_later_process_compiles_nothing(
-    servers: Servers, tmp_path: Path, mode: str, name: str
-) -> None:
-    cold = called(servers, tmp_path, name, mode)
-    assert (tuple(cold.outcomes), cold.captures) == (CALLED[name].cold, CAPTURES[name]), cold
-    warm = called(servers, tmp_path, name, mode, compiles=False)
-    assert warm.outcomes == ["loaded" if each == "compiled" else each for each in cold.outcomes], warm
-    assert warm.captures == CAPTURES[name]
+def test_case_equals_eager(seen: AllSeen, mode: str, temperature: str, case: str) -> None:
+    found = seen[mode, temperature][case]
+    assert not found["wrong"], "\n".join(found["wrong"])
+    assert found["captures"] == CAPTURES.get(case, [1])
 
 
-ANOTHER = """
-import tempfile
-from warmrank import CompilerConfig
-from warmrank.inference import cache_compile
-class Another(nn.Module):
-    def forward(self, x):
-        return x * 3
-config = CompilerConfig()
-config.mode = "npugraph_ex"
-another = cache_compile(Another().forward, config=config, cache_dir=tempfile.mkdtemp(), engine="torchair")
-another(torch.ones(2))
-"""
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("mode", MODES)
+def test_warm_process_compiles_nothing(seen: AllSeen, mode: str, case: str) -> None:
+    cold, warm = (seen[mode, temperature][case]["outcomes"] for temperature in ("cold", "warm"))
+    assert cold
+    assert "compiled" in cold
+    assert warm == ["loaded"] * len(cold)
 
 
-@pytest.mark.parametrize("name", ["any sizes", "plain state", "tensor constants", "writes to its input"])
-def test_equal_compiles_write_equal_bytes(servers: Servers, tmp_path: Path, name: str) -> None:
+def test_function_over_the_limit_of_captures_runs_eagerly(seen: AllSeen) -> None:
+    for found in seen.values():
+        assert found["capture_limit"]["notes"] == {"eager": 3}
+
+
+def test_equal_compiles_write_equal_bytes(tmp_path: Path) -> None:
     """However many graphs each process compiled before."""
-    made = []
-    for number, after in enumerate(("", ANOTHER)):
-        called(servers, tmp_path / str(number), name, "npugraph_ex", after=after)
-        files = sorted((tmp_path / str(number) / "cache").rglob("compiled_module"))
-        made.append([path.read_bytes() for path in files])
-    assert made[0]
-    assert made[0] == made[1]
+    cases = ("parameters", "mutated_inputs", "two_models", "constants", "returned_types")
+    run("emulated", "npugraph_ex", tmp_path / "one", *cases)
+    run("emulated", "npugraph_ex", tmp_path / "two", "dynamic_shapes", *reversed(cases))
+    for case in cases:
+        one, two = (
+            [path.read_bytes() for path in sorted((tmp_path / name / case).rglob("compiled_module"))]
+            for name in ("one", "two")
+        )
+        assert one
+        assert one == two
 
 
 class Model(nn.Module):
@@ -219,28 +189,6 @@ def test_other_threads_find_torch_as_it_is_while_torchair_is_asked(mode: str) ->
     with instead_of_torch_compile(vendor_for(mode), lambda: None):
         assert torch.compile is before
         assert patch_sources() == patches
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of options that a mode does not have
-@pytest.mark.parametrize("mode", MODES)
-def test_models_share_a_pool_and_an_artifact_and_keep_their_weights(mode: str, tmp_path: Path) -> None:
-    config = CompilerConfig()
-    config.mode = mode
-    config.aclgraph_config.use_custom_pool = graph_pool_handle()
-    config.debug.aclgraph.enable_output_clone = True
-    models = [nn.Linear(4, 4).requires_grad_(requires_grad=False) for _ in range(2)]
-    functions = [cache_compile(model.forward, config=config, cache_dir=tmp_path) for model in models]
-    contexts = (torch.enable_grad, torch.no_grad, torch.inference_mode)
-    kept = []
-    for number, context in enumerate(contexts):
-        for model, function in zip(models, functions, strict=True):
-            x = torch.full((3, 4), float(number))
-            with context():
-                kept.append((function(x), model(x)))
-    for found, wanted in kept:  # no output is overwritten by a later call
-        torch.testing.assert_close(found, wanted)
-    outcomes = [function.last_result.outcome for function in functions if function.last_result is not None]
-    assert outcomes == ["compiled", "loaded"]
 
 
 def test_private_directory_ends_with_the_function(config: Any, tmp_path: Path) -> None:

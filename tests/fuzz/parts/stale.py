@@ -1,7 +1,6 @@
 """One model that reads all kinds of state, and single changes between the process that compiled it and a later one.
 
-`tests.integration.test_fuzz` tries them on CPUs; ``benchmarks/stale_matrix.py`` those of `MATRIX` beside
-TorchAir alone.
+`tests.integration.test_fuzz` tries them on CPUs.
 """
 
 # ruff: noqa: E501 - a change in one line reads as a table
@@ -12,8 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.fuzz.parts.stale_model import CALL, GROUPS, HELPERS, MODEL, RANKED, SLOTS, X
-from tests.fuzz.program import Change, Pair, Part, Program, Slots, Trial
+from tests.fuzz.parts.stale_model import CALL, HELPERS, MODEL, SLOTS, X
+from tests.fuzz.program import Change, Pair, Program, Slots, Trial
 
 _DECLARED = "from warmrank import declare_runtime_state\ndeclare_runtime_state(m, dict(main.BLOCKS))"
 
@@ -25,26 +24,14 @@ class Case:
     Attributes:
         change: of the second process; its name is the case's.
         first: slots of both processes; the change may have others.
-        model: what is launched.
-        unseen: eager knows nothing of the change (a pass, say): TorchAir's fresh compile says what is right.
     """
 
     change: Change
     first: Slots
-    model: Part
-    unseen: bool = False
 
 
-def _made(
-    name: str,
-    slots: Slots,
-    *,
-    first: Slots | None = None,
-    unseen: bool = False,
-    model: Part = MODEL,
-    **more: Any,
-) -> Case:
-    return Case(change=Change(name=name, slots=slots, **more), first=first or {}, model=model, unseen=unseen)
+def _made(name: str, slots: Slots, *, first: Slots | None = None, **more: Any) -> Case:
+    return Case(change=Change(name=name, slots=slots, **more), first=first or {})
 
 
 def _edits(table: Mapping[str, tuple[str, ...]]) -> list[Case]:
@@ -133,26 +120,12 @@ PROCESS = [
     _made("autocast", {}, context=f"{_NO_GRAD}, torch.autocast('cpu', torch.bfloat16)", said="autocast cpu: False -> True"),
     *_sets({
         "`use_deterministic_algorithms`": ("torch.use_deterministic_algorithms(True)", "deterministic algorithms: False -> True"),
-        "`set_deterministic_level`": ("import torch_npu; torch_npu.npu.set_deterministic_level(2)", "deterministic"),
         "`set_float32_matmul_precision`": ("torch.set_float32_matmul_precision('medium')", "precision: highest -> medium"),
-        "`allow_hf32`": ("import torch_npu; torch_npu.npu.matmul.allow_hf32 = True", "hf32"),
     }),
     _made("environment variable that the code reads", {}, environment={"FUZZ_SWITCH": "on"}, said="FUZZ_SWITCH"),
     _made("runtime state: number of blocks of a KV cache", {}, first=_ALIVE, mutate=f"main.BLOCKS['number'] = 32\n{_DECLARED}", said="number.*16 -> 32"),
 ]  # fmt: skip
 _DECOMPOSED = "return dict(custom_decompositions={{torch.ops.aten.clamp.default: helper.{}}})"
-_CLOSURE = "config.post_grad_custom_post_pass = helper.bounded({})"
-_PATTERN = "if not hasattr(helper, 'registered'):\n    helper.registered = True\n    package.register_replacement(helper.searched, helper.{}, [torch.ones(3, 8)], search_fn_pattern=None)"
-CONFIGURED = [
-    _made(
-        name, {"configure": text.format(other)}, first={"configure": text.format(one)}, unseen=True, said=said
-    )
-    for name, text, one, other, said in (
-        ("another custom decomposition", _DECOMPOSED, "clamp_low", "clamp_high", "decompositions"),
-        ("value in the closure of a post-grad pass", _CLOSURE, "9.0", "1.0", "config .*pass"),
-        ("registered fusion pattern", _PATTERN, "replaced", "replaced_otherwise", "patterns"),
-    )
-]
 # Where the request's key looks; forked processes have asked before.
 _ASKED = """
 import importlib.metadata, importlib.util, pathlib, re, tempfile
@@ -189,29 +162,12 @@ settings.ascend_places = lambda: found
 _TORCH = (
     _RELEASE.format(package="torch", what="__version__", version="2.13.9") + "torch.__version__ = '2.13.9'\n"
 )
-_SOC = _MACHINE.format(laid_out="lay_out_npus(here, '910_9391', 1)")
 _CANN = "from tests.npu_emulator.cann import write_tree\nos.environ['ASCEND_HOME_PATH'] = str(write_tree(here / 'cann', version='9.0.0'))"
 ENVIRONMENT = _sets({
     "CANN": (_ASKED + _CANN, r"cann .* -> .*9\.0\.0"),
-    "torch_npu": (_RELEASE.format(package="torch_npu", what="__version__", version="2.13.0.post9") + "torch_npu.__version__ = '2.13.0.post9'\n", "torch_npu .*post9"),
     "torch": (_TORCH, r"torch .*2\.13\.9"),
     "driver": (_MACHINE.format(laid_out="lay_out_driver(here, '25.9.9')").replace("main.NEWER = True", ""), r"driver none -> ascend 25\.9\.9"),
-    "SoC": (f"{_SOC}import torch_npu\ntorch_npu.npu.get_soc_version = lambda: 250", "accelerator .*910_9391"),
 })  # fmt: skip
-_SWAPPED = "\n".join([GROUPS.splitlines()[0], *reversed(GROUPS.splitlines()[1:])])
-RANKS = [
-    _made("process groups made in another order", {"helper": _SWAPPED}, model=RANKED, said="group"),
-    _made("group of another size", {}, model=RANKED, mutate="m.group = helper.OWN", said="group"),
-    _made(
-        "one rank instead of two", {"helper": "PAIR = OWN = None"}, model=RANKED, rank=(0, 1), said="group"
-    ),
-]
-MATRIX = {
-    "source": SOURCE, "module": MODULE, "arguments": ARGUMENTS, "process": PROCESS, "configuration": CONFIGURED,
-    "environment": ENVIRONMENT, "ranks": RANKS,
-}  # fmt: skip
-"""Cases of the table in docs/torchair.md, by its headings."""
-
 _SOURCE = _edits({
     "module two imports away": ("conf", "return x + SHIFT", "return x - SHIFT", "conf:shifted changed"),
     "one of two equal functions": ("helper", "x.sin() * 0.25", "x.sin() * 0.75", "helper:curved changed"),
@@ -353,33 +309,20 @@ _REFUSED = [
     _made("torch function mode", {}, context=f"{_NO_GRAD}, torch.overrides.BaseTorchFunctionMode()", said="1 torch function modes are active", refused=True),
     _made("another module in the place of one that is called", {}, mutate="import importlib; old = sys.modules.pop('fuzzed.conf'); importlib.import_module('fuzzed.conf'); old.SHIFT = 0.75", said="shifted is of a module fuzzed.conf whose place in sys.modules another one has taken", refused=True),
 ]  # fmt: skip
-_ON_CPU = [
-    *SOURCE,
-    *MODULE,
-    *ARGUMENTS,
-    *(case for case in (*PROCESS, *ENVIRONMENT) if "torch_npu" not in case.change.mutate),
-]
-CASES = {
-    case.change.name: case
-    for case in (*_ON_CPU, *_SOURCE, *_MODULE, *_PUT_BACK, *_CALLS, *_SEEN, *_OPTIONS, *_FITS, *_REFUSED)
-}
-"""Cases that need no TorchAir."""
+_ALL = [
+    *SOURCE, *MODULE, *ARGUMENTS, *PROCESS, *ENVIRONMENT,
+    *_SOURCE, *_MODULE, *_PUT_BACK, *_CALLS, *_SEEN, *_OPTIONS, *_FITS, *_REFUSED,
+]  # fmt: skip
+CASES = {case.change.name: case for case in _ALL}
 
 
-def trials(cases: Iterable[Case], *, mode: str = "reduce-overhead", engine: str = "") -> Iterator[Trial]:
+def trials(cases: Iterable[Case]) -> Iterator[Trial]:
     """Trials of all cases that launch the same model, one for each; a pair's change has its case's name."""
     alike: dict[str, list[Case]] = {}
     for case in cases:
-        alike.setdefault(repr((case.model.name, case.first, case.unseen)), []).append(case)
+        alike.setdefault(repr(case.first), []).append(case)
     for those in alike.values():
         one = those[0]
-        part = replace(one.model, slots={**one.model.slots, **one.first})
-        program = Program(
-            parts=(part,),
-            x=X.format(n=3),
-            mode=mode,
-            gloo=part.ranks,
-            engine=engine,
-            unseen=one.unseen and bool(engine),
-        )
+        part = replace(MODEL, slots={**MODEL.slots, **one.first})
+        program = Program(parts=(part,), x=X.format(n=3))
         yield Trial(seed=1, program=program, pairs=tuple(Pair(index=0, change=case.change) for case in those))

@@ -1,6 +1,4 @@
-"""One model that reads all kinds of state, for `tests.fuzz.parts.stale`; and a smaller one on two ranks."""
-
-# ruff: noqa: E501 - text of a program
+"""One model that reads all kinds of state, for `tests.fuzz.parts.stale`."""
 
 from __future__ import annotations
 
@@ -220,14 +218,3 @@ SLOTS: Slots = {
 }  # fmt: skip
 X = "torch.linspace(-2.0, 2.0, 8 * {n}).reshape({n}, 8) + call"
 MODEL = Part(name="stale", slots=SLOTS)
-GROUPS = "import torch.distributed as dist\nPAIR = dist.new_group([0, 1])\nOWN = [dist.new_group([rank]) for rank in (0, 1)][dist.get_rank()]\n"
-RANKED = Part(
-    name="stale, on ranks",
-    ranks=True,
-    slots={
-        "helper": GROUPS,
-        "init": "self.register_buffer('offset', torch.ones(8))\nself.group = helper.PAIR",
-        "after": "m.offset.mul_(torch.distributed.get_rank() + 1.0)",
-        "body": "y = y + self.offset\nif self.group is not None:\n    size = torch.distributed.get_world_size(self.group)\n    y = torch.distributed._functional_collectives.all_reduce(y, 'sum', self.group) / size",
-    },
-)
