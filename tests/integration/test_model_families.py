@@ -13,9 +13,16 @@ from typing import Any
 import pytest
 
 from tests.support.checkout import python
-from tests.support.families import DIFFUSERS, TRANSFORMERS, Found, run
+from tests.support.families import Found, run
 
-FAMILIES = {"transformers": TRANSFORMERS, "diffusers": DIFFUSERS}
+FAMILIES = {
+    "transformers": (
+        "llama", "llama-generate", "mistral", "qwen2", "gemma2", "gemma3", "phi3", "gptneox", "opt", "falcon",
+        "bloom", "gpt2", "qwen2_moe", "olmoe", "mamba", "mamba2", "bert", "roberta", "distilbert", "albert",
+        "electra", "modernbert", "t5", "t5-forward", "bart", "vit", "dinov2", "clip", "convnext",
+    ),
+    "diffusers": ("transformer", "resnet", "joint", "down", "up"),
+}  # fmt: skip
 # Attention of a model with a cache runs another kernel while traced; fused kernels round otherwise.
 TOLERANCE = {"reduce-overhead": 2e-6, "max-autotune": 1e-4}
 
@@ -42,7 +49,7 @@ def found(
     def of(package: str, mode: str) -> dict[str, Found]:
         asked = [item.callspec.params for item in items if hasattr(item, "callspec")]
         names = [each["name"] for each in asked if (each["package"], each["mode"]) == (package, mode)]
-        return run(tmp_path_factory.mktemp(mode), mode, names)
+        return run(f"tests.support.{package}_families", tmp_path_factory.mktemp(mode), mode, names)
 
     return of
 
