@@ -18,8 +18,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from warmrank.worker.configs.options import TORCHAIR, no_effect, options, same
-from warmrank.worker.configs.torchair_sections import FLAT, INVERTED, is_option
+from warmrank.worker.configs.options import TORCHAIR, options, same
+from warmrank.worker.configs.sections import no_effect
+from warmrank.worker.configs.torchair import FLAT, INVERTED, is_option
 from warmrank.worker.errors import NoCounterpart
 from warmrank.worker.values import Value
 
@@ -166,7 +167,7 @@ def _claims(config: CompilerConfig, *, flat: bool) -> dict[str, list[_Claim]]:
     """Values that our options ask of TorchAir's, but for those that do nothing in this mode."""
     found: dict[str, list[_Claim]] = {}
     for name, option, value in options(config):
-        if no_effect(option.effect_of(value), mode=config.mode, engine=TORCHAIR):
+        if no_effect(option, value, mode=config.mode, engine=TORCHAIR):
             continue
         if config.mode in OURS_ALONE.get(name, ()):
             continue
