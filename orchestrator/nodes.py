@@ -120,10 +120,6 @@ class Gang:
     master_port: int  # port that was free there; 0 for ranks that make no process groups
     logs: str = ""  # pattern of the ranks' log files; empty when they run in the driver's process
 
-    def first_of_each_node(self) -> tuple[RankPlacement, ...]:
-        """The placement with local rank 0 of every node, in order."""
-        return tuple(placement for placement in self.placements if placement.local_rank == 0)
-
     def by_node(self) -> dict[int, list[RankPlacement]]:
         """The placements of every node, in order."""
         return grouped((placement.node_rank, placement) for placement in self.placements)

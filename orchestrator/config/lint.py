@@ -43,9 +43,28 @@ class LintFinding:
     remedy: str  # what to do
 
 
+RAY_OVERRIDE = "RAY_OVERRIDE_RESOURCES"
+"""The variable that says what a Ray offers, whatever it finds (ray/_private/ray_constants.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Facts of this machine that the judgement of a config depends on."""
+
+    num_cpus: int | None  # that a Ray started here counts; None where none is started, or nobody knows
+    usable_cpus: int  # that this process may run on
+    local_stores: tuple[str, ...] = ()  # places of the store that are there, on a disk of this machine alone
+    code_fault: str = ""  # why the workload's script or entrypoint cannot run here; empty for no reason
+    is_code_here: bool = True  # its file is looked for in the current directory, of which nodes get a copy
+    shadow: Path | None = None  # a module here that ranks would import in place of `warmrank`
+    file_above_cache: Path | None = None  # that is no directory, at or above the cache directory
+    requires_signature: str = ""  # why, where the config leaves that open
+    has_signing_key: bool = True  # true where none is named
+
+
 def lint(config: Config, machine: Machine) -> tuple[LintFinding, ...]:
     """Findings about settings that do not go together, errors first."""
-    found = [*_ranks(config, machine), *_code(config, machine), *_choices(config)]
+    found = [*_ranks(config, machine), *_code(config, machine), *_cache(config, machine)]
     if config.store is not None:
         found += [*_store(config, config.store, machine), *_trust(config, config.store, machine)]
     return tuple(sorted(found, key=lambda finding: finding.level != "error"))
@@ -54,9 +73,9 @@ def lint(config: Config, machine: Machine) -> tuple[LintFinding, ...]:
 def _ranks(config: Config, machine: Machine) -> Iterator[LintFinding]:
     ray, asked = config.ray, config.ranks * config.ray.num_cpus_per_rank
     if machine.num_cpus is not None and asked > machine.num_cpus:
-        usable = f", of which this process may use {machine.usable_cpus}"
         offer = f"Ray counts {machine.num_cpus} here"
-        offer += usable if machine.usable_cpus != machine.num_cpus else ""
+        if machine.usable_cpus != machine.num_cpus:
+            offer += f", of which this process may use {machine.usable_cpus}"
         offer = f"ray.num_cpus offers {ray.num_cpus}" if ray.num_cpus else offer
         ranks = count_text(config.ranks, "rank") + (" asks" if config.ranks == 1 else " ask")
         yield LintFinding(
@@ -79,6 +98,13 @@ def _ranks(config: Config, machine: Machine) -> Iterator[LintFinding]:
             f"a rank runs {ray.omp_num_threads} threads, and has {ray.num_cpus_per_rank:g} CPU reserved",
             "set ray.num_cpus_per_rank to the number of threads",
         )
+    if config.engine == "torchair" and config.device != "npu":
+        yield LintFinding(
+            "error",
+            ("engine", "device"),
+            f"engine torchair compiles for device npu, and device is {config.device}",
+            "set device: npu, or engine: auto",
+        )
 
 
 def _code(config: Config, machine: Machine) -> Iterator[LintFinding]:
@@ -96,14 +122,13 @@ def _code(config: Config, machine: Machine) -> Iterator[LintFinding]:
         yield LintFinding("error", ("workload",), found, remedy)
 
 
-def _choices(config: Config) -> Iterator[LintFinding]:
-    """Single choices that cannot work here, or do nothing."""
-    if config.engine == "torchair" and config.device != "npu":
+def _cache(config: Config, machine: Machine) -> Iterator[LintFinding]:
+    if machine.file_above_cache is not None:
         yield LintFinding(
-            "error",
-            ("engine", "device"),
-            f"engine torchair compiles for device npu, and device is {config.device}",
-            "set device: npu, or engine: auto",
+            "error" if config.ray.address is None else "warning",
+            ("cache_dir",),
+            f"{config.cache_dir} cannot be made here, because {machine.file_above_cache} is no directory",
+            "name a directory on the disk of every node",
         )
     if config.no_compile and config.store is None:
         yield LintFinding(
@@ -162,24 +187,6 @@ def _trust(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Lin
         )
 
 
-RAY_OVERRIDE = "RAY_OVERRIDE_RESOURCES"
-"""The variable that says what a Ray offers, whatever it finds (ray/_private/ray_constants.py)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """Facts of this machine that the judgement of a config depends on."""
-
-    num_cpus: int | None  # that a Ray started here counts; None where none is started, or nobody knows
-    usable_cpus: int  # that this process may run on
-    local_stores: tuple[str, ...] = ()  # places of the store that are there, on a disk of this machine alone
-    code_fault: str = ""  # why the workload's script or entrypoint cannot run here; empty for no reason
-    is_code_here: bool = True  # its file is looked for in the current directory, of which nodes get a copy
-    shadow: Path | None = None  # a module here that ranks would import in place of `warmrank`
-    requires_signature: str = ""  # why, where the config leaves that open
-    has_signing_key: bool = True  # true where none is named
-
-
 def machine_here(config: Config) -> Machine:
     """Look at this machine; a disk that does not answer is taken for a shared one, with all in order."""
     from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type, read_mounts
@@ -188,13 +195,18 @@ def machine_here(config: Config) -> Machine:
     trust = config.store.trust if config.store else None
     mounts = read_mounts()
 
+    # Of `os.path`, because these raise nothing: what cannot be looked at is not known to be local, or a file.
     def is_local(path: str) -> bool:
-        # Of `os.path`, because these raise nothing: what cannot be looked at is not known to be local.
         is_there = os.path.isdir(path)  # noqa: PTH112
         return is_there and file_system_type(Path(os.path.realpath(path)), mounts) in LOCAL_TYPES
 
+    def file_above(path: Path) -> Path | None:
+        nearest = next(each for each in (path, *path.parents) if os.path.exists(each))  # noqa: PTH110
+        return None if os.path.isdir(nearest) else nearest  # noqa: PTH112
+
     places = [path for path in tiers if not is_url(path)]
     found = all_within([partial(is_local, path) for path in places], timeout_s=LOOK_S)
+    (above,) = all_within([partial(file_above, config.cache_dir.absolute())], timeout_s=LOOK_S)
     code_fault, source = "", Path()
     if isinstance(config.workload, ScriptWorkload):
         source = Path(config.workload.script)
@@ -211,6 +223,7 @@ def machine_here(config: Config) -> Machine:
         code_fault=code_fault,
         is_code_here=(Path.cwd() / source).is_relative_to(Path.cwd()),
         shadow=namesake if namesake.is_file() else None,
+        file_above_cache=above,
         requires_signature=choice_of(trust, tiers)[1] if trust else "",
         has_signing_key=trust is None or trust.signing_key is None or trust.signing_key.exists(),
     )

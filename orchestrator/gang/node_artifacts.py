@@ -165,7 +165,7 @@ class NodeKeeper:
             self._collected = node_collecting.collect(
                 self._caches,
                 self._config.cache_dir,
-                node_collecting.room_in(manifest),
+                manifest,
                 before=self._before,
                 carried=self._seeded.files if self._seeded is not None else (),
                 refusal=self._refusal,
@@ -198,7 +198,5 @@ class NodeKeeper:
         root = self._config.cache_dir
         if not any((root / QUEUE).glob("*.partition")):
             drop_unneeded(root, needed)
-        from warmrank.worker.node_caches import drop_unused
-
         for name in node_caches.OWN:
-            drop_unused(node_caches.engine_directory(root, name), age_s=KEPT_S)
+            node_caches.drop_unused(node_caches.engine_directory(root, name), age_s=KEPT_S)

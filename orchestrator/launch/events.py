@@ -64,9 +64,9 @@ class AuditReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Base of all events; ``at_s`` counts seconds since the launch began."""
+    """Base of all events; ``at_s`` counts seconds since the launch began, and is set when it is told."""
 
-    at_s: float
+    at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

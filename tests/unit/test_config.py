@@ -219,7 +219,7 @@ def test_call_that_is_certain_to_fail_is_named(entrypoint: str, arguments: dict[
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("a: &a\n  b: *a\n", "an alias of what it stands in"),
+        ("a: &a\n  b: *a\n", "recursive node"),
         ("a: " + "[" * 3000 + "]" * 3000, "hundreds of levels"),
     ],
 )
@@ -228,41 +228,14 @@ def test_document_that_cannot_be_walked_is_refused(text: str, found: str) -> Non
         read_yaml(text, "a.yaml")
 
 
-TEXTS = """
-workload: {script: run.py, arguments: [--steps, 010, true]}
-ranks: 2
-env: &env {<<: [{MERGED: 1_0}], PORT: 0x10, DAY: 2026-01-01, CLOCK: 12:30:45, QUOTED: "1", ANSWER: on}
-ray: {labels: {rack: 3}}
-store: {path: s3://bucket, mode: off, options: {allow_http: true}, trust: {policy: off}}
-audit: off
-"""
-
-
-def test_number_where_only_text_goes_is_the_text_as_it_is_written(tmp_path: Path) -> None:
-    file = tmp_path / "a.yaml"
-    file.write_text(TEXTS)
-    config = load(file, ("env.SET=1e3", "store.mode=ro"))
-    assert config.env == {
-        "MERGED": "1_0",
-        "PORT": "0x10",
-        "DAY": "2026-01-01",
-        "CLOCK": "12:30:45",
-        "QUOTED": "1",
-        "ANSWER": "on",
-        "SET": "1e3",
-    }
-    assert isinstance(config.workload, ScriptWorkload)
-    assert config.workload.arguments == ("--steps", "010", "true")
-    assert (config.ray.labels, config.audit, config.ranks) == ({"rack": "3"}, "off", 2)
-    assert config.store is not None
-    assert config.store.trust.policy == "off"
-    assert config.store.tiers[0].options == {"allow_http": "true"}
-    assert complaints("config", {"ranks": 2, "env": {"PORT": 16, "ANSWER": True}}) == []
-
-
-def test_number_of_an_alias_is_text_only_where_only_text_goes() -> None:
-    read = read_yaml("ranks: &two 2\nenv: &env {A: *two}\nworkload: {arguments: *env}", "a.yaml")
-    assert read == {"ranks": 2, "env": {"A": "2"}, "workload": {"arguments": {"A": 2}}}
+def test_whole_number_and_date_are_texts_where_only_texts_go_and_else_quotes_are_asked_for(
+    tiny_file: Path,
+) -> None:
+    config = load(tiny_file, ("env={PORT: 61000, DAY: 2026-01-01}", "ray.labels={rack: 3}"))
+    assert (config.env, config.ray.labels) == ({"PORT": "61000", "DAY": "2026-01-01"}, {"rack": "3"})
+    for override in ("audit=off", "store={path: /s, trust: {policy: off}}", "env={A: true}", "env={A: 1.0}"):
+        assert "in quotes" in refusal(tiny_file, override)
+    assert "env={A: 010}:1: found 010, which YAML takes for 8" in refusal(tiny_file, "env={A: 010}")
 
 
 KUBERAY = ROOT / "cluster_configs" / "kuberay"
@@ -436,6 +409,15 @@ def test_what_a_machine_lacks_is_an_error_where_the_nodes_cannot_have_it(
     machine: Machine, data: dict[str, Any], expected: list[Any]
 ):
     assert found(machine, **data) == expected
+
+
+def test_cache_directory_below_a_file_is_named_by_check_and_launch(file: Path, tmp_path: Path):
+    (tmp_path / "taken").touch()
+    for command in (("config", "check"), ("launch",)):
+        result = run(*command, file, "--set", f"cache_dir={tmp_path}/taken/cache")
+        assert (result.exit_code, f"{tmp_path}/taken is no directory" in result.output) == (2, True)
+    at_nodes = run("config", "check", file, "--set", "cache_dir=taken", "--set", "ray.address=10.0.0.1:6379")
+    assert (at_nodes.exit_code, "warning: cache_dir" in at_nodes.stdout) == (0, True)
 
 
 def test_store_that_others_can_write_and_no_key_is_an_error_that_says_how_to_keep_it_unsigned():

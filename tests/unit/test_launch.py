@@ -17,12 +17,12 @@ from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import DIED, TIMEOUT, CannotStart, LaunchFailed, WorkerFailure
 from warmrank.orchestrator.gang.launcher import ProcessStatus
-from warmrank.orchestrator.launch import steps
+from warmrank.orchestrator.launch import stages
 from warmrank.orchestrator.launch.driver import Launch, launch
 from warmrank.orchestrator.launch.events import silence
 from warmrank.orchestrator.launch.report import Report, from_json, to_json
 from warmrank.orchestrator.launch.rounds import settle_all
-from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.launch.run import Run
 from warmrank.orchestrator.nodes import Gang
 
 
@@ -261,12 +261,12 @@ class Rounds:
         config = parse(
             {"workload": {"entrypoint": "a:b"}, "ranks": len(nodes), "parallel": {"dp": len(nodes)}}
         )
-        stages = Stages(config, NodeLauncher(nodes, self.root, self.world.make_worker), silence)
-        steps.start(stages, None, no_compile=False)
+        run = Run(config, NodeLauncher(nodes, self.root, self.world.make_worker), silence)
+        stages.start(run, None, no_compile=False)
         try:
-            return settle_all(stages, steps.build_and_probe(stages), no_compile=False)
+            return settle_all(run, stages.build_and_probe(run), no_compile=False)
         finally:
-            self.problems = stages.problems
+            self.problems = run.problems
 
     def failure(self, function: str, why: str, *, nodes: tuple[str, ...] = NODES) -> LaunchFailed:
         """Of a function that compiles nowhere."""

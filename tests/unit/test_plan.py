@@ -34,7 +34,7 @@ from warmrank.orchestrator.launch.plan import (
     plan_round,
 )
 from warmrank.orchestrator.launch.report import Report
-from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.launch.run import Run
 from warmrank.worker.rank.units import TracePrint, first_difference, print_of
 from warmrank.worker.results import FunctionProbe, ProbeState
 from warmrank.worker.runtime.function import CachedFunction
@@ -396,8 +396,8 @@ def test_rank_that_let_the_whole_time_pass_is_late_although_the_store_failed_ano
 ) -> None:
     ranks = Late(took_s)
     config = parse({"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}})
-    stages = Stages(config, ranks, silence, clock=lambda: ranks.now_s)  # type: ignore[arg-type]
-    answers: dict[int, Any] = stages.try_ask("fetch", RankHost.fetch, dict.fromkeys(range(3), ()))
+    run = Run(config, ranks, silence, clock=lambda: ranks.now_s)  # type: ignore[arg-type]
+    answers: dict[int, Any] = run.try_ask("fetch", RankHost.fetch, dict.fromkeys(range(3), ()))
     late = {rank for rank, found in answers.items() if getattr(found, "kind", "") == TIMEOUT}
     assert late == silent
     assert answers[1] == "done"
