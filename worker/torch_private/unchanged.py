@@ -213,10 +213,11 @@ class Alike:
     ``sizes`` gives sizes and strides that each of them must have; None for a number that ``fits`` lets vary.
     """
 
-    __slots__ = ("_fits", "_guards", "_sizes", "_strides")
+    __slots__ = ("_fits", "_guards", "_left", "_sizes", "_strides")
 
     def __init__(self, fits: Callable[..., bool], sizes: Iterable[tuple[Any, Any]]) -> None:
         self._fits = fits
+        self._left = 2 * _NUM_CHANGES  # tries: none is like another where one tensor comes twice
         self._sizes, self._strides = map(list, zip(*sizes, strict=True))
         # By inference mode, in which dispatch keys are others. What each compares stands in `warm`.
         self._guards: dict[bool, torch._C._dynamo.guards.TensorGuards] = {}
@@ -234,9 +235,11 @@ class Alike:
                 _record(recording)
         if not self._fits(*tensors):
             return False
-        self._guards[_is_inference()] = torch._C._dynamo.guards.TensorGuards(
-            *tensors, dynamic_dims_sizes=self._sizes, dynamic_dims_strides=self._strides
-        )
+        if self._left:
+            self._left -= 1
+            self._guards[_is_inference()] = torch._C._dynamo.guards.TensorGuards(
+                *tensors, dynamic_dims_sizes=self._sizes, dynamic_dims_strides=self._strides
+            )
         return True
 
 
