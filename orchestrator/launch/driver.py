@@ -129,6 +129,7 @@ class Launch:
         try:
             access = stages.open_store(self._run)
             self._blank = replace(self._blank, tiers=access.found() if access is not None else ())
+            self._forget()
             with turn(self._config):
                 return self._attempts(access)
         finally:
@@ -303,12 +304,8 @@ def turn(config: Config) -> Iterator[None]:
                 said = "Another launch fills %s for the first time: waiting for its end"
                 logger.warning(said, config.cache_dir)
                 lock.acquire(timeout=config.timeouts.compile_s)
-        except Timeout:
-            logger.warning("It did not end within timeouts.compile_s, %g s", config.timeouts.compile_s)
-        except UnusableCache as error:
-            logger.debug("Launching without a lock: %s", error)
-        except (OSError, NotImplementedError) as error:
-            logger.warning("Launching without a lock, which may compile twice: %s", error)
+        except (Timeout, UnusableCache, OSError, NotImplementedError) as error:
+            logger.warning("Launching beside others, which may compile twice: %s", error)
         yield
         with contextlib.suppress(OSError):
             ended.touch(mode=0o600)

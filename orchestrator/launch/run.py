@@ -134,8 +134,9 @@ class Run:
         has_failed = any(isinstance(answer, WorkerFailure) for answer in answers.values())
         if not has_failed or self._clock() - began_s >= timeout_s:
             late = [rank for rank in arguments if rank not in answers]
-            can_tell = late and isinstance(self._launcher, Dumping)
-            stacks = self._launcher.stacks(late) if can_tell else {}  # type: ignore[attr-defined]
+            stacks: dict[int, str] = {}
+            if late and isinstance(self._launcher, Dumping):
+                stacks = self._launcher.stacks(late)
             answers |= {rank: self._late(stage, rank, stacks.get(rank, "")) for rank in late}
         return dict(sorted(answers.items()))
 

@@ -62,19 +62,6 @@ def launches(tmp_path: Path) -> Launches:
     return Launches(tmp_path)
 
 
-def outcomes(report: Report) -> dict[tuple[int, str], str]:
-    return {(rank.rank, found.function): found.outcome for rank in report.ranks for found in rank.functions}
-
-
-def test_cold_launch_compiles_each_function_once_and_others_adopt(launches: Launches) -> None:
-    assert outcomes(launches()) == {
-        (0, FUNCTIONS[0]): "compiled",
-        (1, FUNCTIONS[0]): "adopted",
-        (0, FUNCTIONS[1]): "adopted",
-        (1, FUNCTIONS[1]): "compiled",
-    }
-
-
 def test_ranks_whose_guards_fail_compile_in_a_class_of_their_own(launches: Launches) -> None:
     launches.world.kind_of = lambda rank: rank // 2
     report = launches(4)

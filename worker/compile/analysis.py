@@ -14,7 +14,7 @@ from warmrank.worker.errors import RandomOp
 from warmrank.worker.runtime.artifact import MUTATED, NUMBER, STATE, USER, GraphFacts, readable
 from warmrank.worker.settings import kind_of
 from warmrank.worker.torch_private import lowering, operators
-from warmrank.worker.torch_private.recording import draws_nothing
+from warmrank.worker.torch_private.kernels import draws_nothing
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -80,8 +80,9 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
         for index, item in enumerate(lowered.inputs)
         if item.is_tensor and item.source.startswith(prefix)
     }
+    kept = of_module | in_place
     classes = tuple(
-        _input_class(item.is_tensor, index in mutated, index in of_module | in_place)
+        NUMBER if not item.is_tensor else MUTATED if index in mutated else STATE if index in kept else USER
         for index, item in enumerate(lowered.inputs)
     )
     return GraphFacts(
@@ -98,12 +99,6 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
         module_inputs=tuple(sorted(of_module)),
         anchored_inputs=tuple(sorted(anchored)),
     )
-
-
-def _input_class(is_tensor: bool, is_mutated: bool, stays: bool) -> str:
-    if not is_tensor:
-        return NUMBER
-    return MUTATED if is_mutated else STATE if stays else USER
 
 
 def _inputs_behind(nodes: Iterable[Node], aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
@@ -127,12 +122,8 @@ def _refuse_random(node: Node, allowed_on: str) -> None:
         node: the operator's call.
         allowed_on: kind of the device on which numbers may be drawn; empty: nowhere. What is drawn on
             another device than the graph's would be drawn once, while it is captured.
-
-    Raises:
-        RandomOp: it may not be drawn here.
     """
-    value = node.meta.get("val")
-    items = value if isinstance(value, list | tuple) else (value,)
+    items = operators.as_list(node.meta.get("val"))
     kinds = {kind_of(item.device.type) for item in items if isinstance(item, torch.Tensor)}
     if allowed_on and allowed_on in kinds:
         return

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 
-from warmrank.worker.settings import target
+from warmrank.worker.settings import DeviceKind, target
 
 if TYPE_CHECKING:
     from warmrank.worker.devices.port import CapturedGraph, DeviceBackend, Pool
 
-KINDS = ("cpu", "cuda", "npu")
+KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 PoolHandle = tuple[Any, ...]
 Graph = Callable[..., tuple[Any, ...]]
 Positions = frozenset[int]
