@@ -13,7 +13,7 @@ from warmrank.worker.configs import options as declarations
 from warmrank.worker.configs import sections
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.torchair import FLAT
-from warmrank.worker.engines.torchair_options import OURS_ALONE, REFUSED
+from warmrank.worker.engines.torchair_vendor import OURS_ALONE, REFUSED
 
 SET, WARNS, ERROR, HERE = "set", "warns", "error", "here"
 _FLAT_NAMES = {

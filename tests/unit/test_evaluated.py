@@ -244,6 +244,28 @@ def test_keys_of_dicts_do_not_hang_on_the_hash_seed(cache: Path) -> None:
     assert not variant.stored.artifact.guards.asked
 
 
+class CallsFunctionally(nn.Module):
+    """Calls its layer with other parameters, by names of which torch makes sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        doubled = {name: 2 * value for name, value in self.layer.named_parameters()}
+        called: torch.Tensor = torch.func.functional_call(self.layer, doubled, (x,))
+        return called
+
+
+@torch.no_grad()
+def test_sets_of_torch_s_own_code_do_not_hang_on_the_hash_seed(cache: Path) -> None:
+    model = CallsFunctionally()
+    function = cached(model.forward, cache)
+    torch.testing.assert_close(function(PAIR), model(PAIR))
+    (variant,) = function.variants
+    assert not variant.stored.artifact.guards.asked
+
+
 PAIR = torch.ones(2)
 
 

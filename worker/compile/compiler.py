@@ -201,12 +201,11 @@ def _of_these_sizes(attempt: Callable[..., _Made], error: errors.WorkerError, na
         raise
     except errors.WorkerError:
         raise error from error.__cause__
-    _log.warning(
+    told = (
         "%s is compiled for the very sizes of this call, and once more for others: of a size it makes "
-        "what no symbol stands for: %s",
-        name,
-        error.fields.get("reason", "").partition("\n")[0],
+        "what no symbol stands for: %s"
     )
+    _log.warning(told, name, error.fields.get("reason", "").partition("\n")[0])
     return made
 
 

@@ -1,18 +1,11 @@
 """Start of a rank as its driver specifies it: device, process groups, workload.
 
 Time-outs of HCCL, the collectives of Ascend, follow the launch's, which a user is to see. HCCL reads its
-variables when a communicator is made; what a user has set stays. Of CANN's reference:
-
-* ``HCCL_CONNECT_TIMEOUT``, how long ranks wait for each other to connect: 120 to 7200 s, by default 120;
-  HCCL adds 20 s.
-  https://www.hiascend.com/document/detail/zh/canncommercial/900/maintenref/envvar/envref_07_0077.html
-* ``HCCL_EXEC_TIMEOUT``, how long a collective waits for the other ranks: by default 1836 s; 0 is for ever; at
-  most 1091 s with ``HCCL_OP_EXPANSION_MODE=AIV``.
-  https://www.hiascend.com/document/detail/zh/canncommercial/900/maintenref/envvar/envref_07_0078.html
-
-torch's watchdog must come later than HCCL, or HCCL's own report of the missing rank is lost: torch_npu warns
-of that (``ProcessGroupHCCL.cpp``). Ports are HCCL's own: 60000 to 60015 of each node, unless
-``HCCL_IF_BASE_PORT`` says otherwise.
+variables when a communicator is made; what a user has set stays. Of CANN's reference
+(https://www.hiascend.com/document/detail/zh/canncommercial/900/maintenref/envvar/envref_07_0077.html, _0078):
+``HCCL_CONNECT_TIMEOUT``, how long ranks wait for each other to connect, 120 to 7200 s; ``HCCL_EXEC_TIMEOUT``,
+how long a collective waits for the other ranks, where 0 is for ever. torch's watchdog must come later, or
+HCCL's own report of the missing rank is lost: torch_npu warns of that (``ProcessGroupHCCL.cpp``).
 """
 
 from __future__ import annotations

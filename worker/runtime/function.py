@@ -429,4 +429,4 @@ class CachedFunction:
         if settings().journals:
             from warmrank.worker import journal
 
-            journal.append(self.results[stored.sha256], stored.artifact, self.root())
+            journal.append(self.results[stored.sha256], stored.artifact)

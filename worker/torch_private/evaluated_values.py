@@ -94,6 +94,9 @@ class ValueHooks:
         self._seen: set[type] = set()
         self._methods: set[CodeType] = set()  # of constants that the trace came upon
         self._new: dict[int, _NewSet] = {}  # by their variables
+        self._of_torch: dict[
+            int, Any
+        ] = {}  # sets that code of torch made: its own order of them is of no account
         self._partials: dict[int, tuple[Any, Any]] = {}  # likewise
         self._held: list[tuple[Any, ...]] | None = None  # calls that a kept result may stand for
         self._has_effects = False  # of functions that keep their results
@@ -196,8 +199,10 @@ class ValueHooks:
     @steps_in("torch._dynamo.variables.dicts:SetVariable", "__init__", is_optional=True)  # in 2.11
     def _init_set(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> None:
         original(variable, *args, **kwargs)
-        if sys._getframe(2).f_code.co_name == "BUILD_SET":  # the instruction
+        caller = sys._getframe(2)
+        if caller.f_code.co_name == "BUILD_SET":  # the instruction
             self._note_added(_NewSet(variable, []))
+            self._note_maker(variable, caller.f_locals["self"])
 
     @steps_in_variables("call_method(tx, name, args, kwargs)")
     def _method(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -262,7 +267,13 @@ class ValueHooks:
             self._note_added(_NewSet(made, []))
         elif builtin.fn is frozenset:
             self._new[id(made)] = _NewSet(made, [])
+        if builtin.fn in (set, frozenset):
+            self._note_maker(made, tx)
         return made
+
+    def _note_maker(self, variable: Any, tx: Any) -> None:
+        if not _is_for_users(tx):
+            self._of_torch[id(variable)] = variable
 
     @steps_in(_EFFECTS, "mutation(var)")
     def _mutation(self, original: Any, effects: Any, variable: Any) -> Any:
@@ -315,7 +326,8 @@ class ValueHooks:
     def _note_sets(self, variables: Iterable[Any], tx: Any) -> None:
         for item in variables:
             variable = item.realize()
-            if not isinstance(variable, self._sets):
+            is_of_torch = id(variable) in self._of_torch and not _is_for_users(tx)
+            if not isinstance(variable, self._sets) or is_of_torch:
                 continue
             new = self._new.get(id(variable))
             if item.source is not None:

@@ -49,6 +49,10 @@ FACTS: Final = {
         functools:partialmethod  __get__
         torch._C  _set_grad_enabled _dispatch_dump _construct_storage_from_data_pointer
         torch._C  _get_fp32_precision_getter _get_cublas_allow_fp16_accumulation _get_cudnn_sdp_enabled
+        torch._C  _set_sdp_use_flash _set_sdp_use_mem_efficient _set_sdp_use_math _set_sdp_use_cudnn
+        torch._C  _set_mkldnn_enabled _set_mkldnn_deterministic _set_cudnn_enabled _set_cudnn_deterministic
+        torch._C  _set_cudnn_benchmark _set_cublas_allow_fp16_accumulation _set_cublas_allow_tf32
+        torch._C  _set_cudnn_allow_tf32
         torch._C._autograd  _get_data_attr
         torch._C._dynamo.guards:DictGuardManager  get_key_value_managers
         torch._C._dynamo.guards:GuardManager  get_source get_leaf_guards get_child_managers
@@ -107,6 +111,7 @@ FACTS: Final = {
         torch.fx.experimental.symbolic_shapes:ShapeEnv()  var_to_range backed_var_to_val
         torch.fx.experimental.symbolic_shapes:StatelessSymbolicContext  dynamic_sizes
         torch.fx.traceback  preserve_node_meta
+        torch.nn.attention  _sdpa_kernel(backends, set_priority)
         torch:Tensor  _base _version detach as_strided
     """,
     "inductor": """

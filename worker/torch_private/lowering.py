@@ -48,7 +48,7 @@ from warmrank.worker.torch_private.operators import (
     nodes_at,
 )
 from warmrank.worker.torch_private.patching import intercepted, steps_in
-from warmrank.worker.torch_private.warm import OPERATORS, settings
+from warmrank.worker.torch_private.warm import OPERATORS, SETTING_NAMES, settings
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -69,6 +69,24 @@ _BATCHED = frozenset({"flex_attention"})  # which run their bodies on batched te
 # Modules whose patches are sources of their own.
 _COMPARED = frozenset({"torch.functional", "torch.nn.functional", "torch._C._nn", "torch._VF"})
 _AUTOCAST = ("_enter_autocast", "_exit_autocast")
+# Set a switch that counts while the graph is traced, and put it back: which kernel attention is made of.
+_SCOPES = (*_AUTOCAST, "_sdpa_kernel")
+# How switches of the process are set, by their names in `warm.SETTINGS`; Dynamo puts the others back itself.
+_SETTERS: dict[str, Callable[..., None]] = {
+    "flash attention": torch._C._set_sdp_use_flash,
+    "memory-efficient attention": torch._C._set_sdp_use_mem_efficient,
+    "math attention": torch._C._set_sdp_use_math,
+    "cudnn attention": torch._C._set_sdp_use_cudnn,
+    "mkldnn": torch._C._set_mkldnn_enabled,
+    "mkldnn deterministic": torch._C._set_mkldnn_deterministic,
+    "cudnn": torch._C._set_cudnn_enabled,
+    "cudnn deterministic": torch._C._set_cudnn_deterministic,
+    "cudnn benchmark": torch._C._set_cudnn_benchmark,
+    "fp16 accumulation": torch._C._set_cublas_allow_fp16_accumulation,
+    "tf32 matmul": torch._C._set_cublas_allow_tf32,
+    "tf32 cudnn": torch._C._set_cudnn_allow_tf32,
+    "float32 matmul precision": torch.set_float32_matmul_precision,
+}
 _SETS = (
     "sets a switch of the whole process, which a compiled function does not. Set it before the call, and put "
     "it back after it."
@@ -295,7 +313,7 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
         for target in called
     )
     casts = any(map(torch.is_autocast_enabled, ("cpu", "cuda"))) or any(
-        getattr(target, "__name__", "") in (*_AUTOCAST, "wrap_with_autocast") for target in called
+        getattr(target, "__name__", "") in (*_SCOPES, "wrap_with_autocast") for target in called
     )
     whole_composites = not (transformed or casts)
     _rewrite(graph_module, drop_grad_switches=not transformed)
@@ -324,7 +342,7 @@ def _run(graph_module: GraphModule, *inputs: Any) -> Any:
             before = settings()
             made = super().run_node(n)
             name = getattr(n.target, "__name__", str(n.target))
-            if before != settings() and name not in _AUTOCAST:
+            if before != settings() and name not in _SCOPES:
                 raise NotPortable(f"{name} {_SETS}\n{line_of(n)}", what=name)
             return made
 
@@ -339,6 +357,29 @@ def _run(graph_module: GraphModule, *inputs: Any) -> Any:
             f"{line_of(node)}\n{_REMEDY}"
         )
         raise NotPortable(msg, what=str(node.target)) from error
+
+
+@contextlib.contextmanager
+def switches_kept(function: str) -> Iterator[None]:
+    """Put switches of the process back that a trace of a function changed.
+
+    Raises:
+        NotPortable: it leaves one changed, as no compiled function would.
+    """
+    before = _switches()
+    try:
+        yield
+        left = _switches()
+        if changed := [name for name in before if before[name] != left[name]]:
+            raise NotPortable(f"{function} {_SETS} ({', '.join(changed)})", what=changed[0])
+    finally:
+        for name, put in _SETTERS.items():
+            if before[name] not in (_switches()[name], "mixed"):
+                put(before[name])
+
+
+def _switches() -> dict[str, Any]:
+    return dict(zip(SETTING_NAMES, settings(), strict=True))
 
 
 def retrace(lowered: LoweredGraph, fakes: list[Any]) -> LoweredGraph:

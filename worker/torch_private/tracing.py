@@ -38,7 +38,13 @@ from warmrank.worker.errors import GraphBreak, NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_read
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, TracedGuard, traced_guards
 from warmrank.worker.torch_private.evaluated import Evaluations
-from warmrank.worker.torch_private.lowering import CapturedCall, LoweredGraph, lower, source_name
+from warmrank.worker.torch_private.lowering import (
+    CapturedCall,
+    LoweredGraph,
+    lower,
+    source_name,
+    switches_kept,
+)
 from warmrank.worker.torch_private.patching import intercepted, steps_in
 from warmrank.worker.torch_private.raised import ShapeNotes, raised_by
 from warmrank.worker.torch_private.tracer_changes import TracerChanges, ViewsByThemselves
@@ -187,6 +193,7 @@ def trace(
             dynamo_timed("warmrank"),
             _tracing_settings(dynamic),
             evaluated.noted(),
+            switches_kept(name),
         ):
             started = perf_counter()
             notes = TraceNotes(evaluated.note, free or ())
@@ -313,7 +320,7 @@ def _tracing_settings(dynamic: bool) -> Iterator[None]:
 
 
 def _refuse_opaque(graph_module: GraphModule) -> None:
-    """Refuse graphs that ask an object for another one, as ``mesh["tp"]`` does, by `NotPortable`."""
+    """Refuse graphs that ask an object for another one, as ``mesh["tp"]`` does."""
     for node in graph_module.graph.nodes:
         real = getattr(node.meta.get("example_value"), "real_obj", None)
         if node.op == "call_method" and real is not None:

@@ -135,6 +135,7 @@ MODES: dict[str, Callable[[], Any]] = {
     "kernels in Python": lambda: _kernels_in_python(len(torch.library._impls)),
 }
 _READERS = tuple(SETTINGS.values())
+SETTING_NAMES = (*SETTINGS, *PRECISION_NAMES)
 
 
 def settings() -> tuple[Any, ...]:
