@@ -91,7 +91,7 @@ def transposed(tensor: torch.Tensor) -> None:
 
 
 def in_other_memory(tensor: torch.Tensor) -> None:
-    tensor.set_(torch.arange(6.0).untyped_storage(), 1, (2, 2), (2, 1))
+    tensor.set_(torch.arange(6.0).untyped_storage(), 1, (2, 2), (2, 1))  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("change", [of_other_values, transposed, in_other_memory, None])
