@@ -280,23 +280,8 @@ class CachedFunction:
             GearError: no gear stands for the sizes of the call.
             NotPortable: a builtin was replaced by what torch and warmrank cannot work with.
         """
-        if sys.stdout is not None and sys.stdout.isatty():
-            import warmrank.worker.log  # noqa: F401 - gives the logger its form, and its level on a terminal
         try:
-            with self._lock:
-                started = perf_counter()
-                with collection.paused():
-                    self._kind = self.device_kind
-                    if self._variants or ambient.any_gears():
-                        self._refuse_gear_miss(args, kwargs)
-                        if (fitting := self.fitting(args, kwargs)) is not None:
-                            return fitting
-                    variant, reason = self.find_and_use(args, kwargs, started)
-                if variant is not None:
-                    return variant
-                from warmrank.worker.runtime.compiling import compile_or_await
-
-                return compile_or_await(self, args, kwargs, reason, started)
+            return self._ensure(args, kwargs)
         except WorkerError:
             raise
         except Exception as error:
@@ -308,6 +293,23 @@ class CachedFunction:
                         "give yours another name, or make it a global of your module"
                     ) from error
             raise
+
+    def _ensure(self, args: Args, kwargs: Kwargs) -> Variant:
+        with self._lock:
+            started = perf_counter()
+            if sys.stdout is not None and sys.stdout.isatty():
+                import warmrank.worker.log  # noqa: F401 - gives the logger its form, and its level on a terminal
+            with collection.paused():
+                self._kind = self.device_kind
+                self._refuse_gear_miss(args, kwargs)
+                if (fitting := self.fitting(args, kwargs)) is not None:
+                    return fitting
+                variant, reason = self.find_and_use(args, kwargs, started)
+            if variant is not None:
+                return variant
+            from warmrank.worker.runtime.compiling import compile_or_await
+
+            return compile_or_await(self, args, kwargs, reason, started)
 
     def accepting(self, args: Args, kwargs: Kwargs) -> Variant | None:
         """The loaded variant that a call with these arguments would run at once; None if there is none."""
