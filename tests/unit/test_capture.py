@@ -76,50 +76,6 @@ def ones(*shape: int) -> torch.Tensor:
 # Capture and replay.
 
 
-def accumulated(weight: torch.Tensor, cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
-    """Adds to its cache; the result is what is there then."""
-    cache.add_(weight * x)
-    return (cache * 1.0,)
-
-
-def of_other_values(tensor: torch.Tensor) -> None:
-    tensor.data = torch.full_like(tensor, 3.0)
-
-
-def transposed(tensor: torch.Tensor) -> None:
-    tensor.t_()
-
-
-def in_other_memory(tensor: torch.Tensor) -> None:
-    tensor.set_(torch.arange(6.0).untyped_storage(), 1, (2, 2), (2, 1))  # type: ignore[call-overload]
-
-
-@pytest.mark.parametrize("change", [of_other_values, transposed, in_other_memory, None])
-@pytest.mark.parametrize("position", [0, 1])
-def test_change_of_what_is_used_where_it_lies_shows_after_many_replays_without(change, position):
-    held = [torch.tensor([[1.0, 2.0], [3.0, 4.0]]) for _ in range(2)]
-    run, x = runner(accumulated, "state", "mutated", "user", of_module=(0,)), torch.eye(2)
-    for number in range(40):
-        if number in (20, 30):
-            if change is None:
-                held[position] = held[position].clone()
-            else:
-                change(held[position])
-        expected = held[1] + held[0] * x
-        assert torch.equal(run(*held, x)[0], expected)
-        assert torch.equal(held[1], expected)
-    assert run.statistics.replays > 30
-
-
-def test_input_that_comes_to_lie_in_a_cache_shows_after_many_replays_elsewhere() -> None:
-    cache = torch.ones(2, 2)
-    run = runner(counted, "mutated", "user")
-    for number in range(20):
-        x = cache if number > 16 else torch.ones(2, 2)
-        expected = cache + x.sum()
-        assert torch.equal(run(cache, x)[0], expected)
-
-
 def test_memory_of_graphs_goes_with_their_runner() -> None:
     run = runner(doubled, "user")
     for _ in range(3):
