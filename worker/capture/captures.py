@@ -118,7 +118,6 @@ class Captures:
         self.entries: dict[Key, Entry] = {}
         self._pools: dict[Any, CapturePool] = {}
         self._last: Entry | None = None
-        self._taken: Any = None  # what `replay_unchanged` read of this call's inputs
         self._thread = 0
         self._threads: set[int] = set()
         self._warned: set[str] = set()
@@ -144,29 +143,11 @@ class Captures:
                 with restored(intact, self._layout.mutated):
                     self._runner.graph(*intact)
 
-    def replay_unchanged(self, inputs: Inputs) -> tuple[Any, ...] | None:
-        """As `replay_last`, where nothing that lies where it was changed since that; else None.
-
-        Then the settled inputs are to be checked before anything is replayed.
-        """
-        entry, runner, self._taken = self._last, self._runner, None
-        if entry is None or runner.due is not None:
-            return None
-        watch = entry.watch(runner.settled)
-        if not watch.same(inputs):
-            self._taken = watch.take(inputs)  # before a check: a change in between shows on the next call
-            return None
-        if not entry.others_fit(inputs):
-            return None
-        entry.fill(inputs)
-        return self._replay(entry, inputs)
-
     def replay_last(self, inputs: Inputs) -> tuple[Any, ...] | None:
         """Outputs of the graph that was replayed last; None where it does not fit these inputs."""
         entry = self._last
         if entry is None or not entry.fits(inputs, self._runner.settled):
             return None
-        entry.watch(self._runner.settled).keep(self._taken)
         entry.fill(inputs)
         return self._replay(entry, inputs)
 
@@ -338,7 +319,7 @@ class Entry:
 
     __slots__ = (
         "__weakref__", "_copied", "_key", "_layout", "_mutated", "_numbers", "_pick_numbers",
-        "_placed", "_positions", "_rest", "_settled", "_since", "_watch", "captured", "hand_out", "shapes",
+        "_placed", "_positions", "_rest", "_since", "captured", "hand_out", "shapes",
     )  # fmt: skip
 
     def __init__(
@@ -359,8 +340,6 @@ class Entry:
         self._placed = self._rest = _Placed((*layout.compared, *within), inputs)
         self._positions: tuple[int, ...] = ()
         self._since: object = None
-        self._settled: Settled | None = None
-        self._watch: TensorWatch | None = None
         self._pick_numbers = picker(layout.numbers)
         self._numbers = self._pick_numbers(inputs)
         self._mutated = _Stretches(inputs, layout.mutated)
@@ -376,17 +355,8 @@ class Entry:
 
         ``settled`` are those that were just looked at, where they lie, too.
         """
-        return self._lie_where_captured(inputs, settled) and self.others_fit(inputs)
-
-    def watch(self, settled: Settled) -> TensorWatch:
-        """Watch of the settled inputs, and of all that are used where they lie."""
-        if self._watch is None or self._settled is not settled:
-            self._settled = settled
-            self._watch = TensorWatch(sorted({*settled.positions, *self._placed.positions}))
-        return self._watch
-
-    def others_fit(self, inputs: Sequence[Any]) -> bool:
-        """True if numbers are the same, and tensors can be copied into the buffers."""
+        if not self._lie_where_captured(inputs, settled):
+            return False
         if self._pick_numbers(inputs) != self._numbers:
             return False
         for index, shape, strides, _ in self._copied:
