@@ -363,7 +363,7 @@ class Entry:
             tensor = inputs[index]
             if tensor.shape != shape or (strides is not None and tensor.stride() != strides):
                 return False
-            if self._mutated.overlap(tensor):
+            if self._mutated.starts and self._mutated.overlap(tensor):
                 return False
         return True
 
@@ -417,25 +417,22 @@ class _Stretches:
     """Memory of inputs that the graph may write to, and whose writes what lies in it has to see."""
 
     def __init__(self, inputs: Sequence[Any], mutated: Sequence[int]) -> None:
-        self._starts: list[int] = []
+        self.starts: list[int] = []
         self._stops: list[int] = []
         memory = (_stretch(inputs[index].untyped_storage()) for index in mutated)
         for one in sorted(memory, key=lambda one: one.start):
             if not self._stops or one.start > self._stops[-1]:
-                self._starts.append(one.start)
+                self.starts.append(one.start)
                 self._stops.append(one.stop)
             else:
                 self._stops[-1] = max(self._stops[-1], one.stop)
 
     def overlap(self, tensor: torch.Tensor) -> bool:
         """True if a tensor may have memory in it, if only as a slice of one array of numpy's."""
-        begin = tensor.data_ptr()
-        if not self._stops or begin >= self._stops[-1]:
-            return False
         storage = tensor.untyped_storage()
         end = storage.data_ptr() + storage.nbytes()
         # More of them begin before its end than end before its begin.
-        return bisect_left(self._starts, end) > bisect_right(self._stops, begin)
+        return bisect_left(self.starts, end) > bisect_right(self._stops, tensor.data_ptr())
 
 
 def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -100,7 +100,4 @@ def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...
     """Function that picks elements out of a sequence, always as a tuple."""
     if len(positions) > 1:
         return itemgetter(*positions)
-    if not positions:
-        return lambda _: ()
-    (position,) = positions
-    return lambda inputs: (inputs[position],)
+    return lambda inputs: tuple(inputs[index] for index in positions)
