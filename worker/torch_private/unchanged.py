@@ -30,9 +30,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-_is_recording = torch.is_grad_enabled
-_record = torch._C._set_grad_enabled
-_is_inference = torch.is_inference_mode_enabled
 dict_version = torch._C._dynamo.guards.dict_version
 Key = tuple[str, int]
 _WORD = 8
@@ -158,45 +155,6 @@ class Watched:
         """Kind and id of the changed objects."""
         slow = [(kind, id(value)) for kind, value, known in self._slow if _read_slowly(kind, value) != known]
         return [*(self._keys[index] for index in self._words.changed()), *slow]
-
-
-_MAX_LIKENESSES = 8  # that one object makes; where a tensor comes twice none is like another
-
-
-class Alike:
-    """Asks ``fits`` of strided tensors, and not again of tensors like those that fitted: 0.1 us each, in C++.
-
-    ``sizes`` gives sizes and strides that each of them must have; None for a number that ``fits`` lets vary.
-    """
-
-    __slots__ = ("_fits", "_guards", "_left", "_sizes", "_strides")
-
-    def __init__(self, fits: Callable[..., bool], sizes: Iterable[tuple[Any, Any]]) -> None:
-        self._fits = fits
-        self._left = _MAX_LIKENESSES
-        self._sizes, self._strides = map(list, zip(*sizes, strict=True))
-        # By inference mode, in which dispatch keys are others. What each compares stands in `warm`.
-        self._guards: dict[bool, torch._C._dynamo.guards.TensorGuards] = {}
-
-    def __call__(self, *tensors: Any) -> bool:
-        """True if they fit."""
-        guards = self._guards.get(_is_inference())
-        if guards is not None:
-            recording = _is_recording()
-            _record(True)  # or ``requires_grad`` is not compared
-            try:
-                if guards.check(*tensors):
-                    return True
-            finally:
-                _record(recording)
-        if not self._fits(*tensors):
-            return False
-        if self._left:
-            self._left -= 1
-            self._guards[_is_inference()] = torch._C._dynamo.guards.TensorGuards(
-                *tensors, dynamic_dims_sizes=self._sizes, dynamic_dims_strides=self._strides
-            )
-        return True
 
 
 _MAX_WAIT = 256
