@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import random
 import sys
 import threading
 import weakref
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -28,7 +28,6 @@ from warmrank.worker.devices.port import duplicate, memory_of
 from warmrank.worker.errors import NotCapturable
 from warmrank.worker.runtime.runner import ordinary_tensors
 from warmrank.worker.torch_private.places import hand_out
-from warmrank.worker.torch_private.unchanged import TensorWatch
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from warmrank.worker.runtime.runner import GraphRunner, InputLayout, Settled
 
 _log = logging.getLogger("torchair")
+_address = torch.Tensor.data_ptr
 Key = tuple[Any, ...]
 Inputs = tuple[Any, ...]
 
@@ -276,36 +276,29 @@ def restored(inputs: Sequence[Any], mutated: Sequence[int]) -> Iterator[None]:
 class _Placed:
     """Inputs that are used where they lie, and where that is."""
 
-    __slots__ = ("_known", "_pick", "_watch", "positions")
+    __slots__ = ("_pick", "_tensors", "addresses", "layouts", "positions")
 
     def __init__(self, positions: tuple[int, ...], inputs: Sequence[Any]) -> None:
         self.positions = positions
         self._pick = picker(positions)
-        self._known = [*map(_place_of, self._pick(inputs))]
-        self._watch = TensorWatch(positions)
+        self._tensors = self._pick(inputs)
+        self.addresses = [*map(_address, self._tensors)]
+        self.layouts = [*map(_layout_of, self._tensors)]
 
     def same(self, inputs: Sequence[Any]) -> bool:
-        """True if inputs lie where these do, with the same layout; one by one only after a change."""
-        if not self.positions or self._watch.same(inputs):
-            return True
-        words = self._watch.take(inputs)
-        if not self.compared(inputs):
-            return False
-        self._watch.keep(words)
-        return True
-
-    def compared(self, inputs: Sequence[Any]) -> bool:
-        """The same, one by one."""
+        """True if inputs lie where these do."""
+        tensors = self._pick(inputs)
         try:
-            return [*map(_place_of, self._pick(inputs))] == self._known
-        except (AttributeError, TypeError):  # no tensor any more
+            if [*map(_address, tensors)] != self.addresses:
+                return False
+        except TypeError:  # no tensor any more
             return False
-
-    def moved(self, inputs: Sequence[Any]) -> Iterator[tuple[int, bool]]:
-        """Positions of those that lie elsewhere, and whether the address is another one."""
-        for index, known in zip(self.positions, self._known, strict=True):
-            if (place := _place_of(inputs[index])) != known:
-                yield index, place[0] != known[0]
+        # An object that was here before has the layout that it had: `worker.runtime.runner` looks at that.
+        if not all(map(operator.is_, tensors, self._tensors)):
+            if [*map(_layout_of, tensors)] != self.layouts:
+                return False
+            self._tensors = tensors
+        return True
 
 
 class Entry:
@@ -318,8 +311,8 @@ class Entry:
     """
 
     __slots__ = (
-        "__weakref__", "_copied", "_key", "_layout", "_mutated", "_numbers", "_pick_numbers",
-        "_placed", "_positions", "_rest", "_since", "captured", "hand_out", "shapes",
+        "__weakref__", "_called", "_copied", "_end", "_key", "_layout", "_mutated", "_numbers",
+        "_pick_numbers", "_placed", "_positions", "_rest", "_since", "captured", "hand_out", "shapes",
     )  # fmt: skip
 
     def __init__(
@@ -340,9 +333,15 @@ class Entry:
         self._placed = self._rest = _Placed((*layout.compared, *within), inputs)
         self._positions: tuple[int, ...] = ()
         self._since: object = None
+        self._called = tuple(
+            (index, inputs[index].shape, inputs[index].stride(), inputs[index].storage_offset())
+            for index in self._placed.positions
+            if index not in layout.of_module
+        )
         self._pick_numbers = picker(layout.numbers)
         self._numbers = self._pick_numbers(inputs)
-        self._mutated = _Stretches(inputs, layout.mutated)
+        self._mutated = _written(inputs, layout.mutated)
+        self._end = max((memory.stop for memory in self._mutated), default=0)
         # Of each copied input: position, shape, the strides that it must have (None for any), and memory to
         # copy into. Where elements overlap, memory is copied as it lies, so the other side has to lie alike.
         self._copied = []
@@ -357,13 +356,21 @@ class Entry:
         """
         if not self._lie_where_captured(inputs, settled):
             return False
+        for index, shape, strides, offset in self._called:
+            tensor = inputs[index]
+            if (
+                tensor.shape != shape
+                or tensor.stride() != strides
+                or tensor.storage_offset() != offset  # from which `as_strided` counts
+            ):
+                return False
         if self._pick_numbers(inputs) != self._numbers:
             return False
         for index, shape, strides, _ in self._copied:
             tensor = inputs[index]
             if tensor.shape != shape or (strides is not None and tensor.stride() != strides):
                 return False
-            if self._mutated.starts and self._mutated.overlap(tensor):
+            if self._mutated and self._is_inside(tensor):
                 return False
         return True
 
@@ -377,18 +384,22 @@ class Entry:
         described = self._layout.described
         if self._layout.key(inputs) != self._key:
             return "another shape"  # `fits` is asked about inputs of every key
-        for index, has_moved in self._placed.moved(inputs):
-            return f"{described(index)} has {'a new address' if has_moved else 'another layout'}"
+        placed = self._placed
+        for index, address, layout in zip(placed.positions, placed.addresses, placed.layouts, strict=True):
+            if inputs[index].data_ptr() != address:
+                return f"{described(index)} has a new address"
+            if _layout_of(inputs[index]) != layout:
+                return f"{described(index)} has another layout"
         for index, *_ in self._copied:
-            if self._mutated.overlap(inputs[index]):
+            if self._is_inside(inputs[index]):
                 return f"{described(index)} now lies in a mutated input"
         return "user inputs have other strides"
 
     def _lie_where_captured(self, inputs: Sequence[Any], settled: Settled | None) -> bool:
-        """Compare places; of the settled inputs only after something about them changed."""
+        """Compare addresses; of the settled inputs only after something about them changed."""
         if settled is not None and settled.since is self._since:
             return self._rest.same(inputs)
-        if not self._placed.compared(inputs):
+        if not self._placed.same(inputs):
             return False
         if settled is not None:
             if self._positions is not settled.positions:
@@ -398,6 +409,10 @@ class Entry:
             self._since = settled.since
         return True
 
+    def _is_inside(self, tensor: torch.Tensor) -> bool:
+        """True if a tensor lies in the memory of a mutated input, whose writes it then has to see."""
+        return tensor.data_ptr() < self._end and _overlaps(tensor, self._mutated)
+
 
 def inside(inputs: Sequence[Any], layout: InputLayout) -> frozenset[int]:
     """Positions of user inputs that lie in the memory of a mutated input."""
@@ -405,39 +420,25 @@ def inside(inputs: Sequence[Any], layout: InputLayout) -> frozenset[int]:
         if inputs[index].layout is not torch.strided:
             what = f"{layout.described(index)} has layout {inputs[index].layout}"
             raise NotCapturable(f"{what}, which lies at no address")
-    mutated = _Stretches(inputs, layout.mutated)
-    return frozenset(index for index in layout.copied if mutated.overlap(inputs[index]))
+    mutated = _written(inputs, layout.mutated)
+    return frozenset(index for index in layout.copied if _overlaps(inputs[index], mutated))
 
 
 def _stretch(storage: torch.UntypedStorage) -> range:
     return range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
 
 
-class _Stretches:
-    """Memory of inputs that the graph may write to, and whose writes what lies in it has to see."""
-
-    def __init__(self, inputs: Sequence[Any], mutated: Sequence[int]) -> None:
-        self.starts: list[int] = []
-        self._stops: list[int] = []
-        memory = (_stretch(inputs[index].untyped_storage()) for index in mutated)
-        for one in sorted(memory, key=lambda one: one.start):
-            if not self._stops or one.start > self._stops[-1]:
-                self.starts.append(one.start)
-                self._stops.append(one.stop)
-            else:
-                self._stops[-1] = max(self._stops[-1], one.stop)
-
-    def overlap(self, tensor: torch.Tensor) -> bool:
-        """True if a tensor may have memory in it, if only as a slice of one array of numpy's."""
-        storage = tensor.untyped_storage()
-        end = storage.data_ptr() + storage.nbytes()
-        # More of them begin before its end than end before its begin.
-        return bisect_left(self.starts, end) > bisect_right(self._stops, tensor.data_ptr())
+def _written(inputs: Sequence[Any], mutated: Sequence[int]) -> frozenset[range]:
+    """Stretches of memory that the graph may write to."""
+    return frozenset(_stretch(inputs[index].untyped_storage()) for index in mutated)
 
 
-def _place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Address and layout; ``as_strided`` counts from the offset."""
-    return (
-        tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype,
-        tensor.is_conj(), tensor.is_neg(),
-    )  # fmt: skip
+def _overlaps(tensor: torch.Tensor, stretches: Iterable[range]) -> bool:
+    """True if a tensor may have memory in one of them, if only as a slice of one array of numpy's."""
+    begin, end = tensor.data_ptr(), _stretch(tensor.untyped_storage()).stop
+    return any(begin < memory.stop and memory.start < end for memory in stretches)
+
+
+def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    lazy_bits = tensor.is_conj(), tensor.is_neg()
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, *lazy_bits

@@ -22,7 +22,7 @@ from warmrank.worker.runtime.ambient import any_gears
 from warmrank.worker.runtime.artifact import readable
 from warmrank.worker.runtime.check import node_values, text
 from warmrank.worker.runtime.find import arguments_of, function_of, is_anything_declared
-from warmrank.worker.runtime.per_call import compile_input_check
+from warmrank.worker.runtime.per_call import compile_input_check, reads_training
 from warmrank.worker.runtime.runner import Settled
 from warmrank.worker.runtime.snapshot import Snapshot
 from warmrank.worker.values import replace
@@ -59,10 +59,7 @@ class CallGuards:
         self._runtime_state: RuntimeStateGuard | None = None
         self._guards = self._for_calls()
         self._fits: Callable[..., bool] | None = None
-        self._reads_training = mode == "once" and any(
-            self._guards.nodes[node][1:] in (("attr", "training"), ("item", "training"))
-            for node, _, _ in self._guards.checks
-        )
+        self._reads_training = mode == "once" and reads_training(self._guards)
         self._training: bool | None = None
         if mode != "always":
             asked = () if mode == "skip" else None

@@ -3,8 +3,7 @@
 Conditions that touch an argument are checked on every call, because a call may always bring another shape.
 Those on what the function itself writes to are, too, and those that somebody asks for: what is cheap
 (``guards="once"``: numbers, strings, dtypes and tensors that are variables of a module of Python's, some
-50 ns each), or cannot be watched (`worker.runtime.call_guards`). Tensors are compared in C++ with those of
-the last call for which their conditions were evaluated (`worker.torch_private.unchanged.Alike`).
+50 ns each, a tensor one microsecond), or cannot be watched (`worker.runtime.snapshot`).
 
 Invariant: no name in the generated code but the function's own parameters is one of these. Our own names
 are written with a ``$``, for which a prefix is put that none of the parameters has.
@@ -12,7 +11,6 @@ are written with a ``$``, for which a prefix is put that none of the parameters 
 
 from __future__ import annotations
 
-import builtins
 import inspect
 import keyword
 import math
@@ -38,11 +36,8 @@ from warmrank.worker.runtime.check import (
 )
 from warmrank.worker.runtime.decoding import decode
 from warmrank.worker.settings import target
-from warmrank.worker.torch_private.unchanged import Alike
 
 Others = Mapping[int, frozenset[int]]
-# Types whose members are looked up by no code of the user's.
-_PLAIN = frozenset({list, tuple, dict})
 
 
 def compile_input_check(
@@ -65,15 +60,11 @@ def compile_input_check(
     """
     if asked is None:
         asked = cheap_globals(guards, function)
-    writer = _Writer(guards, function, per_call_nodes(guards, function, asked), others or {})
-    prefix = "_"
-    while any(name.startswith(prefix) for name in parameters(function.__code__)):
-        prefix += "_w"
-    source = "\n".join(writer.lines()).replace("$", prefix)
-    scope = {f"{prefix}{name}": value for name, value in writer.scope.items()}
+    builder = _Builder(guards, function, per_call_nodes(guards, function, asked), others or {})
+    prefix = _unlike(parameters(function.__code__))
+    source = "\n".join(builder.lines()).replace("$", prefix)
+    scope = {f"{prefix}{name}": value for name, value in builder.scope.items()}
     exec(compile(source, "<input guards>", "exec"), scope)  # noqa: S102 - source made here from trusted guards
-    if writer.tensors:
-        scope[f"{prefix}alike"] = Alike(scope[f"{prefix}fit"], writer.tensors.values())
     check: FunctionType = scope[f"{prefix}check"]
     check.__defaults__ = function.__defaults__
     check.__kwdefaults__ = function.__kwdefaults__
@@ -86,17 +77,16 @@ def per_call_nodes(
 ) -> frozenset[int]:
     """Nodes whose conditions are checked on every call: below arguments, written to, or asked for."""
     arguments = argument_names(function.__code__)
-    roots = enumerate(root_names(guards.nodes))
-    of_call = (index for index, (step, name) in roots if step == "local" and name in arguments)
+    of_call = (
+        index
+        for index, (step, name) in enumerate(root_names(guards.nodes))
+        if step == "local" and name in arguments
+    )
     return frozenset((*of_call, *guards.volatile, *asked))
 
 
-class _Writer:
-    """Writes the source of one check; ``scope`` holds what it names, without the ``$``.
-
-    Attributes:
-        tensors: sizes and strides of the tensors that function ``fit`` takes, by node.
-    """
+class _Builder:
+    """Writes the source of one check function; ``scope`` holds what it names, without the ``$``."""
 
     def __init__(
         self, guards: PortableGuards, function: FunctionType, per_call: frozenset[int], others: Others
@@ -108,68 +98,44 @@ class _Writer:
         # Without defaults, which are set on the finished function.
         self._signature = inspect.signature(FunctionType(self._code, {}, closure=function.__closure__))
         self._cells = dict(zip(self._code.co_freevars, function.__closure__ or (), strict=True))
-        self._is_here = target() is None  # else tensors are fakes
-        self.tensors: dict[int, tuple[Any, Any]] = {}
         named = (torch, type_name, holds, member, bool, float, int, str, Exception, id, len)
         self.scope: dict[str, Any] = {
             **{value.__name__: value for value in named},
             "globals": function.__globals__,
             "others": others,
-            "plain": _PLAIN,
-            "type": type if self._is_here else plain_type,
+            "type": type if target() is None else plain_type,
         }
 
     def lines(self) -> Iterator[str]:
-        conditions: list[str] = []
-        of_tensors: list[str] = []
-        used: set[int] = set()
-        for position, check in enumerate(self._guards.checks):
-            nodes = [index for index in nodes_of(check) if check[1] != "distinct" or index in self._per_call]
-            if self._per_call.isdisjoint(nodes):
-                continue
-            used |= {*nodes}
-            if check[1] == "distinct":
-                conditions += self._distinct(position, nodes)
-            elif check[1] == "tensor":
-                self._of_tensor(check, conditions, of_tensors)
-            else:
-                conditions.append(self._condition(check))
+        narrowed = [self._per_call_part(*numbered) for numbered in enumerate(self._guards.checks)]
+        checks = [(check, taken) for check, taken in narrowed if check is not None]
         shapes = [item for item in self._guards.shapes if not self._per_call.isdisjoint(item[1])]
-        sized = tuple(dict.fromkeys(index for _, indexes in shapes for index in indexes))
-        given = ", ".join(f"$p{index}" for index in self.tensors)
-        if of_tensors:
-            yield f"def $fit({given}):"
-            yield f"    return {' and '.join(of_tensors)}"
-            conditions.append(f"$alike({given})")
+        used = {index for check, _ in checks for index in nodes_of(check)}
+        used |= {index for _, indexes in shapes for index in indexes}
+        conditions = [condition for item in checks for condition in self._conditions(*item)]
         if shapes:
-            fit = self._keep(_shapes_function([expression for expression, _ in shapes], sized))
-            conditions.append(f"{fit}({', '.join(f'$p{index}' for index in sized)})")
+            nodes = tuple(dict.fromkeys(index for _, indexes in shapes for index in indexes))
+            fit = self._keep(_shapes_function([expression for expression, _ in shapes], nodes))
+            conditions.append(f"{fit}({', '.join(f'$p{index}' for index in nodes)})")
         yield f"def $check{self._signature}:"
         yield "    try:"
-        for index in with_parents(self._guards.nodes, used.union(sized)):
+        for index in with_parents(self._guards.nodes, used):
             yield f"        $p{index} = {self._value(index)}"
-        yield f"        return $bool({' and '.join(dict.fromkeys(conditions)) or 'True'})"
+        yield f"        return $bool({' and '.join(conditions) or 'True'})"
         yield "    except $Exception:"
         yield "        return False"
 
-    def _distinct(self, position: int, nodes: list[int]) -> Iterator[str]:
-        """That a call's objects are distinct, and none of them is one that a load has settled."""
-        ids = ", ".join(f"$id($p{index})" for index in nodes)
-        if len(nodes) > 1:
-            yield f"$len({{{ids}}}) == {len(nodes)}"
-        if position in self._others:
-            yield f"$others[{position}].isdisjoint(({ids},))"
+    def _per_call_part(self, position: int, check: Check) -> tuple[Check | None, str]:
+        """The check, or the part of it, that is asked on every call; None if a load has settled it.
 
-    def _of_tensor(self, check: Check, conditions: list[str], of_tensors: list[str]) -> None:
-        node, _, expected = check
-        if asks_for_gradients(self._guards.nodes, check, self._code):
-            conditions.append("not $torch.is_grad_enabled()")
-        fits = self._tensor(f"$p{node}", expected)
-        if self._is_here and decode(expected["layout"]) is torch.strided and node not in self.tensors:
-            self.tensors[node] = expected["sizes"], expected["strides"]
-            of_tensors.append(fits)
-        else:
-            conditions.append(fits)
+        And, of distinct objects, the name of the ids of those that a load has settled.
+        """
+        nodes = nodes_of(check)
+        if check[1] != "distinct":
+            return (check if not self._per_call.isdisjoint(nodes) else None), ""
+        first, *rest = [index for index in nodes if index in self._per_call] or [-1]
+        taken = f"$others[{position}]" if position in self._others and first >= 0 else ""
+        return ((first, "distinct", rest) if rest or taken else None), taken
 
     def _value(self, index: int) -> str:
         parent, step, argument = self._guards.nodes[index]
@@ -179,8 +145,7 @@ class _Writer:
         if step == "attr" and _is_plain_name(argument):
             return f"{base}.{argument}"
         if step == "item" and not isinstance(argument, dict):
-            key = _literal(argument)
-            return f"{base}[{key}] if $type({base}) in $plain else $member({base}, {key})"
+            return f"$member({base}, {_literal(argument)})"
         if step == "type":
             return f"$type({base})"
         return f"{self._keep(lambda value: take_step(step, value, argument))}({base})"
@@ -199,24 +164,33 @@ class _Writer:
         self.scope[name] = value
         return f"${name}"
 
+    def _conditions(self, check: Check, taken: str) -> Iterator[str]:
+        node, kind, expected = check
+        if kind != "distinct":
+            yield self._condition(check)
+            return
+        ids = ", ".join(f"$id($p{index})" for index in (node, *expected))
+        if expected:
+            yield f"$len({{{ids}}}) == {len(expected) + 1}"
+        if taken:
+            yield f"{taken}.isdisjoint(({ids},))"
+
     def _condition(self, check: Check) -> str:
         node, kind, expected = check
         value = f"$p{node}"
         if kind == "equals":
             return self._equals(value, expected)
-        if kind == "type":
-            module, _, name = expected.partition(":")
-            plain = vars(builtins).get(name) if module == "builtins" else None
-            if isinstance(plain, type):  # which nobody can change
-                return f"$type({value}) is {self._keep(plain)}"
-            return f"$type_name($type({value})) == {_literal(expected)}"
-        if kind == "same":
-            return f"{value} is $p{expected}"
-        if kind == "none":
-            return f"{value} is None"
-        if kind == "length":
-            return f"$len({value}) == {expected}"
-        return f"$holds({kind!r}, {value}, {self._keep(expected)})"
+        if kind == "tensor":
+            fits = self._tensor(value, expected)
+            asks = asks_for_gradients(self._guards.nodes, check, self._code)
+            return f"({fits} and not $torch.is_grad_enabled())" if asks else fits
+        plain = {
+            "same": f"{value} is $p{expected}",
+            "type": f"$type_name($type({value})) == {_literal(expected)}",
+            "none": f"{value} is None",
+            "length": f"$len({value}) == {expected}",
+        }
+        return plain.get(kind) or f"$holds({kind!r}, {value}, {self._keep(expected)})"
 
     def _equals(self, value: str, expected: Any) -> str:
         if expected.__class__ in (bool, int, str):
@@ -240,26 +214,32 @@ class _Writer:
             f"{value}.is_conj() is {expected['lazy_bits'][0]}",
             f"{value}.is_neg() is {expected['lazy_bits'][1]}",
         ]
-        for numbers, wanted in (
-            (
-                (f"{value}.shape", expected["sizes"]),
-                (f"{value}.stride()", expected["strides"]),
-            )
-            if layout is torch.strided
-            else ()
-        ):
-            if None in wanted:
-                parts.append(f"$len({numbers}) == {len(wanted)}")
-                each = enumerate(wanted)
-                parts += [f"{numbers}[{dim}] == {size}" for dim, size in each if size is not None]
-            else:
-                parts.append(f"{numbers} == {tuple(wanted)!r}")
+        if layout is torch.strided:
+            parts += _dimensions(f"{value}.shape", expected["sizes"])
+            parts += _dimensions(f"{value}.stride()", expected["strides"])
         return f"({' and '.join(parts)})"
+
+
+def _dimensions(value: str, wanted: list[int | None]) -> list[str]:
+    if None not in wanted:
+        return [f"{value} == {tuple(wanted)!r}"]
+    return [
+        f"$len({value}) == {len(wanted)}",
+        *(f"{value}[{index}] == {size}" for index, size in enumerate(wanted) if size is not None),
+    ]
 
 
 def _literal(value: Any) -> str:
     """A constant as source, without a ``$``."""
     return repr(value).replace("$", r"\x24")
+
+
+def _unlike(names: Iterable[str]) -> str:
+    """A prefix that none of the names has; ASCII, so that Python changes nothing about it."""
+    prefix = "_"
+    while any(name.startswith(prefix) for name in names):
+        prefix += "_w"
+    return prefix
 
 
 def _is_plain_name(name: Any) -> bool:
@@ -298,20 +278,32 @@ def nodes_of(check: Check) -> tuple[int, ...]:
 _CHEAP = frozenset({"none", "not_none", "tensor", "gears", "geared"})
 
 
+def reads_training(guards: PortableGuards) -> bool:
+    """True if a condition is about the ``training`` flag of any module."""
+    return any(
+        guards.nodes[node][1:] in (("attr", "training"), ("item", "training")) for node, _, _ in guards.checks
+    )
+
+
 def cheap_globals(guards: PortableGuards, function: FunctionType) -> frozenset[int]:
     """Nodes of the variables of modules whose conditions are cheap, and all below them."""
     kinds: dict[int, list[bool]] = {}
     for node, kind, expected in guards.checks:
-        if kind == "equals":
-            is_named = isinstance(expected, dict) and expected.keys() <= {"float", "dtype"}
-            kinds.setdefault(node, []).append(is_named or expected.__class__ in (bool, int, str))
-        elif kind != "distinct":
-            kinds.setdefault(node, []).append(kind in _CHEAP)
+        if kind != "distinct":
+            kinds.setdefault(node, []).append(_is_cheap(kind, expected))
     found: set[int] = set()
     for index, (parent, _, _) in enumerate(guards.nodes):
         if parent in found or (all(kinds.get(index, (False,))) and _is_variable(guards, index, function)):
             found.add(index)
     return frozenset(found)
+
+
+def _is_cheap(kind: str, expected: Any) -> bool:
+    if kind != "equals":
+        return kind in _CHEAP
+    return expected.__class__ in (bool, int, str) or (
+        isinstance(expected, dict) and expected.keys() <= {"float", "dtype"}
+    )
 
 
 def _is_variable(guards: PortableGuards, index: int, function: FunctionType) -> bool:
