@@ -203,7 +203,7 @@ def rank_spec(cache_dir: Path, **changed: Any) -> RankSpec:
         "master_addr": "127.0.0.1",
         "master_port": 0,
         "device_kind": "cpu",
-        "groups": {"world": (tuple(range(world_size)),)},
+        "groups": {"world": range(world_size)},
         "entrypoint": "tests.support.workloads:plain",
         "arguments": {},
         "cache_dir": str(cache_dir),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -40,8 +40,7 @@ class RankSpec(Value):
     master_addr: str
     master_port: int  # free port there; 0 where no process groups are wanted
     device_kind: str
-    # role -> the ranks of every group of that role; every rank is in one group of each role
-    groups: Mapping[str, tuple[tuple[int, ...], ...]]
+    groups: Mapping[str, Sequence[int]]  # role -> ranks of the group of that role that this rank is in
     entrypoint: str  # ``module:function``; empty for a script
     arguments: Mapping[str, Any]
     cache_dir: str
@@ -61,7 +60,7 @@ def pretend_groups(spec: RankSpec) -> dict[str, ProcessGroup]:
 
 
 def start_groups(spec: RankSpec, backend: str) -> dict[str, ProcessGroup]:
-    """Meet the other ranks, and make every group of every role.
+    """Meet the other ranks, and make this rank's group of every role.
 
     Each role gets groups of its own, also where they hold the same ranks as another role's: an artifact
     binds to the role, and in another launch the roles' groups may differ.
@@ -105,13 +104,8 @@ def _groups(spec: RankSpec, **options: Any) -> dict[str, ProcessGroup]:
 
     world = dist.group.WORLD
     assert world is not None  # noqa: S101 - it was just initialised
-    own = [
-        (role, list(ranks))
-        for role in sorted(set(spec.groups) - {"world"})
-        for ranks in spec.groups[role]
-        if spec.rank in ranks
-    ]
-    return {"world": world, **{role: dist.new_group(ranks, **options) for role, ranks in own}}
+    roles = sorted(spec.groups.keys() - {"world"})
+    return {"world": world, **{role: dist.new_group([*spec.groups[role]], **options) for role in roles}}
 
 
 def _set_hccl_time_outs(timeout_s: float) -> float:
