@@ -23,7 +23,7 @@ from tests.support.small_models import Plain
 from warmrank.inference import cache_compile
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.options import MODES, options
-from warmrank.worker.configs.torchair_sections import FLAT, INVERTED, is_option
+from warmrank.worker.configs.torchair import FLAT, INVERTED, is_option
 from warmrank.worker.engines.torchair_vendor import translated
 from warmrank.worker.errors import NoCounterpart, NotPortable
 

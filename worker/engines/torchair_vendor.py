@@ -44,8 +44,9 @@ import torch
 
 from warmrank.cache_store.cache_dir.private_files import DIRECTORY_MODE, sweep_debris, temporary_name
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.worker.configs.options import TORCHAIR, no_effect, options, same
-from warmrank.worker.configs.torchair_sections import FLAT, INVERTED, is_option
+from warmrank.worker.configs.options import TORCHAIR, options, same
+from warmrank.worker.configs.sections import no_effect
+from warmrank.worker.configs.torchair import FLAT, INVERTED, is_option
 from warmrank.worker.errors import DeviceUnavailable, NoCounterpart
 from warmrank.worker.log import logger as _log
 
@@ -340,7 +341,7 @@ def _meant(config: CompilerConfig, problems: list[str], *, flat: bool) -> dict[s
     """
     found: dict[str, _Meant] = {}
     for name, option, value in options(config):
-        if no_effect(option.effect_of(value), mode=config.mode, engine=TORCHAIR):
+        if no_effect(option, value, mode=config.mode, engine=TORCHAIR):
             continue
         if config.mode in OURS_ALONE.get(name, ()):
             continue

@@ -260,7 +260,7 @@ class Facade(ModuleType):
         if below in OURS:
             found: Any = facade(below)
         elif self._path in _FLAT_CONFIG and name == "CompilerConfig":
-            from warmrank.worker.configs.torchair_sections import NpuGraphEx as found  # noqa: N813 - TorchAir's name
+            from warmrank.worker.configs.sections import NpuGraphEx as found  # noqa: N813 - TorchAir's name
         else:
             found = self._answer(name)
         setattr(self, name, found)
