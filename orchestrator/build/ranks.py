@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.orchestrator.config.models import HASH_SEED, Config, EntrypointWorkload
 from warmrank.orchestrator.errors import CannotStart, WorkerFailure
+from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit, answer, failure_of
 from warmrank.orchestrator.gang.ray_session import import_paths
 from warmrank.orchestrator.nodes import Gang, RankPlacement
@@ -174,7 +175,7 @@ def _import_ahead(module: str) -> None:
         importlib.import_module(module)
 
 
-class OfflineLauncher:
+class OfflineLauncher(Launcher):
     """Holds one process for each rank; see `orchestrator.gang.launcher.Launcher`."""
 
     def __init__(self, config: Config, ranks: Sequence[int], *, num_jobs: int) -> None:
@@ -228,10 +229,6 @@ class OfflineLauncher:
             connection.close()
         if nursery is not None:
             _end(nursery)
-
-    def stop(self) -> None:
-        """End every process; there is nothing else."""
-        self.release()
 
     def _start_nursery(self, control: int) -> subprocess.Popen[bytes]:
         assert isinstance(self._config.workload, EntrypointWorkload)  # noqa: S101 - nothing else is built

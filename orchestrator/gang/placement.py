@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,11 @@ class RayNode:
     resources: Resources = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def place(self) -> tuple[str, int]:
+        """Where Ray listens."""
+        return self.node.address, self.port
+
 
 def nodes_of_ray() -> tuple[RayNode, ...]:
     """The nodes that Ray lists as alive, by host."""
@@ -56,18 +61,25 @@ class Eligible:
 
     nodes: tuple[RayNode, ...]  # by host
     silent: tuple[Node, ...] = ()  # alive for Ray, but do not answer
-    unlabelled: tuple[RayNode, ...] = ()  # do not have the labels that the config asks for
+    unlabelled: tuple[Node, ...] = ()  # do not have the labels that the config asks for
     labels: Mapping[str, str]  # in Ray's syntax, what only the first meet
 
     def total(self, name: str) -> float:
         """Amount of a resource that the nodes have together."""
         return sum(known.resources.get(name, 0.0) for known in self.nodes)
 
+    def free(self) -> list[Resources]:
+        """Free resources of each node."""
+        from ray._private import state  # Ray has no public name for it
+
+        found = state.available_resources_per_node()  # type: ignore[no-untyped-call]
+        return [found.get(known.node.node_id, {}) for known in self.nodes]
+
 
 def eligible(
-    config: RayConfig, known: Sequence[RayNode], silent: Iterable[Node], *, strict: bool
+    config: RayConfig, known: Sequence[RayNode], silent: Collection[tuple[str, int]], *, strict: bool
 ) -> Eligible:
-    """Choose among the nodes that Ray lists as alive, of which some are silent.
+    """Choose among the nodes that Ray lists as alive, of which some are silent, by where Ray listens there.
 
     Unless ``strict``, the config may name nodes that are gone.
 
@@ -77,58 +89,55 @@ def eligible(
         CannotStart: of the nodes that it names none is there any more, or answers.
     """
     nodes = [each.node for each in known]
-    named = set(_called(nodes, config.nodes, strict=strict)) if config.nodes else set(nodes)
-    named -= set(_called(nodes, config.exclude_nodes, strict=strict))
-    away = set(silent)
+    named = _called(nodes, config.nodes, strict=strict) if config.nodes else set(nodes)
+    named -= _called(nodes, config.exclude_nodes, strict=strict)
+    usable = [each for each in known if each.node in named and each.place not in silent]
     # What leaves no node, now or later: Ray has no word for that.
     if nodes and not named and strict:
         there = ", ".join(map(str, nodes))
         msg = f"ray.exclude_nodes (--exclude-node) leaves no node for ranks; alive nodes: {there}"
         raise BadArgument(msg)
-    if config.nodes and not named - away:
+    if config.nodes and not usable:
         gone = f"are not there any more: {', '.join(config.nodes)}"
-        silent_ones = ", ".join(str(node) for node in nodes if node in named)
-        what = f"do not answer: {silent_ones}" if named else gone
+        what = f"do not answer: {', '.join(str(node) for node in nodes if node in named)}" if named else gone
         msg = f"the nodes that ray.nodes (--node) names {what}; bring one back, or name others"
         raise CannotStart(msg, is_lost=True)
-    labels = dict(config.labels)
+    labels, ids = dict(config.labels), [each.node.node_id for each in usable]
     if config.nodes:
-        labels[_NODE_ID] = f"in({', '.join(node.node_id for node in nodes if node in named - away)})"
-    elif left_out := [node.node_id for node in nodes if node not in named - away]:
+        labels[_NODE_ID] = f"in({', '.join(ids)})"
+    elif left_out := [node.node_id for node in nodes if node.node_id not in ids]:
         labels[_NODE_ID] = f"!in({', '.join(left_out)})"  # nodes that join later may have ranks
-    usable = [each for each in known if each.node in named - away]
+    fit = [each for each in usable if _is_labelled(each.labels, config.labels)]
     return Eligible(
-        nodes=tuple(each for each in usable if _is_labelled(each, config.labels)),
-        silent=tuple(node for node in nodes if node in named & away),
-        unlabelled=tuple(each for each in usable if not _is_labelled(each, config.labels)),
+        nodes=tuple(fit),
+        silent=tuple(each.node for each in known if each.node in named and each not in usable),
+        unlabelled=tuple(each.node for each in usable if each not in fit),
         labels=labels,
     )
 
 
-def _called(known: Sequence[Node], names: Iterable[str], *, strict: bool) -> list[Node]:
-    found: list[Node] = []
+def _called(known: Sequence[Node], names: Iterable[str], *, strict: bool) -> set[Node]:
+    found: set[Node] = set()
     for name in names:
         try:
-            found += choose(known, [name])
+            found.update(choose(known, [name]))
         except UnknownNode:
             if strict:
                 raise
-            found += [node for node in known if is_called(node, name)]  # an earlier attempt lost it
+            found.update(node for node in known if is_called(node, name))  # an earlier attempt lost it
     return found
 
 
-def _is_labelled(node: RayNode, wanted: Mapping[str, str]) -> bool:
-    return all(_is_selected(node.labels.get(name), value) for name, value in wanted.items())
-
-
-def _is_selected(found: str | None, wanted: str) -> bool:
+def _is_labelled(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     """See Ray's label selectors: ``value``, ``!value``, ``in(a, b)``, ``!in(a, b)``."""
-    matched = _SELECTED.fullmatch(wanted)
-    if matched is None:
-        return False
-    negated, several, one = matched.groups()
-    values = [value.strip() for value in several.split(",")] if several is not None else [one]
-    return (found in values) is not bool(negated)
+    for name, text in wanted.items():
+        if (matched := _SELECTED.fullmatch(text)) is None:
+            return False
+        negated, several, one = matched.groups()
+        values = [value.strip() for value in several.split(",")] if several is not None else [one]
+        if (labels.get(name) in values) is bool(negated):
+            return False
+    return True
 
 
 def slots(resources: Resources, need: Resources, most: int = sys.maxsize) -> int:
@@ -186,22 +195,11 @@ def describe_shortage(
     labels = ", ".join(f"{name}={value}" for name, value in supply.labels.items() if name != _NODE_ID)
     for why, nodes in (
         ("Ray there does not answer; bring them back", supply.silent),
-        (
-            f"ray.labels asks for {labels} (ray start --labels=NAME=VALUE)",
-            [each.node for each in supply.unlabelled],
-        ),
+        (f"ray.labels asks for {labels} (ray start --labels=NAME=VALUE)", supply.unlabelled),
     ):
         if nodes:
             lines.append(f"  not counted, because {why}: {brief_names(map(str, nodes))}")
     return "\n".join([*lines, f"  remedy: {remedy}"])
-
-
-def available_on(nodes: Iterable[RayNode]) -> list[Resources]:
-    """Free resources of each node."""
-    from ray._private import state  # Ray has no public name for it
-
-    found = state.available_resources_per_node()  # type: ignore[no-untyped-call]
-    return [found.get(known.node.node_id, {}) for known in nodes]
 
 
 class Reservation:
@@ -230,8 +228,7 @@ class Reservation:
     def hold(self, deadline: float, *, check: Callable[[], None], on_wait: Callable[[str], None]) -> None:
         """Wait until all resources are there; without them nothing stays reserved.
 
-        ``check`` raises once there is nothing to wait for any more; for ``on_wait`` see
-        `gang.launcher.Waiting`.
+        ``check`` raises once there is nothing to wait for any more; ``on_wait`` is `Launcher.on_wait`.
 
         Raises:
             CannotStart: resources are missing; names them and the remedy.
@@ -307,15 +304,15 @@ class Reservation:
 
     def _loosen(self) -> None:
         """Let groups straddle nodes where other work has taken the room for whole ones, but not for ranks."""
-        free = available_on(self._eligible.nodes)
+        free = self._eligible.free()
         room = [slots(resources, self._need, self._num_ranks) for resources in free]
         if self._group_size > 1 and sum(room) >= self._num_ranks:
             self.release()
             self._ask(free)
 
     def _shortage(self) -> str:
-        free = available_on(self._eligible.nodes)
-        return describe_shortage(self._need, self._num_ranks, self._eligible, free, is_own=self._is_own)
+        supply = self._eligible
+        return describe_shortage(self._need, self._num_ranks, supply, supply.free(), is_own=self._is_own)
 
 
 class GivenGroup:
