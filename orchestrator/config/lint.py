@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Literal
 
 from warmrank.cache_store.backends.deadline import all_within
+from warmrank.orchestrator import SHADOW_REMEDY, shadow_here
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload, RayConfig, ScriptWorkload
 from warmrank.orchestrator.config.store import LOOK_S, StoreConfig, choice_of, is_url
 from warmrank.orchestrator.text import count_text
@@ -92,8 +93,7 @@ def _code(config: Config, machine: Machine) -> Iterator[LintFinding]:
         yield LintFinding(level, (f"workload.{key}",), machine.code_fault, f"{remedy}{only_there}")
     if machine.shadow is not None:
         found = f"ranks would import {machine.shadow} in place of the package warmrank"
-        remedy = "rename it, or start the command in another directory"
-        yield LintFinding("error", ("workload",), found, remedy)
+        yield LintFinding("error", ("workload",), found, SHADOW_REMEDY)
 
 
 def _choices(config: Config) -> Iterator[LintFinding]:
@@ -203,14 +203,13 @@ def machine_here(config: Config) -> Machine:
         error, read = fault
         code_fault = error.message.rstrip(".") + (f" (read in {read})" if read else "")
         source = read or Path("/")
-    namesake = Path.cwd() / "warmrank.py"
     return Machine(
         num_cpus=_cpus_of_ray(config.ray),
         usable_cpus=len(os.sched_getaffinity(0)),
         local_stores=tuple(path for path, is_local in zip(places, found, strict=True) if is_local),
         code_fault=code_fault,
         is_code_here=(Path.cwd() / source).is_relative_to(Path.cwd()),
-        shadow=namesake if namesake.is_file() else None,
+        shadow=shadow_here(),
         requires_signature=choice_of(trust, tiers)[1] if trust else "",
         has_signing_key=trust is None or trust.signing_key is None or trust.signing_key.exists(),
     )

@@ -31,9 +31,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from warmrank.orchestrator import import_root
-from warmrank.orchestrator.config.models import HASH_SEED, RayConfig
-from warmrank.orchestrator.errors import Budget, CannotStart
+from warmrank.orchestrator import SHADOW_REMEDY, import_root, shadow_here
+from warmrank.orchestrator.config.models import HASH_SEED, Config, RayConfig
+from warmrank.orchestrator.errors import BadArgument, Budget, CannotStart
+from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.reaper import Process, children, kill, runs
 from warmrank.orchestrator.reaper_client import ReapedRanks
 from warmrank.orchestrator.signals import (
@@ -269,6 +270,11 @@ def way_in(config: RayConfig, environ: Mapping[str, str], *, initialized: bool) 
     return "local"
 
 
+def is_this_machine(config: Config) -> bool:
+    """True if the config names no cluster, and so launches on this machine."""
+    return way_in(config.ray, os.environ, initialized=False) == "local"
+
+
 def way_in_now(config: RayConfig) -> WayIn:
     """The way in which `enter` would get this process onto Ray."""
     return way_in(config, os.environ, initialized=_is_initialized())
@@ -287,7 +293,11 @@ def enter(config: RayConfig, *, timeout_s: float) -> Session:
 
     Raises:
         CannotStart: no Ray answers at the address, or a local one does not start, or not in time.
+        BadArgument: a module of the current directory hides this package.
     """
+    if shadow := shadow_here():
+        msg = f"processes of Ray would import {shadow} in place of the package warmrank; {SHADOW_REMEDY}"
+        raise BadArgument(msg)
     way = way_in_now(config)
     _prepare_environ(way)
     import ray  # noqa: F401 - in this thread: an import that is given up would hold locks
@@ -407,6 +417,21 @@ def _own(program: bytes) -> Process | None:
             if program in Path(f"/proc/{process[0]}/cmdline").read_bytes():
                 return process
     return None
+
+
+@contextmanager
+def group_on(config: Config, actor: type, *, device: str = "", num_calls: int = 1) -> Iterator[NodeGroup]:
+    """Join a config's cluster, for actors on its nodes that have the environment of its ranks.
+
+    Raises:
+        CannotStart, BadArgument: as of `enter`.
+    """
+    session = enter(config.ray, timeout_s=config.timeouts.start_s)
+    try:
+        environ = rank_environ(config.ray, device or config.device, session.way_in)
+        yield NodeGroup(actor, {"env_vars": environ}, num_calls=num_calls)
+    finally:
+        leave(session)
 
 
 def rank_resources(config: RayConfig, device: str) -> dict[str, float]:
