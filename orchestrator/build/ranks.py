@@ -62,7 +62,7 @@ def offline_placement(config: Config, rank: int) -> RankPlacement:
 class OfflineHost(RankHost):
     """`RankHost` of a rank that is not there."""
 
-    _worker: OfflineRank
+    worker: OfflineRank
 
     def open(  # type: ignore[override] # the driver says more
         self, init: RankInit, environment: Mapping[str, str], real_tensors: bool = False, kernels: bool = True
@@ -79,16 +79,16 @@ class OfflineHost(RankHost):
         self._take(init)
         spec = self._spec
         machines = Target(device_kind=spec.device_kind, environment=dict(environment))
-        self._worker = OfflineRank(spec, machines=machines, real_tensors=real_tensors, kernels=kernels)
+        self.worker = OfflineRank(spec, machines=machines, real_tensors=real_tensors, kernels=kernels)
         self._is_open = True
-        return Opened(environment=self._worker.start(), problem="")
+        return Opened(environment=self.worker.start(), problem="")
 
     def retrace(self, functions: tuple[str, ...]) -> tuple[Retraced, ...]:
         """Trace functions again and compare with what is stored; one that fails is a result."""
         found = []
         for name in functions:
             try:
-                found.append(self._worker.retrace(name))
+                found.append(self.worker.retrace(name))
             except Exception as error:  # noqa: BLE001 - the rank's edge, as in `RankHost._compile`
                 failure = failure_of(error, rank=self._spec.rank, stage="compile")
                 reason = f"{failure.kind}: {failure.message}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from warmrank.cache_store.records.manifest import environments_of
 from warmrank.cache_store.text import changed_components
-from warmrank.orchestrator.config.models import launch_key, packed_ranks
+from warmrank.orchestrator.config.models import packed_ranks
 from warmrank.orchestrator.config.reading import declared_caches
 from warmrank.orchestrator.errors import FailureKind, WorkerFailure, ranks_text
 from warmrank.orchestrator.gang.rank_host import RankHost, init_of
@@ -130,14 +130,13 @@ def fetch(stages: Stages) -> tuple[tuple[NodeFetch, ...], tuple[PlannedCapture, 
     Returns:
         What each node copied, and the capture plans of all manifests, each entry once.
     """
-    key = launch_key(stages.config)
     placements = stages.gang.first_of_each_node()
     ranks = {
         placement.rank: tuple(range(placement.rank, placement.rank + placement.local_world_size))
         for placement in placements
     }
     with stages.stage("fetch", tuple(ranks)):
-        asked = {rank: (key, members) for rank, members in ranks.items()}
+        asked = {rank: (members,) for rank, members in ranks.items()}
         answers = stages.ask("fetch", RankHost.fetch, asked, may_lack_store=True)
     fetches = []
     captures: dict[PlannedCapture, None] = {}

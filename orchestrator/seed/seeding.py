@@ -15,11 +15,10 @@ from typing import Literal, NamedTuple, Protocol
 
 from warmrank.cache_store.errors import NoStoreYet
 from warmrank.cache_store.fetch.blobs import FetchOptions
-from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import StoreConfig
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.gang.node_artifacts import fetch_partitions, keeper_of
+from warmrank.orchestrator.gang.node_artifacts import NodeKeeper
 from warmrank.orchestrator.nodes import Node, NodeArtifacts, choose, distinct_names, is_called, this_node
 from warmrank.orchestrator.stores import open_to_fetch
 from warmrank.orchestrator.text import brief_names, count_text, seconds_text, size_text
@@ -76,8 +75,8 @@ def seed_here(config: Config, node: Node | None = None, *, options: FetchOptions
         if absent.required:
             raise
         return NodeSeed(node=here, found=False, reason=str(absent))
-    keeper = keeper_of(config)
-    report = fetch_partitions(config, store, keeper, launch_key=launch_key(config), options=options)
+    keeper = NodeKeeper(config)
+    report = keeper.fetch(store, options=options)
     is_plain_miss = not report.found and not report.faults
     return NodeSeed(
         node=here,
@@ -90,7 +89,7 @@ def seed_here(config: Config, node: Node | None = None, *, options: FetchOptions
         bytes_copied=report.bytes_copied,
         faults=report.faults,
         seconds=report.seconds,
-        node_artifacts=keeper.report() if keeper is not None else None,
+        node_artifacts=keeper.report(),
         bytes_from_store=report.bytes_read,
         bytes_from_nodes=report.bytes_brought,
     )
