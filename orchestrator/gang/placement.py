@@ -2,18 +2,27 @@
 
 Nodes may have ranks that are named, not excluded, labelled so, and that answer. Ray says of a placement group
 only that it is not there yet; what is lacking is said here, early on and in the end.
+
+Whether the head and nodes answer is found out by connecting to them: Ray lists a node as alive for about a
+minute after it went down, and would place ranks there. Raylets and head speak gRPC, which greets whoever
+connects; the kernel takes connections even for a process that is stopped. With TLS gRPC waits for the other
+side's word, so where nobody greets, a connection is all that can be had.
 """
 
 from __future__ import annotations
 
 import re
+import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from warmrank.orchestrator.config.models import RayConfig
+from warmrank.orchestrator.config.models import RayConfig, WatchConfig
 from warmrank.orchestrator.errors import BadArgument, CannotStart, LacksDevice, UnknownNode
 from warmrank.orchestrator.gang.node_group import TICK_S, left_s
 from warmrank.orchestrator.nodes import Node, choose, in_order, is_called
@@ -22,8 +31,13 @@ from warmrank.orchestrator.text import brief_names, count_text, grouped
 _NODE_ID = "ray.io/node-id"  # Ray's own label of each node
 _SELECTED = re.compile(r"(!?)(?:in\((.*)\)|(.*))")
 _SAY_AFTER_S = 5.0
+_AT_ONCE = 256  # fewer than the files that a process may have open by default
+_KNOCK_S = 2.0
+_AGAIN_S = 0.2
 
 Resources = Mapping[str, float]
+Place = tuple[str, int]  # host and port
+Heard = Literal["greets", "connects", "silent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +50,7 @@ class RayNode:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def place(self) -> tuple[str, int]:
+    def place(self) -> Place:
         """Where Ray listens."""
         return self.node.address, self.port
 
@@ -53,6 +67,79 @@ def nodes_of_ray() -> tuple[RayNode, ...]:
             port, labels = each["NodeManagerPort"], each.get("Labels", {})
             found.append(RayNode(node=node, port=port, resources=each["Resources"], labels=labels))
     return tuple(sorted(found, key=lambda known: (in_order(known.node.host), known.node.node_id)))
+
+
+def knock(place: Place) -> Heard:
+    """Connect to a place, and tell whether it greets, only takes the connection, or neither."""
+    deadline = time.monotonic() + _KNOCK_S
+    try:
+        connection = socket.create_connection(place, timeout=_KNOCK_S)
+    except OSError:
+        return "silent"
+    with connection, suppress(OSError):
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        if connection.recv(1):
+            return "greets"
+    return "connects"
+
+
+def _heard(places: list[Place]) -> dict[Place, Heard]:
+    if len(places) == 1:  # the head's: a pool would hold up the end of this process
+        return {places[0]: knock(places[0])}
+    with ThreadPoolExecutor(min(len(places), _AT_ONCE)) as pool:
+        return dict(zip(places, pool.map(knock, places), strict=True))
+
+
+class Liveness:
+    """Looks at places, all of one cluster; from `begin` on by itself, in a thread that holds up no end."""
+
+    def __init__(self, places: Iterable[Place], settings: WatchConfig) -> None:
+        self._settings = settings
+        self._silent_s = dict.fromkeys(places, 0.0)
+        self._looked_s = time.monotonic()
+        self._greets = False  # that one ever did: without TLS they all do
+        self._looking, self._over = threading.Lock(), threading.Event()
+
+    def look(self) -> set[Place]:
+        """The places that do not answer now."""
+        if not self._silent_s:
+            return set()
+        with self._looking:
+            heard = _heard(list(self._silent_s))
+            self._greets = self._greets or "greets" in heard.values()
+            fine = "greets" if self._greets else "connects"
+            silent = {place for place, what in heard.items() if what != fine}
+            # Only looks count: who was stopped for an hour has not been left without an answer for one.
+            now_s, lost = time.monotonic(), self.lost
+            looked_for_s = min(now_s - self._looked_s, self._settings.every_s + _KNOCK_S)
+            self._looked_s = now_s
+            for place, silent_s in self._silent_s.items():
+                self._silent_s[place] = silent_s + looked_for_s if place in silent | lost else 0.0
+            return silent
+
+    @property
+    def lost(self) -> set[Place]:
+        """Those that were silent for ``watch.node_silent_s``; once lost, a place stays so."""
+        limit_s = self._settings.node_silent_s
+        return {place for place, silent_s in self._silent_s.items() if silent_s >= limit_s}
+
+    def is_there(self) -> bool:
+        """True if all answer, before one of them is lost; waits for that."""
+        while not self.lost and self.look():
+            time.sleep(_AGAIN_S)
+        return not self.lost
+
+    def begin(self) -> None:
+        """Look every ``watch.every_s``, until `stop`."""
+        threading.Thread(target=self._run, name="liveness", daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._settings.every_s):
+            self.look()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +164,7 @@ class Eligible:
 
 
 def eligible(
-    config: RayConfig, known: Sequence[RayNode], silent: Collection[tuple[str, int]], *, strict: bool
+    config: RayConfig, known: Sequence[RayNode], silent: Collection[Place], *, strict: bool
 ) -> Eligible:
     """Choose among the nodes that Ray lists as alive, of which some are silent, by where Ray listens there.
 

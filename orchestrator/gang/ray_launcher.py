@@ -26,10 +26,16 @@ from warmrank.orchestrator.errors import (
 )
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.launcher import Launcher, Process, place_ranks
-from warmrank.orchestrator.gang.liveness import Liveness
 from warmrank.orchestrator.gang.node_group import TICK_S, answer_of, await_some, left_s
 from warmrank.orchestrator.gang.node_watch import Charge
-from warmrank.orchestrator.gang.placement import GivenGroup, RayNode, Reservation, eligible, nodes_of_ray
+from warmrank.orchestrator.gang.placement import (
+    GivenGroup,
+    Liveness,
+    RayNode,
+    Reservation,
+    eligible,
+    nodes_of_ray,
+)
 from warmrank.orchestrator.gang.rank_files import launch_directory, logs_of
 from warmrank.orchestrator.gang.rank_host import MakeWorker, RankActor
 from warmrank.orchestrator.gang.ray_session import Beginning, TookTooLong

@@ -285,6 +285,13 @@ def _is_initialized() -> bool:
     return ray is not None and ray.is_initialized()
 
 
+def refuse_shadow() -> None:
+    """Raise `BadArgument` if a module of the current directory hides this package from processes of Ray."""
+    if shadow := shadow_here():
+        msg = f"processes of Ray would import {shadow} in place of the package warmrank; {SHADOW_REMEDY}"
+        raise BadArgument(msg)
+
+
 def enter(config: RayConfig, *, timeout_s: float) -> Session:
     """Get onto Ray.
 
@@ -293,11 +300,9 @@ def enter(config: RayConfig, *, timeout_s: float) -> Session:
 
     Raises:
         CannotStart: no Ray answers at the address, or a local one does not start, or not in time.
-        BadArgument: a module of the current directory hides this package.
+        BadArgument: as of `refuse_shadow`.
     """
-    if shadow := shadow_here():
-        msg = f"processes of Ray would import {shadow} in place of the package warmrank; {SHADOW_REMEDY}"
-        raise BadArgument(msg)
+    refuse_shadow()
     way = way_in_now(config)
     _prepare_environ(way)
     import ray  # noqa: F401 - in this thread: an import that is given up would hold locks

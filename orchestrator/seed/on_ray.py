@@ -212,8 +212,10 @@ def watch_cluster(
 ) -> None:
     """Seed nodes as they join, until so many seconds have passed, or so many nodes are seeded.
 
-    A child does it, which Ray ends when the cluster's head is away; then there is another.
+    A child does it, which Ray ends when the cluster's head is away; then there is another. Raises
+    `BadArgument` as of `ray_session.refuse_shadow`.
     """
+    ray_session.refuse_shadow()
     end_s = time.monotonic() + (float("inf") if seconds is None else seconds)
     away_s, wait_s = None, _FIRST_WAIT_S
 

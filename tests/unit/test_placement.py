@@ -17,9 +17,9 @@ from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CannotStart, LacksDevice, LaunchFailed
 from warmrank.orchestrator.gang import placement
 from warmrank.orchestrator.gang.launcher import Process, place_ranks
-from warmrank.orchestrator.gang.liveness import Liveness
 from warmrank.orchestrator.gang.placement import (
     Eligible,
+    Liveness,
     RayNode,
     Reservation,
     bundle_sizes,

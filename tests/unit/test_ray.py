@@ -457,6 +457,22 @@ def test_place_that_would_lie_in_the_directory_of_the_job_is_refused(
     assert f"--set {key}=/var/tmp/warmrank/" in result.stderr
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["preseed"], ["preseed", "--watch"], ["doctor", "--all-nodes"], ["exec", "--", "true"], ["launch"]],
+    ids=" ".join,
+)
+def test_module_of_the_user_that_hides_this_package_is_refused_before_ray_starts(
+    directory: Path, words: list[str]
+):
+    Path("warmrank.py").touch()
+    store = {"path": str(directory / "store"), "trust": {"policy": "off"}}
+    config = {"workload": {"script": "warmrank.py"}, "ray": {"address": "10.255.255.1:1"}, "store": store}
+    Path("a.yaml").write_text(json.dumps(config))
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, [words[0], "a.yaml", *words[1:]])
+    assert (result.exit_code, "in place of the package warmrank" in result.stderr) == (2, True)
+
+
 def fill(directory: Path, **sizes: int) -> None:
     for name, size in sizes.items():
         path = directory / name.replace("__", "/")

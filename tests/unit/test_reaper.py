@@ -22,10 +22,10 @@ from tests.support.ray_cluster import free_ports
 from warmrank.orchestrator import reaper
 from warmrank.orchestrator.config.models import WatchConfig
 from warmrank.orchestrator.errors import DIED, NODE_LOST, STOPPED
-from warmrank.orchestrator.gang import liveness
+from warmrank.orchestrator.gang import placement
 from warmrank.orchestrator.gang.launcher import ProcessStatus
-from warmrank.orchestrator.gang.liveness import Liveness
 from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch
+from warmrank.orchestrator.gang.placement import Liveness
 from warmrank.orchestrator.gang.ray_watch import Watching
 from warmrank.orchestrator.reaper import MARK
 from warmrank.orchestrator.reaper_client import KILLED, Chunk, ReapedCommand, ReapedRanks
@@ -438,7 +438,7 @@ def test_time_in_which_the_driver_stood_still_is_no_silence_of_the_head(
     watch = Liveness([("127.0.0.1", head.getsockname()[1])], PATIENT)
     monkeypatch.setattr(watch, "_looked_s", watch._looked_s - 3600)
     assert watch.lost == set()
-    monkeypatch.setattr(liveness, "knock", lambda _place: "silent")
+    monkeypatch.setattr(placement, "knock", lambda _place: "silent")
     watch.look()
     assert watch.lost == set()
 
