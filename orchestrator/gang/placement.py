@@ -289,7 +289,31 @@ def describe_shortage(
     return "\n".join([*lines, f"  remedy: {remedy}"])
 
 
-class Reservation:
+class Bundles:
+    """A placement group, and the bundle in it of each rank's process."""
+
+    _group: Any = None
+    _bundle_of: Sequence[int] = ()
+
+    def node_ids(self) -> list[str]:
+        """Ray's ids of the nodes that get ranks."""
+        from ray.util.placement_group import placement_group_table
+
+        node_of = placement_group_table(self._group)["bundles_to_node_id"]
+        return sorted({node_of[bundle] for bundle in self._bundle_of})
+
+    def place(self, index: int) -> Any:
+        """The scheduling strategy of the process of that index; those of a group are next to each other."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        bundle = self._bundle_of[index]
+        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+
+    def release(self) -> None:
+        """Free the resources, unless somebody else holds them; more than once does no harm."""
+
+
+class Reservation(Bundles):
     """Bundles of resources for all ranks, asked for at once, and there when `hold` has returned.
 
     Each rank needs ``need``, by Ray's names of resources; ``group_size`` of them, next to each other, are to
@@ -308,8 +332,6 @@ class Reservation:
     ) -> None:
         self._need, self._num_ranks, self._group_size = dict(need), num_ranks, group_size
         self._placement, self._is_own, self._eligible = placement, is_own, eligible
-        self._group: Any = None
-        self._bundle_of: tuple[int, ...] = ()
         self._ask([node.resources for node in eligible.nodes])
 
     def hold(self, deadline: float, *, check: Callable[[], None], on_wait: Callable[[str], None]) -> None:
@@ -338,16 +360,6 @@ class Reservation:
                 budget="start",
             )
         raise CannotStart(text, is_lost=bool(self._eligible.silent))
-
-    def node_ids(self) -> list[str]:
-        """Ray's ids of the nodes that the bundles are on."""
-        from ray.util.placement_group import placement_group_table
-
-        return sorted(set(placement_group_table(self._group)["bundles_to_node_id"].values()))
-
-    def place(self, index: int) -> Any:
-        """The scheduling strategy of the process of that index; those of a group are next to each other."""
-        return _place(self._group, self._bundle_of[index])
 
     def release(self) -> None:
         """Free the resources, whether or not they are there yet; more than once does no harm."""
@@ -402,7 +414,7 @@ class Reservation:
         return describe_shortage(self._need, self._num_ranks, supply, supply.free(), is_own=self._is_own)
 
 
-class GivenGroup:
+class GivenGroup(Bundles):
     """A placement group, by id or name, that somebody else made, and keeps, with room for all ranks.
 
     Raises `CannotStart` if there is none of that name, several, or it has no room.
@@ -420,9 +432,9 @@ class GivenGroup:
             what = "several placement groups are" if found else "no placement group that is there is"
             raise CannotStart(f"{what} called {name!r} (ray.placement_group); there are: {names or 'none'}")
         made = known[found[0]]
-        self._node_of: dict[int, str] = made["bundles_to_node_id"]
+        node_of = made["bundles_to_node_id"]
         bundles = {index: slots(bundle, need, num_ranks) for index, bundle in made["bundles"].items()}
-        by_node = sorted(bundles, key=lambda index: (self._node_of[index], index))
+        by_node = sorted(bundles, key=lambda index: (node_of[index], index))
         self._bundle_of = [index for index in by_node for _ in range(bundles[index])][:num_ranks]
         if len(self._bundle_of) < num_ranks:
             wanted = ", ".join(f"{amount:g} {name}" for name, amount in need.items())
@@ -432,20 +444,3 @@ class GivenGroup:
                 "set ray.num_cpus_per_rank to 0"
             )
         self._group = PlacementGroup(PlacementGroupID(bytes.fromhex(found[0])))
-
-    def node_ids(self) -> list[str]:
-        """Ray's ids of the nodes that get ranks."""
-        return sorted({self._node_of[index] for index in self._bundle_of})
-
-    def place(self, index: int) -> Any:
-        """The scheduling strategy of the process of that index."""
-        return _place(self._group, self._bundle_of[index])
-
-    def release(self) -> None:
-        """Leave the group to whoever made it."""
-
-
-def _place(group: Any, bundle: int) -> Any:
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)

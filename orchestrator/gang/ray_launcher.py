@@ -29,6 +29,7 @@ from warmrank.orchestrator.gang.launcher import Launcher, Process, place_ranks
 from warmrank.orchestrator.gang.node_group import TICK_S, answer_of, await_some, left_s
 from warmrank.orchestrator.gang.node_watch import Charge
 from warmrank.orchestrator.gang.placement import (
+    Bundles,
     GivenGroup,
     Liveness,
     RayNode,
@@ -66,7 +67,7 @@ class RayLauncher(Launcher):
         self._launch = launch_directory()
         self._starts = 0
         self._has_lost_node = False
-        self._reservation: Reservation | GivenGroup | None = None
+        self._reservation: Bundles | None = None
         self._actors: list[Any] = []
         self._watch: RayWatch | None = None
         self._nodes: dict[tuple[str, int], RayNode] = {}  # of the ranks, by where Ray listens there
@@ -247,7 +248,7 @@ class RayLauncher(Launcher):
             self._head.begin()
         return self._session
 
-    def _reserve(self, num_ranks: int, deadline: float) -> Reservation | GivenGroup:
+    def _reserve(self, num_ranks: int, deadline: float) -> Bundles:
         ray_config = self._config.ray
         if ray_config.placement_group is not None:
             self._reservation = GivenGroup(ray_config.placement_group, self._need, num_ranks)
@@ -291,7 +292,7 @@ class RayLauncher(Launcher):
         return self._session is not None and self._session.way_in == "local"
 
     def _rank_actors(
-        self, marks: Sequence[str], reservation: Reservation | GivenGroup, way_in: ray_session.WayIn
+        self, marks: Sequence[str], reservation: Bundles, way_in: ray_session.WayIn
     ) -> list[Any]:
         import ray
 
