@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import socket
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from warmrank.orchestrator.errors import UnknownNode, about
 from warmrank.orchestrator.text import count_text, grouped, size_text
+
+K = TypeVar("K")
 
 _MIN_PREFIX = 6  # so many characters of a node's id name it
 
@@ -37,8 +38,7 @@ def choose(nodes: Sequence[Node], wanted: Iterable[str]) -> tuple[Node, ...]:
     chosen: list[Node] = []
     for name in wanted:
         matches = [node for node in nodes if name in (node.node_id, node.address, node.host)]
-        if not matches:
-            matches = [node for node in nodes if is_called(node, name)]
+        matches = matches or [node for node in nodes if is_called(node, name)]
         if len(matches) != 1:
             what = f"{len(matches)} nodes are called" if matches else "no alive node is called"
             known = "\n".join(f"  {node}" for node in nodes)
@@ -55,12 +55,15 @@ def is_called(node: Node, name: str) -> bool:
 
 
 def distinct_names(nodes: Iterable[Node]) -> dict[Node, str]:
-    """Each node's host, with the beginning of its id where another one has that host and that address."""
-    every = tuple(dict.fromkeys(nodes))
-    places = Counter((node.host, node.address) for node in every)
+    """Each node's host, with the beginning of its id where another node has that host name."""
+    return _distinct({node: (node.host, node.node_id) for node in nodes})
+
+
+def _distinct(named: Mapping[K, tuple[str, str]]) -> dict[K, str]:
+    ids = grouped(set(named.values()))
     return {
-        node: f"{node.host} {node.node_id[:SHORT_ID]}" if places[node.host, node.address] > 1 else node.host
-        for node in every
+        key: f"{host} {node_id[:SHORT_ID]}" if len(ids[host]) > 1 else host
+        for key, (host, node_id) in named.items()
     }
 
 
@@ -120,10 +123,6 @@ class Gang:
     master_port: int  # port that was free there; 0 for ranks that make no process groups
     logs: str = ""  # pattern of the ranks' log files; empty when they run in the driver's process
 
-    def first_of_each_node(self) -> tuple[RankPlacement, ...]:
-        """The placement with local rank 0 of every node, in order."""
-        return tuple(placement for placement in self.placements if placement.local_rank == 0)
-
     def by_node(self) -> dict[int, list[RankPlacement]]:
         """The placements of every node, in order."""
         return grouped((placement.node_rank, placement) for placement in self.placements)
@@ -133,15 +132,9 @@ class Gang:
         return self.logs.replace("*", str(rank))
 
 
-def distinct_hosts(placements: Sequence[RankPlacement]) -> dict[int, str]:
-    """Each rank's host, with the beginning of its node's id where another node has that host name."""
-    nodes = grouped((placement.host, placement.node_id) for placement in placements)
-    return {
-        placement.rank: f"{placement.host} {placement.node_id[:SHORT_ID]}"
-        if len(set(nodes[placement.host])) > 1
-        else placement.host
-        for placement in placements
-    }
+def distinct_hosts(placements: Iterable[RankPlacement]) -> dict[int, str]:
+    """Each rank's host, named as in `distinct_names`."""
+    return _distinct({placement.rank: (placement.host, placement.node_id) for placement in placements})
 
 
 def straddle_text(axis: str, group_size: int, placements: Sequence[RankPlacement]) -> str:

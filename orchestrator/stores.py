@@ -298,15 +298,16 @@ def targets(
 
 
 def _components(keys: Sequence[str]) -> dict[str, str]:
+    if not keys:
+        return environment()
     components: dict[str, str] = {}
-    for key in keys or sorted(environment()):
+    for key in keys:
         name, given, value = key.partition("=")
-        found = value if given else found_out(name) if keys else environment()[name]
+        found = value if given else found_out(name)
         if not name or found is None:
-            known = ", ".join(environment())
             raise BadArgument(
                 f"--key {key}: this machine has no such component; expected NAME=VALUE, the name of an "
-                f"installed package, or one of {known}"
+                f"installed package, or one of {', '.join(environment())}"
             )
         if components.setdefault(name, found) != found:
             raise BadArgument(f"--key {key}: expected each name once, found {name}={components[name]} before")

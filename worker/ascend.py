@@ -1,18 +1,10 @@
 """Ascend on this machine: CANN and the driver, the NPUs' models, and which of them a process may use.
 
-Versions of CANN, NNAL and the driver are read from the files that their installers leave. CANN up to 8.3,
-below its directory (``ascend-toolkit/latest``)::
-
-    version.cfg                                 runtime_running_version=[7.6.0.1.220:8.0.0]   build:release
-    <arch>-linux/ascend_toolkit_install.info    version=8.1.RC1, innerversion=V100R001C21SPC001B238
-    {runtime,compiler,opp,hccl}/version.info    Version=7.6.0.1.220
-
-CANN 8.5 and later, below ``cann-<version>``::
+Versions of CANN (8.5 and later), NNAL and the driver are read from the files that their installers leave, all
+of them, because packages can be upgraded one by one. Below ``cann-<version>``::
 
     <arch>-linux/ascend_toolkit_install.info, ascend_ops_install.info   version=9.0.0, innerversion=...
     share/info/<package>/version.info                                   Version=9.0.0
-
-Packages can be upgraded one by one, so all that are found count, not only the toolkit's.
 
 The model of an NPU is that of ``torch.npu.get_device_name()``: ``Ascend910B2`` (Atlas A2), ``Ascend910_9391``
 (A3). ``npu-smi info -t board`` gives it in parts, which differ by generation (source: "How to get the SoC
@@ -53,9 +45,8 @@ from warmrank.worker.values import Value
 
 _log = logging.getLogger(__name__)
 
-# Text, not patterns: they are compiled where there is such a file, and not on every import.
+# Text, not patterns: they are compiled where they are needed, and not on every import.
 _LINE = r"(?m)^[ \t]*([A-Za-z][\w -]*?)[ \t]*[=:][ \t]*(.+?)[ \t]*$"
-_RUNNING = "_running_version"
 _INSTALLED = ("toolkit", "nnae", "nnrt")  # packages that bring a whole CANN; the first that is there names it
 _LINEAGE = r"V\d+R\d+C\d+"  # of a build such as V100R001C21SPC001B238
 
@@ -103,25 +94,26 @@ def driver_of(places: AscendPlaces) -> str:
 def package_problems(places: AscendPlaces) -> tuple[str, ...]:
     """Mismatches by the packages' own lists, each with its remedy; on the rest they are silent."""
     cann, driver = cann_of(places), _driver_info(places)
-    problems = []
     if not cann.release and len(places.cann) == 1:
-        problems.append(
+        msg = (
             f"{places.cann[0]}, which ASCEND_HOME_PATH or ASCEND_TOOLKIT_HOME names, holds no CANN: source "
             "set_env.sh of the CANN that is installed"
         )
-    own = re.match(_LINEAGE, driver.get("Innerversion", ""))
-    line = re.match(_LINEAGE, cann.build)
+        return (msg,)
+    own, line = (re.match(_LINEAGE, build) for build in (driver.get("Innerversion", ""), cann.build))
     listed = driver.get("compatible_version", "")
-    if listed and own is not None and line is not None and own.group() != line.group():
-        infos = Path(cann.home).glob("*-linux/ascend_*_install.info")
-        others = [_fields(file).get("compatible_version", "") for file in infos]
-        if f"[{line.group()}]" not in listed and not any(f"[{own.group()}]" in text for text in others):
-            problems.append(
-                f"CANN {cann.release} ({cann.build}) and driver {_own_version(driver)} "
-                f"({driver.get('Innerversion')}) do not list each other as compatible: install a driver that "
-                "CANN's release notes name"
-            )
-    return tuple(problems)
+    if not listed or own is None or line is None or own.group() == line.group():
+        return ()
+    infos = Path(cann.home).glob("*-linux/ascend_*_install.info")
+    others = [_fields(file).get("compatible_version", "") for file in infos]
+    if f"[{line.group()}]" in listed or any(f"[{own.group()}]" in text for text in others):
+        return ()
+    msg = (
+        f"CANN {cann.release} ({cann.build}) and driver {_own_version(driver)} "
+        f"({driver.get('Innerversion')}) do not list each other as compatible: install a driver that CANN's "
+        "release notes name"
+    )
+    return (msg,)
 
 
 def _release(home: Path) -> tuple[str, str]:
@@ -131,20 +123,12 @@ def _release(home: Path) -> tuple[str, str]:
             fields = _fields(file)
             if fields.get("version"):
                 return fields["version"], fields.get("innerversion", "")
-    running = _fields(home / "version.cfg").get(f"runtime{_RUNNING}", "").strip("[]")
-    return running.rpartition(":")[2], ""
+    return "", ""
 
 
 def _packages(home: Path) -> dict[str, str]:
     """The version of each package of a CANN."""
-    found = {}
-    for name, value in _fields(home / "version.cfg").items():
-        if name.endswith(_RUNNING):
-            found[name.removesuffix(_RUNNING)] = value.strip("[]").partition(":")[0]
-    # Links to an older layout lead to the same files, so the first of each package counts.
-    for file in [*home.glob("*/version.info"), *home.glob("share/info/*/version.info")]:
-        if version := _own_version(_fields(file)):
-            found[file.parent.name] = version
+    found = {file.parent.name: _own_version(_fields(file)) for file in home.glob("share/info/*/version.info")}
     for file in sorted(home.glob("*-linux/ascend_*ops_install.info")):
         found["ops"] = _fields(file).get("version", "")
     return {name: version for name, version in found.items() if version}
@@ -215,7 +199,6 @@ _FAMILIES = {
     "0xd802": "Ascend910B",
     "0xd803": "Ascend910_93",
 }
-# Text, not patterns: they are compiled where there are NPUs, and not on every import.
 _FIRST = r"\|\s*(\d+)\s+(\S.*?)\s*\|\s*\S+\s*\|"
 _SECOND = r"\|\s*(\d+)(?:\s+\d+)?\s*\|\s*[0-9A-Fa-f]{4}:\S+\s*\|.*?\d+\s*/\s*\d+\s*\|\s*$"
 
@@ -330,25 +313,22 @@ def visible_devices(environ: Mapping[str, str], num_devices: int) -> tuple[int, 
     if text in _NONE:
         return ()
     if not re.fullmatch(r"[0-9]+(,[0-9]+)*", text):
-        expected = "numbers and commas, without spaces and ranges"
-        raise _refused(
-            text, f"CANN would stop reading at the first other sign; expected {expected}, such as 0,1,2"
+        why = (
+            "CANN would stop reading at the first other sign; expected numbers and commas, without spaces "
+            "and ranges, such as 0,1,2"
         )
-    numbers = tuple(int(part) for part in text.split(","))
-    if any(after <= before for before, after in pairwise(numbers)):
-        raise _refused(text, "CANN takes numbers in rising order only, each once")
-    missing = [number for number in numbers if number >= num_devices]
-    if missing:
-        there = (
-            f"this machine has {num_devices} NPUs, numbered from 0" if num_devices else "there is no NPU here"
-        )
-        raise _refused(text, f"it names {', '.join(map(str, missing))}, but {there}")
-    return numbers
-
-
-def _refused(text: str, why: str) -> DeviceUnavailable:
+    else:
+        numbers = tuple(map(int, text.split(",")))
+        missing = [number for number in numbers if number >= num_devices]
+        if any(after <= before for before, after in pairwise(numbers)):
+            why = "CANN takes numbers in rising order only, each once"
+        elif missing:
+            there = f"this machine has {num_devices} NPUs, numbered from 0"
+            why = f"it names {', '.join(map(str, missing))}, but {there}"
+        else:
+            return numbers
     msg = f"{VARIABLE}={text}: {why}. Set it anew, or unset it to use every NPU."
-    return DeviceUnavailable(msg, kind="npu", variable=VARIABLE, actual=text)
+    raise DeviceUnavailable(msg, kind="npu", variable=VARIABLE, actual=text)
 
 
 class Installation(Value):

@@ -15,7 +15,7 @@ from warmrank.orchestrator.launch.plan import (
     plan_round,
     rank_classes,
 )
-from warmrank.orchestrator.launch.steps import order
+from warmrank.orchestrator.launch.stages import order
 from warmrank.worker.results import FunctionProbe
 
 MAX_ROUNDS = 4

@@ -11,8 +11,7 @@ read. Its modification time says when it was last used, to a day.
 
 From there node artifacts go where the tools look for them: nowhere outside of the directories that this
 node's config declares, nor through a link, nor where another user can write. A file that is there is the
-node's own and stays, unless its path says what it holds (`NodeCache.in_sets`). What cannot be placed is a
-reason, never an error: the tool compiles it again.
+node's own and stays. What cannot be placed is a reason, never an error: the tool compiles it again.
 """
 
 from __future__ import annotations
@@ -61,25 +60,16 @@ Collect = Literal["new", "all", "none"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCache:
-    """A node cache of this node; ``patterns`` say which files below its directory belong to it.
-
-    One ``in_sets`` is filled by engine torchair, with archives ``<artifact>/<conditions>/<name>`` whose names
-    say what is in them; of one artifact, under the same conditions, one is enough.
-    """
+    """A node cache of this node; ``patterns`` say which files below its directory belong to it."""
 
     name: str
     directory: str  # which may be absent
     patterns: tuple[str, ...] = ("*",)  # a ``*`` stands for slashes too
     collect: Collect = "new"  # what a launch adds or changes; or also what was there before
-    in_sets: bool = False
 
     def takes(self, relative: str) -> bool:
         """Return True if a file of that path below the directory belongs to the node cache."""
         return any(fnmatch.fnmatchcase(relative, pattern) for pattern in self.patterns)
-
-    def unit_of(self, relative: str) -> str:
-        """Unit of the node cache that is taken whole, from one launch: a file, or an artifact's archive."""
-        return "/".join(relative.split("/", 2)[:2]) if self.in_sets else relative
 
 
 NodeCaches = Mapping[str, NodeCache]
@@ -269,7 +259,7 @@ def _place(cache_root: Path, file: NodeFile, cache: NodeCache | None, vouched: M
         raise _NotPlaced(f"left in the cache directory: {why}")
     root = Path(cache.directory)
     path = root / file.relative
-    if _is_there(path, file, replaced=cache.in_sets):
+    if _is_there(path, file):
         return False
     kept = find_kept(cache_root, file.digest)
     if kept is None:
@@ -290,9 +280,6 @@ def _place(cache_root: Path, file: NodeFile, cache: NodeCache | None, vouched: M
             target.flush()
             os.fsync(target.fileno())  # a torn file would be taken for the node's own
         with os_errors_are_unusable("file", path):
-            if cache.in_sets:
-                temporary.replace(path)
-                return True
             try:
                 os.link(temporary, path)
             except FileExistsError:  # the tool, or another process, was faster
@@ -304,13 +291,13 @@ def _place(cache_root: Path, file: NodeFile, cache: NodeCache | None, vouched: M
             temporary.unlink(missing_ok=True)
 
 
-def _is_there(path: Path, file: NodeFile, *, replaced: bool = False) -> bool:
+def _is_there(path: Path, file: NodeFile) -> bool:
     """Return True if the node has the file; raise `_NotPlaced` for another one of that name that stays."""
     with os_errors_are_unusable("file", path):
         try:
             is_equal = path.lstat().st_size == file.digest.size_bytes and digest_owned(path) == file.digest
         except (FileNotFoundError, NotADirectoryError):
             return False
-    if not is_equal and not replaced:
+    if not is_equal:
         raise _NotPlaced(f"the node has another file at {path}, which stays")
-    return is_equal
+    return True

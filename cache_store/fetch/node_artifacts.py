@@ -1,8 +1,8 @@
 """Node artifacts out of the store: which manifests have them, which of them a node takes, and the copies.
 
 The first rank of a node keeps the node's artifacts in its manifest, so the *source* of a rank is the nearest
-rank at or below it whose manifest has any. Of each unit (`NodeCache.unit_of`) the first file is taken that
-can be had. Whatever fails is a reason and keeps nothing else back.
+rank at or below it whose manifest has any. Of each path the first file is taken that can be had. Whatever
+fails is a reason and keeps nothing else back.
 """
 
 from __future__ import annotations
@@ -120,18 +120,16 @@ def fetch_node_files(
     )
 
 
-def _offers(
-    files: Iterable[NodeFile], caches: NodeCaches, skipped: list[str]
-) -> dict[tuple[str, str], list[NodeFile]]:
-    """The files of each unit, in their order."""
+def _offers(files: Iterable[NodeFile], caches: NodeCaches, skipped: list[str]) -> dict[str, list[NodeFile]]:
+    """The files of each path, in their order."""
     strange: Counter[str] = Counter()
-    offers: dict[tuple[str, str], list[NodeFile]] = {}
+    offers: dict[str, list[NodeFile]] = {}
     for file in dict.fromkeys(files):
         cache = caches.get(file.cache)
         if cache is None or not cache.takes(file.relative):
             strange[file.cache] += 1
         else:
-            offers.setdefault((cache.name, cache.unit_of(file.relative)), []).append(file)
+            offers.setdefault(file.path, []).append(file)
     skipped += [
         f"node/{name}: {count_text(number, 'file')}, of which this node's config declares "
         "no directory or no pattern"
@@ -141,11 +139,11 @@ def _offers(
 
 
 def _chosen(
-    offers: Mapping[tuple[str, str], Sequence[NodeFile]],
+    offers: Mapping[str, Sequence[NodeFile]],
     faults: Mapping[Digest, StoreError],
     skipped: list[str],
 ) -> list[NodeFile]:
-    """Of each unit the first file that can be had, as far as there is room for it and its path."""
+    """Of each path the first file that can be had, as far as there is room for it and its path."""
     firsts: dict[str, NodeFile] = {}
     digests: set[Digest] = set()
     size_bytes = 0

@@ -43,10 +43,10 @@ from warmrank.orchestrator.config.models import Config, identity, launch_key
 from warmrank.orchestrator.errors import BadArgument, BuildFailed, ranks_text
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.gang.rank_host import init_of
-from warmrank.orchestrator.launch import steps
 from warmrank.orchestrator.launch.events import Listener, silence
 from warmrank.orchestrator.launch.rounds import Ledger, settle_all
-from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.launch.run import Run
+from warmrank.orchestrator.launch.stages import build_and_probe
 from warmrank.orchestrator.signals import undisturbed
 from warmrank.orchestrator.text import grouped
 from warmrank.worker.rank.manifests import unpacked
@@ -68,11 +68,11 @@ class BuildOptions:
 @contextlib.contextmanager
 def _offline(
     config: Config, options: BuildOptions, listener: Listener | None, launcher: Launcher | None
-) -> Iterator[Stages]:
+) -> Iterator[Run]:
     """The stages of the ranks that are built; without a launcher, they are processes of this machine."""
     ranks = built_ranks(config, every_rank=options.every_rank)
     launcher = launcher or OfflineLauncher(config, ranks, num_jobs=options.num_jobs)
-    stages = Stages(config.model_copy(update={"store": None}), launcher, listener or silence, ranks=ranks)
+    stages = Run(config.model_copy(update={"store": None}), launcher, listener or silence, ranks=ranks)
     try:
         yield stages
         stages.close()
@@ -130,7 +130,7 @@ def _open_store(config: Config) -> Store | None:
     return found.store
 
 
-def _fetch(stages: Stages, store: Store, config: Config, options: BuildOptions) -> None:
+def _fetch(stages: Run, store: Store, config: Config, options: BuildOptions) -> None:
     """Bring what the store has of the ranks that are built into the stages' cache directory."""
     with stages.stage("fetch"):
         wanted = Wanted(
@@ -144,7 +144,7 @@ def _fetch(stages: Stages, store: Store, config: Config, options: BuildOptions) 
 
 
 def _probed(
-    stages: Stages, options: BuildOptions, *, kernels: bool = True
+    stages: Run, options: BuildOptions, *, kernels: bool = True
 ) -> tuple[Mapping[int, tuple[FunctionProbe, ...]], tuple[LeftOut, ...]]:
     """Bring the ranks up, build their models and probe; what each found, and what is left out.
 
@@ -156,7 +156,7 @@ def _probed(
         placements = {rank: offline_placement(stages.config, rank) for rank in stages.ranks}
         inits = {rank: (init_of(stages.config, placement), *rest) for rank, placement in placements.items()}
         stages.ask("start", OfflineHost.open, inits)
-    probes = steps.build_and_probe(stages)
+    probes = build_and_probe(stages)
     everyone = dict.fromkeys(stages.ranks, ())
     left_out = stages.ask("build", OfflineRank.left_out, everyone, is_work=False).values()
     return probes, tuple(dict.fromkeys(itertools.chain.from_iterable(left_out)))
@@ -166,7 +166,7 @@ def _probed(
 class _Build:
     """Results of the ranks that are built, on their way into the store."""
 
-    stages: Stages
+    stages: Run
     config: Config
     options: BuildOptions
     probes: Mapping[int, tuple[FunctionProbe, ...]] = field(default_factory=dict)
@@ -380,7 +380,7 @@ def audit_cache(
 
 
 def _manifests(
-    stages: Stages, store: Store, config: Config, options: BuildOptions
+    stages: Run, store: Store, config: Config, options: BuildOptions
 ) -> list[list[PartitionManifest]]:
     """The partitions of each record that a launch would take, those of its own size where there are any."""
     environment = options.target.environment

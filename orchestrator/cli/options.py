@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -80,7 +79,7 @@ def lint_here(
         starts_ray: a Ray of its own may be started here, for its workload.
         is_elsewhere: it runs as a job of a cluster, whose nodes have what is missing on this machine.
     """
-    from warmrank.orchestrator.config.lint import lint, machine_here
+    from warmrank.orchestrator.config.lint import lint
     from warmrank.orchestrator.gang.ray_session import way_in_now
 
     way = way_in_now(config.ray)
@@ -90,12 +89,7 @@ def lint_here(
     if is_elsewhere or not starts_ray or way in {"address", "initialized"}:
         changes["ray"] = config.ray.model_copy(update={"address": config.ray.address or "auto"})
     config = config.model_copy(update=changes)
-    machine = machine_here(config)
-    if is_elsewhere:
-        machine = replace(machine, requires_signature="", has_signing_key=True)
-    if way == "job":
-        machine = replace(machine, num_cpus=None)
-    return lint(config, machine)
+    return lint(config, counts_cpus=way != "job", signs_elsewhere=is_elsewhere)
 
 
 def refuse_what_fails(

@@ -1,7 +1,8 @@
 """Contradictions, certain or likely, between keys of a config that are right by themselves.
 
-An error can never work; a warning works somewhere, or does less than whoever wrote it believes. Facts of this
-machine, which the judgement depends on, are gathered by `machine_here`; it makes and changes nothing.
+An error can never work; a warning works somewhere, or does less than whoever wrote it believes. What the
+judgement depends on is looked at on this machine; nothing is made or changed, and a disk that does not answer
+is taken for a shared one, with all in order.
 
 The function that an entrypoint names is looked for, and what it takes, without running any code: modules are
 read. What is not certain to be missing counts as there: ranks look again, on their nodes.
@@ -16,14 +17,15 @@ import os
 import pkgutil
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from warmrank.cache_store.backends.deadline import all_within
+from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type, read_mounts
 from warmrank.orchestrator import SHADOW_REMEDY, shadow_here
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload, RayConfig, ScriptWorkload
 from warmrank.orchestrator.config.store import LOOK_S, StoreConfig, choice_of, is_url
@@ -32,6 +34,8 @@ from warmrank.worker.errors import WorkloadError
 from warmrank.worker.rank.workload import check_arguments, no_function, not_imported
 
 Level = Literal["error", "warning"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +48,31 @@ class LintFinding:
     remedy: str  # what to do
 
 
-def lint(config: Config, machine: Machine) -> tuple[LintFinding, ...]:
-    """Findings about settings that do not go together, errors first."""
-    found = [*_ranks(config, machine), *_code(config, machine), *_choices(config)]
+RAY_OVERRIDE = "RAY_OVERRIDE_RESOURCES"
+"""The variable that says what a Ray offers, whatever it finds (ray/_private/ray_constants.py)."""
+
+
+def lint(
+    config: Config, *, counts_cpus: bool = True, signs_elsewhere: bool = False
+) -> tuple[LintFinding, ...]:
+    """Findings about settings that do not go together, errors first.
+
+    CPUs are not counted where the ranks of a job start, nor keys looked for where another machine signs.
+    """
+    found = [*_ranks(config, counts_cpus=counts_cpus), *_code(config), *_cache(config)]
     if config.store is not None:
-        found += [*_store(config, config.store, machine), *_trust(config, config.store, machine)]
+        found += _store(config, config.store)
+        found += _trust(config, config.store) if not signs_elsewhere else ()
     return tuple(sorted(found, key=lambda finding: finding.level != "error"))
 
 
-def _ranks(config: Config, machine: Machine) -> Iterator[LintFinding]:
+def _ranks(config: Config, *, counts_cpus: bool) -> Iterator[LintFinding]:
     ray, asked = config.ray, config.ranks * config.ray.num_cpus_per_rank
-    if machine.num_cpus is not None and asked > machine.num_cpus:
-        usable = f", of which this process may use {machine.usable_cpus}"
-        offer = f"Ray counts {machine.num_cpus} here"
-        offer += usable if machine.usable_cpus != machine.num_cpus else ""
+    num_cpus = cpus_of_ray(ray) if counts_cpus else None
+    if num_cpus is not None and asked > num_cpus:
+        offer, usable = f"Ray counts {num_cpus} here", len(os.sched_getaffinity(0))
+        if usable != num_cpus:
+            offer += f", of which this process may use {usable}"
         offer = f"ray.num_cpus offers {ray.num_cpus}" if ray.num_cpus else offer
         ranks = count_text(config.ranks, "rank") + (" asks" if config.ranks == 1 else " ask")
         yield LintFinding(
@@ -80,30 +95,62 @@ def _ranks(config: Config, machine: Machine) -> Iterator[LintFinding]:
             f"a rank runs {ray.omp_num_threads} threads, and has {ray.num_cpus_per_rank:g} CPU reserved",
             "set ray.num_cpus_per_rank to the number of threads",
         )
-
-
-def _code(config: Config, machine: Machine) -> Iterator[LintFinding]:
-    """Code that ranks run and that is not here; on a cluster, the nodes may have it."""
-    if machine.code_fault:
-        key = "script" if isinstance(config.workload, ScriptWorkload) else "entrypoint"
-        is_certain = config.ray.address is None or (config.ray.ship_code and machine.is_code_here)
-        only_there = "" if is_certain else "; where the nodes alone have it, all is well"
-        level: Level = "error" if is_certain else "warning"
-        remedy = f"start the command in the directory of the code (it is {Path.cwd()} now), or correct it"
-        yield LintFinding(level, (f"workload.{key}",), machine.code_fault, f"{remedy}{only_there}")
-    if machine.shadow is not None:
-        found = f"ranks would import {machine.shadow} in place of the package warmrank"
-        yield LintFinding("error", ("workload",), found, SHADOW_REMEDY)
-
-
-def _choices(config: Config) -> Iterator[LintFinding]:
-    """Single choices that cannot work here, or do nothing."""
     if config.engine == "torchair" and config.device != "npu":
         yield LintFinding(
             "error",
             ("engine", "device"),
             f"engine torchair compiles for device npu, and device is {config.device}",
             "set device: npu, or engine: auto",
+        )
+
+
+def cpus_of_ray(config: RayConfig) -> int | None:
+    """Number of CPUs that a Ray started here counts: by control groups, not by where a process may run.
+
+    None where none is started, or nobody knows.
+    """
+    if config.address is not None or RAY_OVERRIDE in os.environ:
+        return None
+    if config.num_cpus is not None:
+        return config.num_cpus
+    try:
+        from ray._private.utils import get_num_cpus
+    except ImportError:
+        return os.cpu_count()
+    return int(get_num_cpus(override_docker_cpu_warning=True))
+
+
+def _code(config: Config) -> Iterator[LintFinding]:
+    """Code that ranks run and that is not here; on a cluster, the nodes may have it."""
+    key, fault, read = "script", "", Path()
+    if isinstance(config.workload, ScriptWorkload):
+        read = Path(config.workload.script)
+        fault = "" if read.is_file() else f"no file {read} from this directory"
+    elif found := fault_of(config):
+        error, source = found
+        key, read = "entrypoint", source or Path("/")
+        fault = error.message.rstrip(".") + (f" (read in {read})" if source else "")
+    if fault:
+        # Nodes get a copy of the current directory.
+        is_copied = config.ray.ship_code and (Path.cwd() / read).is_relative_to(Path.cwd())
+        is_certain = config.ray.address is None or is_copied
+        only_there = "" if is_certain else "; where the nodes alone have it, all is well"
+        remedy = f"start the command in the directory of the code (it is {Path.cwd()} now), or correct it"
+        yield LintFinding(
+            "error" if is_certain else "warning", (f"workload.{key}",), fault, f"{remedy}{only_there}"
+        )
+    if shadow := shadow_here():
+        found_there = f"ranks would import {shadow} in place of the package warmrank"
+        yield LintFinding("error", ("workload",), found_there, SHADOW_REMEDY)
+
+
+def _cache(config: Config) -> Iterator[LintFinding]:
+    if file := _look(partial(_file_above, config.cache_dir.absolute())):
+        yield LintFinding(
+            "error" if config.ray.address is None else "warning",
+            ("cache_dir",),
+            f"{config.cache_dir} cannot be made here, because {file} is no directory",
+            "name a directory on the disk of every node",
         )
     if config.no_compile and config.store is None:
         yield LintFinding(
@@ -114,7 +161,24 @@ def _choices(config: Config) -> Iterator[LintFinding]:
         )
 
 
-def _store(config: Config, store: StoreConfig, machine: Machine) -> Iterator[LintFinding]:
+# Of `os.path`, because these raise nothing: what cannot be looked at is not known to be local, or a file.
+
+
+def _file_above(path: Path) -> Path | None:
+    nearest = next(each for each in (path, *path.parents) if os.path.exists(each))  # noqa: PTH110
+    return None if os.path.isdir(nearest) else nearest  # noqa: PTH112
+
+
+def _is_local(path: str) -> bool:
+    is_there = os.path.isdir(path)  # noqa: PTH112
+    return is_there and file_system_type(Path(os.path.realpath(path)), read_mounts()) in LOCAL_TYPES
+
+
+def _look(at: Callable[[], T]) -> T | None:
+    return all_within([at], timeout_s=LOOK_S)[0]
+
+
+def _store(config: Config, store: StoreConfig) -> Iterator[LintFinding]:
     cache = Path(os.path.normpath(config.cache_dir))
     for tier in store.tiers:
         place = Path(os.path.normpath(tier.path))
@@ -125,7 +189,9 @@ def _store(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Lin
                 f"the cache directory {cache} and the store {place} lie in one another",
                 "give each a directory of its own",
             )
-    if config.ray.address is not None and {tier.path for tier in store.tiers} <= set(machine.local_stores):
+    if config.ray.address is not None and all(
+        not is_url(tier.path) and _look(partial(_is_local, tier.path)) for tier in store.tiers
+    ):
         yield LintFinding(
             "warning",
             ("store", "ray.address"),
@@ -135,23 +201,24 @@ def _store(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Lin
         )
 
 
-def _trust(config: Config, store: StoreConfig, machine: Machine) -> Iterator[LintFinding]:
+def _trust(config: Config, store: StoreConfig) -> Iterator[LintFinding]:
     trust = store.trust
     if trust.signing_key is not None:
-        if not machine.has_signing_key:
+        if not trust.signing_key.exists():
             remedy = "make the key with warmrank keys generate, or name another"
             yield LintFinding("error", ("store.trust.signing_key",), f"no file {trust.signing_key}", remedy)
-    elif trust.policy == "require" and not trust.trusted_keys and trust.keyring is None:
+        return
+    if trust.policy == "require" and not trust.trusted_keys and trust.keyring is None:
         yield LintFinding(
             "error",
             ("store.trust.policy", "store.trust.trusted_keys"),
             "only signed artifacts are believed, and no key is trusted",
             "name a key that signs or keys that are trusted, see `warmrank keys`",
         )
-    elif (trust.policy == "require" or machine.requires_signature) and any(
-        tier.mode in {"rw", "required"} for tier in store.tiers
-    ):
-        why = f" ({machine.requires_signature})" if machine.requires_signature else ""
+        return
+    policy, place = choice_of(trust, [tier.path for tier in store.tiers])
+    if policy == "require" and any(tier.mode in {"rw", "required"} for tier in store.tiers):
+        why = f" ({place})" if place else ""
         own = "; or, for a store of your own, take that right from others (chmod go-w)" if why else ""
         yield LintFinding(
             "warning" if config.no_compile else "error",
@@ -160,72 +227,6 @@ def _trust(config: Config, store: StoreConfig, machine: Machine) -> Iterator[Lin
             "name store.trust.signing_key (warmrank keys generate makes a key), or say with mode: ro "
             f"that the store is only read{own}",
         )
-
-
-RAY_OVERRIDE = "RAY_OVERRIDE_RESOURCES"
-"""The variable that says what a Ray offers, whatever it finds (ray/_private/ray_constants.py)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """Facts of this machine that the judgement of a config depends on."""
-
-    num_cpus: int | None  # that a Ray started here counts; None where none is started, or nobody knows
-    usable_cpus: int  # that this process may run on
-    local_stores: tuple[str, ...] = ()  # places of the store that are there, on a disk of this machine alone
-    code_fault: str = ""  # why the workload's script or entrypoint cannot run here; empty for no reason
-    is_code_here: bool = True  # its file is looked for in the current directory, of which nodes get a copy
-    shadow: Path | None = None  # a module here that ranks would import in place of `warmrank`
-    requires_signature: str = ""  # why, where the config leaves that open
-    has_signing_key: bool = True  # true where none is named
-
-
-def machine_here(config: Config) -> Machine:
-    """Look at this machine; a disk that does not answer is taken for a shared one, with all in order."""
-    from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type, read_mounts
-
-    tiers = [tier.path for tier in config.store.tiers] if config.store else []
-    trust = config.store.trust if config.store else None
-    mounts = read_mounts()
-
-    def is_local(path: str) -> bool:
-        # Of `os.path`, because these raise nothing: what cannot be looked at is not known to be local.
-        is_there = os.path.isdir(path)  # noqa: PTH112
-        return is_there and file_system_type(Path(os.path.realpath(path)), mounts) in LOCAL_TYPES
-
-    places = [path for path in tiers if not is_url(path)]
-    found = all_within([partial(is_local, path) for path in places], timeout_s=LOOK_S)
-    code_fault, source = "", Path()
-    if isinstance(config.workload, ScriptWorkload):
-        source = Path(config.workload.script)
-        code_fault = "" if source.is_file() else f"no file {source} from this directory"
-    elif fault := fault_of(config):
-        error, read = fault
-        code_fault = error.message.rstrip(".") + (f" (read in {read})" if read else "")
-        source = read or Path("/")
-    return Machine(
-        num_cpus=_cpus_of_ray(config.ray),
-        usable_cpus=len(os.sched_getaffinity(0)),
-        local_stores=tuple(path for path, is_local in zip(places, found, strict=True) if is_local),
-        code_fault=code_fault,
-        is_code_here=(Path.cwd() / source).is_relative_to(Path.cwd()),
-        shadow=shadow_here(),
-        requires_signature=choice_of(trust, tiers)[1] if trust else "",
-        has_signing_key=trust is None or trust.signing_key is None or trust.signing_key.exists(),
-    )
-
-
-def _cpus_of_ray(config: RayConfig) -> int | None:
-    """Number of CPUs that a Ray started here counts: by control groups, not by where a process may run."""
-    if config.address is not None or RAY_OVERRIDE in os.environ:
-        return None
-    if config.num_cpus is not None:
-        return config.num_cpus
-    try:
-        from ray._private.utils import get_num_cpus
-    except ImportError:
-        return os.cpu_count()
-    return int(get_num_cpus(override_docker_cpu_warning=True))
 
 
 _BINDS_UNSEEN = re.compile(r"import \*|\b(__getattr__|__path__|globals|exec|vars|setattr|sys\.modules)\b")

@@ -134,7 +134,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
             raise ConfigError([_problem(place, at, shown(here), f"what {key} can be set in")])
         if depth < len(parts) - 1:
             here = here[int(part)] if isinstance(here, list) else here.setdefault(part, {})
-    value = read_yaml(text, place, key=tuple(parts))
+    value = read_yaml(text, place)
     here[int(parts[-1]) if isinstance(here, list) else parts[-1]] = value
 
 
@@ -158,65 +158,21 @@ def _resolved(config: Config, base: Path) -> Config:
     return config.model_copy(update=changes)
 
 
-_Paths = list[tuple[str, ...]]
-
-_TEXTS: _Paths = [
-    ("env", "{}"),
-    ("workload", "arguments", "[]"),
-    ("ray", "labels", "{}"),
-    *(("store", *tier, *key) for tier in ((), ("tiers", "[]")) for key in (("mode",), ("options", "{}"))),
-    ("store", "trust", "policy"),
-    ("store", "trust", "revoked", "[]"),
-    ("audit",),
-]
-"""Places of texts in a config, of which YAML would make numbers or booleans (``off``).
-
-``{}`` is each key of a mapping, ``[]`` each item of a list.
-"""
-
-
-def read_yaml(text: str, place: str, *, key: tuple[str, ...] = ()) -> Any:
-    """The data in a text of YAML, which stands at ``key`` of a config; raises `ConfigError`.
-
-    A key that stands twice is an error, and so is what JSON cannot hold: not-a-number, a key that is no
-    string. A number or boolean at `_TEXTS`, and a date anywhere, is the text as it is written.
-    """
-    paths = _TEXTS
-    for part in key:
-        paths = _below(paths, part)
+def read_yaml(text: str, place: str) -> Any:
+    """The data in a text of YAML; raises `ConfigError`, also for a key that stands twice or is no string."""
+    loader = _Loader(text)
+    loader.name = place
+    loader.deep_construct = True  # so that an alias of what it stands in is refused
     try:
-        return _with_texts(_loaded(_Loader, text, place), _loaded(_TextLoader, text, place), paths)
+        return loader.get_single_data()
     except RecursionError:
-        found = "an alias of what it stands in, or hundreds of levels"
-        raise ConfigError([_problem(place, "", found, "a document of a person's size")]) from None
+        problem = _problem(place, "", "hundreds of levels", "a document of a person's size")
+        raise ConfigError([problem]) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
         cause = getattr(error, "problem", None) or "not YAML"
         raise ConfigError([_problem(place + line, "", f"broken YAML ({cause})", "valid YAML")]) from error
-
-
-def _with_texts(value: Any, text: Any, paths: _Paths) -> Any:
-    """Data with texts at these paths in place of numbers; the same data is taken from ``text``."""
-    if isinstance(value, dict):
-        return {name: _with_texts(item, text[name], _below(paths, name)) for name, item in value.items()}
-    if isinstance(value, list):
-        items = enumerate(zip(value, text, strict=True))
-        return [_with_texts(item, written, _below(paths, str(at))) for at, (item, written) in items]
-    return text if () in paths else value
-
-
-def _below(paths: _Paths, part: str) -> _Paths:
-    """Rests of paths below a key of a mapping, or an index of a list."""
-    tags = {part, "{}", "[]"} if part.isdecimal() else {part, "{}"}
-    return [path[1:] for path in paths if path and path[0] in tags]
-
-
-def _loaded(kind: type[_Loader], text: str, place: str) -> Any:
-    loader = kind(text)
-    loader.name = place
-    try:
-        return loader.get_single_data()
     finally:
         loader.dispose()
 
@@ -233,7 +189,8 @@ class _Loader(yaml.SafeLoader):
         if tag not in {f"{_TAG}{kind}" for kind in ("binary", "omap", "pairs", "set")}
     } | {
         f"{_TAG}timestamp": yaml.SafeLoader.construct_yaml_str,
-        f"{_TAG}float": lambda self, node: self.finite(node),
+        f"{_TAG}int": lambda self, node: self.number(node, self.construct_yaml_int(node)),
+        f"{_TAG}float": lambda self, node: self.number(node, self.construct_yaml_float(node)),
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -250,11 +207,12 @@ class _Loader(yaml.SafeLoader):
             seen.add(key)
         return super().construct_mapping(node, deep)
 
-    def finite(self, node: yaml.ScalarNode) -> float:
-        """A number that JSON can hold."""
-        value = self.construct_yaml_float(node)
+    def number(self, node: yaml.ScalarNode, value: float) -> float:
+        """A number that JSON can hold; a whole one as it is written, so that it may stand for a text too."""
         if not math.isfinite(value):
             self.refuse(node, node.value, "a finite number")
+        if isinstance(value, int) and node.value != str(value):
+            self.refuse(node, f"{node.value}, which YAML takes for {value}", f"{value}, or a text in quotes")
         return value
 
     @staticmethod
@@ -262,15 +220,6 @@ class _Loader(yaml.SafeLoader):
         """Raise `ConfigError` that names a node's place."""
         place = f"{node.start_mark.name}:{node.start_mark.line + 1}"
         raise ConfigError([_problem(place, "", found, expected)])
-
-
-class _TextLoader(_Loader):
-    """Makes texts of numbers and booleans."""
-
-    yaml_constructors: ClassVar[dict[str | None, Any]] = {
-        **_Loader.yaml_constructors,
-        **dict.fromkeys((f"{_TAG}{kind}" for kind in ("int", "float", "bool")), _Loader.construct_yaml_str),
-    }
 
 
 _MODELS: dict[tuple[str, ...], type[BaseModel]] = {
@@ -371,6 +320,8 @@ def _expected(detail: ErrorDetails, where: tuple[str, ...]) -> str:
     """Allowed values in pydantic's words and the key's own; not twice where those say the same."""
     description, what = _description(where), detail["msg"].removeprefix("Input should be ")
     what = _OF_JSON.get(what, what)
+    if isinstance(detail["input"], bool | float) and detail["type"] in {"string_type", "literal_error"}:
+        what = f"{what}, in quotes"  # without them `off` is none
     if detail["type"] == "string_pattern_mismatch" or description.startswith(what.removeprefix("a ")):
         return description
     return ": ".join(filter(None, (what, description)))
@@ -403,9 +354,8 @@ def node_caches_of(config: Config) -> tuple[NodeCache, ...]:
 
 def place_faults(config: Config) -> dict[str, str]:
     """Faults of the places of node caches, as this process understands the config's paths, by name."""
-    own = {name: node_caches.engine_directory(config.cache_dir, name) for name in node_caches.OWN}
-    named = [cache for cache in declared_caches(config) if cache.name not in own]
-    return node_caches.place_faults(named, config.cache_dir, own)
+    named = [cache for cache in declared_caches(config) if cache.name not in node_caches.OWN]
+    return node_caches.place_faults(named, config.cache_dir)
 
 
 def declared_caches(config: Config) -> tuple[NodeCache, ...]:

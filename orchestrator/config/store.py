@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -48,8 +49,12 @@ class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
-Text = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
-"""A text, which a person need not put in quotes; `orchestrator.config.reading` lists where these are."""
+Text = Annotated[
+    str,
+    BeforeValidator(lambda given: str(given) if type(given) is int else given),
+    WithJsonSchema({"type": ["string", "integer"]}),
+]
+"""A text; a whole number needs no quotes."""
 
 IN_ENVIRON = (
     "a config goes to every node: set credentials in the environment there, such as AWS_ACCESS_KEY_ID"

@@ -148,7 +148,7 @@ class NodeKeeper:
             self._collected = node_collecting.collect(
                 self._caches,
                 self._config.cache_dir,
-                node_collecting.room_in(manifest),
+                manifest,
                 before=self._before,
                 carried=self._seeded.files if self._seeded is not None else (),
                 refusal=lambda directory: refusal(directory, *trust_of(self._config)),

@@ -18,12 +18,11 @@ from dataclasses import fields, replace
 
 from filelock import Timeout
 
-from warmrank.cache_store.backends.deadline import TierState
 from warmrank.cache_store.cache_dir.single_flight import LOCKS, lock_in
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache
 from warmrank.cache_store.publish_pending import add_launch
 from warmrank.cache_store.records.manifest import environments_of, utc_now
-from warmrank.orchestrator.config.models import Retries, identity, launch_key
+from warmrank.orchestrator.config.models import Retries, ScriptWorkload, identity, launch_key
 from warmrank.orchestrator.config.reading import Config, require_workload
 from warmrank.orchestrator.errors import (
     Budget,
@@ -36,23 +35,20 @@ from warmrank.orchestrator.errors import (
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.gang.ray_session import way_in_now
-from warmrank.orchestrator.launch import steps
-from warmrank.orchestrator.launch.events import Listener, silence
+from warmrank.orchestrator.launch import stages
+from warmrank.orchestrator.launch.events import Course, Listener, silence
 from warmrank.orchestrator.launch.report import (
     SCHEMA_VERSION,
-    Committed,
     Failure,
     FunctionReport,
-    NodeFetch,
     NodePublish,
-    NodeReport,
     Nondeterministic,
     RankReport,
     Report,
     totals,
 )
 from warmrank.orchestrator.launch.rounds import Compiling, settle_all
-from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.launch.run import Run
 from warmrank.orchestrator.nodes import Gang
 from warmrank.orchestrator.signals import held_back, named, undisturbed
 from warmrank.orchestrator.stores import Access, is_writable, may_publish, waiting_launch
@@ -83,21 +79,43 @@ class Launch:
         self._config = config
         self._no_compile = no_compile or config.no_compile or settings().no_compile
         self._launcher = launcher or ray_launcher(config)
-        self._stages = Stages(config, self._launcher, listener or silence)
-        self._started = utc_now()
-        self._tiers: tuple[TierState, ...] = ()
+        self._run = Run(config, self._launcher, listener or silence)
         self._avoid: tuple[Compiling, ...] = ()
+        self._blank = Report(
+            schema_version=SCHEMA_VERSION,
+            outcome="warm",
+            exit_code=0,
+            failure=None,
+            course=Course(),
+            name=config.name,
+            launch_key=launch_key(config),
+            identity=identity(config),
+            environment={},
+            other_environments=(),
+            world_size=config.ranks,
+            parallel=config.parallel.sizes(),
+            started=utc_now(),
+            cache_dir=str(config.cache_dir),
+            store=config.store.location if config.store else "",
+            tiers=(),
+            record="",
+            ranks=(),
+            fetches=(),
+            publishes=(),
+            nondeterministic=(),
+            queued_on=(),
+            stages=(),
+            totals=totals(()),
+            problems=(),
+        )
         self._forget()
 
     def _forget(self) -> None:
         """Forget what is of an attempt."""
-        self._environments: dict[int, dict[str, str]] = {}
-        self._fetches: tuple[NodeFetch, ...] = ()
-        self._probes: steps.Probes = {}
-        self._results: steps.Results = {}
+        self._report = self._blank  # without what is read off at the end
+        self._probes: stages.Probes = {}
+        self._results: stages.Results = {}
         self._checks: dict[int, Verification] = {}
-        self._committed = Committed()
-        self._node_artifacts: tuple[NodeReport, ...] = ()
 
     def run(self) -> Report:
         """Launch until every rank is warm.
@@ -109,8 +127,8 @@ class Launch:
             cache_store.errors.StoreError: the store's place holds no usable store, or a key file is unusable.
         """
         try:
-            access = steps.open_store(self._stages)
-            self._tiers = access.found() if access is not None else ()
+            access = stages.open_store(self._run)
+            self._blank = replace(self._blank, tiers=access.found() if access is not None else ())
             with turn(self._config):
                 return self._attempts(access)
         finally:
@@ -120,20 +138,19 @@ class Launch:
     def failed(self, error: BaseException, *, exit_code: int) -> Report:
         """The report of a launch whose `run` ended with this error, as far as it came."""
         self._results, self._checks = {}, {}
-        self._committed, self._node_artifacts = Committed(), ()
-        report = self._report()
-        if isinstance(error, LaunchFailed) and not error.logs:
-            report = replace(report, ranks=tuple(replace(rank, log="") for rank in report.ranks))
-        failure = Failure(kind=type(error).__name__, message=in_words(error), stage=self._stages.running)
+        report = self._whole(self._report)
+        failure = Failure(kind=type(error).__name__, message=in_words(error), stage=self._run.running)
         if isinstance(error, LaunchFailed):
             failure = replace(failure, stage=error.stage, causes=error.causes, silent=error.silent)
+            if not error.logs:
+                report = replace(report, ranks=tuple(replace(rank, log="") for rank in report.ranks))
         return replace(report, outcome="failed", exit_code=exit_code, failure=failure)
 
     def _attempts(self, access: Access | None) -> Report:
         spent: Counter[Budget] = Counter()
         reason = ""
         while True:
-            self._stages.begin_attempt(reason)
+            self._run.begin_attempt(reason)
             self._forget()
             try:
                 with named():
@@ -143,52 +160,55 @@ class Launch:
                 reason = reason_for_another(error, self._config.retries, spent)
                 if isinstance(error, CannotStart):
                     error.is_lost |= spent["node"] > 0
-                self._stages.attempt_failed(error, is_last=not reason)
+                self._run.attempt_failed(error, is_last=not reason)
                 if not reason:
                     raise
             except BaseException as error:
-                self._stages.attempt_failed(error, is_last=True)
+                self._run.attempt_failed(error, is_last=True)
                 raise
             with held_back():
                 self._launcher.release()
 
     def _attempt(self, access: Access | None) -> Report:
-        stages = self._stages
-        self._environments = steps.start(stages, access, no_compile=self._no_compile)
+        run = self._run
+        found = environments_of(stages.start(run, access, no_compile=self._no_compile))
+        self._report = replace(self._report, environment=found.environment, other_environments=found.others)
         captures: tuple[PlannedCapture, ...] = ()
         if access is not None and access.store is not None:
-            self._fetches, captures = steps.fetch(stages)
-        if stages.is_script:  # each rank decides for itself, as it would without a launch
-            self._results = steps.run_script(stages)
+            fetches, captures = stages.fetch(run)
+            self._report = replace(self._report, fetches=fetches)
+        if isinstance(self._config.workload, ScriptWorkload):
+            self._results = stages.run_script(run)  # each rank decides for itself
         else:
             self._warm_up(captures)
+        report = self._report
         if access is not None:
             results = self._results.values()
             is_new = any(result.outcome != "loaded" for own in results for result in own)
-            self._committed = commit(stages, access, is_new=is_new)
-            self._tiers = access.found()
-            self._node_artifacts = steps.node_artifacts(stages)
-        report = self._report()
-        stages.close()
+            report = commit(report, run, access, is_new=is_new)
+            report = replace(report, tiers=access.found(), node_artifacts=stages.node_artifacts(run))
+        report = self._whole(report)
+        run.close()
         return report
 
     def _warm_up(self, planned: tuple[PlannedCapture, ...]) -> None:
         """Bring every function of every rank to a captured, called and verified artifact."""
-        stages, no_compile = self._stages, self._no_compile
-        probes = steps.build_and_probe(stages)
+        run, no_compile = self._run, self._no_compile
+        probes = stages.build_and_probe(run)
         # A call may need what one before it leaves behind: it gets another chance when its turn comes.
         later = {(rank, found.function) for rank, own in probes.items() for found in own[1:]}
-        ledger = settle_all(stages, probes, no_compile=no_compile, avoid=self._avoid, may_wait=later)
-        steps.capture(stages, ledger, planned)
-        self._probes = steps.run_calls(stages, probes, ledger, no_compile=no_compile)
-        self._checks, extra = steps.verify(stages)
+        ledger = settle_all(run, probes, no_compile=no_compile, avoid=self._avoid, may_wait=later)
+        stages.capture(run, ledger, planned)
+        self._probes = stages.run_calls(run, probes, ledger, no_compile=no_compile)
+        self._checks, extra = stages.verify(run)
         self._results = {
             rank: (*(ledger[rank, found.function] for found in own), *extra[rank])
             for rank, own in sorted(self._probes.items())
         }
 
-    def _report(self) -> Report:
-        """The report so far; that of a warm launch is whole."""
+    def _whole(self, report: Report) -> Report:
+        """The report with what is known of the ranks and of the course by now."""
+        run = self._run
         ranks = tuple(
             RankReport(
                 rank=placement.rank,
@@ -196,42 +216,25 @@ class Launch:
                 node_rank=placement.node_rank,
                 local_rank=placement.local_rank,
                 pid=placement.pid,
-                log=self._stages.gang.log_of(placement.rank),
+                log=run.gang.log_of(placement.rank),
                 functions=self._functions(placement.rank),
                 verification=self._checks.get(placement.rank),
             )
-            for placement in self._stages.gang.placements
+            for placement in run.gang.placements
         )
-        config, stages, committed = self._config, self._stages, self._committed
-        found = environments_of(self._environments) if self._environments else None
-        return Report(
-            schema_version=SCHEMA_VERSION,
-            outcome="warm",
-            exit_code=0,
-            failure=None,
-            course=stages.state.course(now_s=stages.wall_s()),
-            name=config.name,
-            launch_key=launch_key(config),
-            identity=identity(config),
-            environment=found.environment if found else {},
-            other_environments=found.others if found else (),
-            world_size=config.ranks,
-            parallel=config.parallel.sizes(),
-            started=self._started,
-            cache_dir=str(config.cache_dir),
-            store=config.store.location if config.store else "",
-            tiers=self._tiers,
-            record=committed.record,
+        return replace(
+            report,
+            course=run.state.course(now_s=run.wall_s()),
             ranks=ranks,
-            fetches=self._fetches,
-            publishes=committed.publishes,
-            node_artifacts=self._node_artifacts,
-            nondeterministic=committed.nondeterministic,
-            queued_on=committed.queued_on,
-            unsigned=committed.unsigned,
-            stages=stages.report(),
-            totals=totals(ranks, self._fetches, committed, stages.wall_s()),
-            problems=stages.problems,
+            stages=run.report(),
+            totals=totals(
+                ranks,
+                fetches=report.fetches,
+                publishes=report.publishes,
+                nondeterministic=report.nondeterministic,
+                wall_s=run.wall_s(),
+            ),
+            problems=run.problems,
         )
 
     def _functions(self, rank: int) -> tuple[FunctionReport, ...]:
@@ -300,19 +303,15 @@ def turn(config: Config) -> Iterator[None]:
                 said = "Another launch fills %s for the first time: waiting for its end"
                 logger.warning(said, config.cache_dir)
                 lock.acquire(timeout=config.timeouts.compile_s)
-        except Timeout:
-            logger.warning("It did not end within timeouts.compile_s, %g s", config.timeouts.compile_s)
-        except UnusableCache as error:
-            logger.debug("Launching without a lock: %s", error)
-        except (OSError, NotImplementedError) as error:
-            logger.warning("Launching without a lock, which may compile twice: %s", error)
+        except (Timeout, UnusableCache, OSError, NotImplementedError) as error:
+            logger.warning("Launching beside others, which may compile twice: %s", error)
         yield
         with contextlib.suppress(OSError):
             ended.touch(mode=0o600)
 
 
-def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
-    """Publish every rank's partition, then the record of the whole launch.
+def commit(report: Report, run: Run, access: Access, *, is_new: bool) -> Report:
+    """Publish every rank's partition, then the record of the whole launch; returns the report with that.
 
     Where the store is away, and only its place asks for signatures, what cannot be signed waits all the same:
     nothing is signed while it waits, and the publish that comes later decides anew. Unless ``is_new`` (some
@@ -323,63 +322,53 @@ def commit(stages: Stages, access: Access, *, is_new: bool) -> Committed:
         LaunchFailed: the store is required, and away.
         cache_store.errors.StoreError: likewise; or the driver's cache directory cannot be used.
     """
-    unsigned = ""
     if not is_writable(access.config.tiers) or (access.store is None and not is_new):
-        return Committed()
+        return report
     if not may_publish(access.config.trust):
-        unsigned = _no_key(access) if is_new else ""
-        if unsigned:
-            stages.problem(unsigned)
+        if is_new:
+            report = replace(report, unsigned=_no_key(access))
+            run.problem(report.unsigned)
         if not (access.store is None and access.why_required):
-            return Committed(unsigned=unsigned)
-    with stages.stage("commit"):
-        published = _publish(stages, launch_key(stages.config), is_new, access.is_behind)
+            return report
+    with run.stage("commit"):
+        published = _publish(run, is_new, access.is_behind)
         for problem in (problem for part in published.values() for problem in part.problems):
-            stages.problem(f"store: {problem}")
+            run.problem(f"store: {problem}")
         for reason, ranks in grouped((part.queued, rank) for rank, part in published.items()).items():
             if reason:
-                stages.problem(f"not published yet, {ranks_text(ranks)}: {reason}")
+                run.problem(f"not published yet, {ranks_text(ranks)}: {reason}")
         conflicts = grouped((name, rank) for rank, part in published.items() for name in part.conflicts)
         for function, ranks in sorted(conflicts.items()):
-            stages.problem(
+            run.problem(
                 f"nondeterministic: {function} compiled on {ranks_text(ranks)} to other bytes than the store "
                 "holds, which stay"
             )
-        record, is_queued = _record(stages, access, published, is_new=is_new)
+        record, is_queued = _record(run, access, published, is_new=is_new)
         # The driver's host comes last, because its record needs all partitions.
         here = os.uname().nodename
-        hosts = [
-            placement.host
-            for placement in stages.gang.placements
-            if is_queued and published[placement.rank].queued
-        ]
-        return Committed(
+        hosts = [each.host for each in run.gang.placements if is_queued and published[each.rank].queued]
+        return replace(
+            report,
             record=record,
-            publishes=_by_node(stages.gang, published),
+            publishes=tuple(_by_node(run.gang, published)),
             nondeterministic=tuple(
                 Nondeterministic(function=function, ranks=tuple(ranks))
                 for function, ranks in sorted(conflicts.items())
             ),
             queued_on=(*dict.fromkeys(host for host in hosts if host != here), here) if is_queued else (),
-            unsigned=unsigned,
         )
 
 
-def _publish(stages: Stages, key: str, *options: bool) -> dict[int, Published]:
+def _publish(run: Run, *options: bool) -> dict[int, Published]:
     """Have the first rank of each node publish the partitions of all ranks there that could name theirs."""
-    partitions = stages.ask(
-        "commit", RankWorker.partition, dict.fromkeys(stages.ranks, ()), may_lack_store=True
-    )
+    key = launch_key(run.config)
+    partitions = run.ask("commit", RankWorker.partition, dict.fromkeys(run.ranks, ()), may_lack_store=True)
     asked = {}
-    for placement in stages.gang.first_of_each_node():
-        ranks = range(placement.rank, placement.rank + placement.local_world_size)
-        if placement.rank in partitions:
-            asked[placement.rank] = (
-                key,
-                {rank: partitions[rank] for rank in ranks if rank in partitions},
-                *options,
-            )
-    answers = stages.ask("commit", RankHost.publish, asked, may_lack_store=True)
+    for placements in run.gang.by_node().values():
+        found = {each.rank: partitions[each.rank] for each in placements if each.rank in partitions}
+        if placements[0].rank in found:
+            asked[placements[0].rank] = (key, found, *options)
+    answers = run.ask("commit", RankHost.publish, asked, may_lack_store=True)
     return {rank: part for answer in answers.values() for rank, part in answer.items()}
 
 
@@ -396,17 +385,17 @@ def _no_key(access: Access) -> str:
 
 
 def _record(
-    stages: Stages, access: Access, published: Mapping[int, Published], *, is_new: bool
+    run: Run, access: Access, published: Mapping[int, Published], *, is_new: bool
 ) -> tuple[str, bool]:
     """Commit the launch record, or leave it for later.
 
     Returns:
         The record's key, empty when it is not in the store; and whether it waits on the driver's disk.
     """
-    config, key = stages.config, ""
+    config, key = run.config, ""
     missing = [rank for rank in range(config.ranks) if rank not in published]
     if missing:
-        stages.problem(f"not committed: {ranks_text(missing)} could not publish to the store")
+        run.problem(f"not committed: {ranks_text(missing)} could not publish to the store")
         return "", False
     launch = waiting_launch(config, published)
     refs = {part.key: part.ref for part in published.values() if part.ref is not None}
@@ -416,27 +405,22 @@ def _record(
         except StoreError as error:
             if isinstance(error, UnusableCache) or (isinstance(error, StoreUnavailable) and error.required):
                 raise
-            stages.problem(f"not committed: {error}")
+            run.problem(f"not committed: {error}")
     waits = not key or any(part.queued for part in published.values()) or access.is_behind
     if waits and is_new:
         add_launch(config.cache_dir, launch)
     return key, waits and is_new
 
 
-def _by_node(gang: Gang, published: Mapping[int, Published]) -> tuple[NodePublish, ...]:
+def _by_node(gang: Gang, published: Mapping[int, Published]) -> Iterator[NodePublish]:
     """Sum up, for each node, what its ranks published."""
-    found = []
     for node_rank, placements in gang.by_node().items():
-        parts = [published[placement.rank] for placement in placements if placement.rank in published]
-        if parts:
-            found.append(
-                NodePublish(
-                    node_rank=node_rank,
-                    host=placements[0].host,
-                    num_partitions=sum(part.ref is not None for part in parts),
-                    num_blobs_new=sum(part.num_blobs_new for part in parts),
-                    bytes_new=sum(part.bytes_new for part in parts),
-                    num_queued=sum(bool(part.queued) for part in parts),
-                )
+        if parts := [published[placement.rank] for placement in placements if placement.rank in published]:
+            yield NodePublish(
+                node_rank=node_rank,
+                host=placements[0].host,
+                num_partitions=sum(part.ref is not None for part in parts),
+                num_blobs_new=sum(part.num_blobs_new for part in parts),
+                bytes_new=sum(part.bytes_new for part in parts),
+                num_queued=sum(bool(part.queued) for part in parts),
             )
-    return tuple(found)

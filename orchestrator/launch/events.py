@@ -64,9 +64,9 @@ class AuditReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Base of all events; ``at_s`` counts seconds since the launch began."""
+    """Base of all events; ``at_s`` counts seconds since the launch began, and is set when it is told."""
 
-    at_s: float
+    at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +167,6 @@ class AttemptFailed(Event):
     is_last: bool
 
 
-ClassKey = tuple[str, str, ClassAction, int | None]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptReport:
     """One attempt of a launch."""
@@ -255,26 +252,6 @@ class StageState:
 
 
 @dataclass(slots=True)
-class ClassState:
-    """A class of ranks, as the plan has it now; ``waiting`` do not have the artifact yet."""
-
-    function: str
-    request_key: str
-    action: ClassAction
-    leader: int | None
-    auditors: tuple[int, ...] = ()
-    ranks: dict[int, None] = field(default_factory=dict)
-    waiting: dict[int, None] = field(default_factory=dict)
-    num_failed: int = 0
-    slowest_s: float = 0.0
-
-    @property
-    def key(self) -> ClassKey:
-        """Key that distinguishes it from other classes."""
-        return self.function, self.request_key, self.action, self.leader
-
-
-@dataclass(slots=True)
 class LaunchState:
     """The known state of a launch, made of nothing but its events."""
 
@@ -292,14 +269,12 @@ class LaunchState:
     spans: list[StageSpan] = field(default_factory=list)  # of stages that are over, of all attempts
     round: int | None = None
     planned: list[RankClass] = field(default_factory=list)  # every class of this attempt
-    classes: dict[ClassKey, ClassState] = field(default_factory=dict)  # as the plan has them now
+    class_of: dict[tuple[int, str], RankClass] = field(default_factory=dict)  # as the plan has them now
     audits: list[AuditReport] = field(default_factory=list)
-    results: dict[tuple[int, str], FunctionResult] = field(default_factory=dict)  # the last word
-    functions: dict[str, None] = field(default_factory=dict)
+    results: dict[tuple[int, str], FunctionResult] = field(default_factory=dict)  # since it was planned last
     busy: dict[int, ProcessStatus] = field(default_factory=dict)  # in the running stage
     problems: dict[str, None] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)  # held while an event comes in
-    _class_of: dict[tuple[int, str], ClassState] = field(default_factory=dict)
     _hosts: dict[int, str] = field(default_factory=dict)
 
     def apply(self, event: Event) -> None:
@@ -337,10 +312,6 @@ class LaunchState:
         """Every node with a rank, in the order of ranks."""
         return tuple(dict.fromkeys(self._hosts.values()))
 
-    def class_of(self, rank: int, function: str) -> ClassState | None:
-        """The class that a rank belongs to for a function, as the plan has it now."""
-        return self._class_of.get((rank, function))
-
     def _take(self, event: Event) -> None:
         match event:
             case AttemptStarted():
@@ -351,12 +322,14 @@ class LaunchState:
                 self.num_nodes = len({placement.node_rank for placement in event.placements})
             case Planned():
                 self.planned += event.classes
-                for found in event.classes:
-                    self._join(found)
+                self.round = event.classes[0].round
+                found = {(rank, each.function): each for each in event.classes for rank in each.ranks}
+                self.class_of |= found
+                self.results = {slot: own for slot, own in self.results.items() if slot not in found}
             case Audited():
                 self.audits.append(event.audit)
             case FunctionFinished():
-                self._finish(event.rank, event.result)
+                self.results[event.rank, event.result.function] = event.result
             case Problem():
                 self.problems[event.text] = None
             case Ending():
@@ -385,42 +358,11 @@ class LaunchState:
         self.attempts.append(
             AttemptReport(attempt=event.attempt, start_s=event.at_s, end_s=event.at_s, reason=event.reason)
         )
-        for memory in (self.placements, self.stages, self.classes, self.results, self.busy, self._class_of):
+        for memory in (self.placements, self.stages, self.class_of, self.results, self.busy):
             memory.clear()
-        self.planned.clear()
-        self.audits.clear()
+        self.planned, self.audits = [], []
         self._hosts = {}
         self.running, self.cut, self.ending_s, self.round, self.num_nodes = None, None, None, None, 0
-
-    def _join(self, found: RankClass) -> None:
-        """Put ranks into a class of this round, and take them out of that of an earlier one."""
-        self.round = found.round
-        self.functions[found.function] = None
-        key = (found.function, found.request_key, found.action, found.leader)
-        planned = self.classes.setdefault(key, ClassState(*key))
-        planned.auditors = found.auditors
-        for rank in found.ranks:
-            left = self._class_of.pop((rank, found.function), None)
-            if left is not None:
-                left.ranks.pop(rank, None)
-                left.waiting.pop(rank, None)
-                if not left.ranks:
-                    self.classes.pop(left.key, None)
-            self._class_of[rank, found.function] = planned
-            planned.ranks[rank] = planned.waiting[rank] = None
-
-    def _finish(self, rank: int, result: FunctionResult) -> None:
-        self.functions[result.function] = None
-        self.results[rank, result.function] = result
-        found = self._class_of.get((rank, result.function))
-        if found is None:
-            return
-        spent = result.seconds
-        found.slowest_s = max(found.slowest_s, spent.trace_s + spent.compile_s + spent.load_s)
-        if result.ok:
-            found.waiting.pop(rank, None)
-        else:
-            found.num_failed += 1
 
     def _end(self, stage: StageState, end_s: float, seconds: float, *, ok: bool) -> None:
         stage.seconds += seconds

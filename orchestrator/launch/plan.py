@@ -63,7 +63,7 @@ class Action:
     kind: ClassAction | Literal["give up"]  # "load" is from the rank's own partition, "adopt" from another's
     digest: str = ""  # of the artifact; empty for one that is made in this round
     from_rank: int | None = None  # who makes or holds it; None where no rank of this launch does
-    auditors: tuple[int, ...] = ()  # must trace the same before the rank adopts, unless they have before
+    auditor: int | None = None  # must trace the same before the rank adopts, unless it has before
 
     @property
     def leader(self) -> int | None:
@@ -134,11 +134,11 @@ class Failed(NamedTuple):
         return self.is_final or self.error in OF_THE_FUNCTION
 
 
-class Avoided(NamedTuple):
-    """Node that a former attempt lost while it compiled this; ``rank``: if it is on that node again."""
+class Tried(NamedTuple):
+    """A leader that failed at a function, or was lost, here or on a node of a former attempt."""
 
-    asked: Asked
-    rank: int | None
+    function: str
+    rank: int
     node: int
 
 
@@ -152,7 +152,7 @@ class PlanState:
     offers: tuple[Offer, ...]  # known to exist, the best first
     failed: tuple[Failed, ...] = ()  # leaders that could not compile
     lost: tuple[Demand, ...] = ()  # given up
-    avoided: tuple[Avoided, ...] = ()
+    avoided: tuple[Tried, ...] = ()  # by leaders of former attempts
     suspects: frozenset[Asked] = frozenset()  # depend on a rank in their trace, though no condition says so
 
 
@@ -171,7 +171,7 @@ class Attempt:
 
 
 def begin(
-    probes: Mapping[int, Sequence[FunctionProbe]], cluster: Cluster, *, avoided: Iterable[Avoided] = ()
+    probes: Mapping[int, Sequence[FunctionProbe]], cluster: Cluster, *, avoided: Iterable[Tried] = ()
 ) -> PlanState:
     """The state after the probe."""
     demands = tuple(
@@ -233,14 +233,13 @@ def plan_round(state: PlanState) -> dict[Slot, Action]:
     parts = [(members, each.from_rank, each.audit, each.digest) for each, members in waiting.items()]
     parts += [(needy[key], leader, state.cluster.audit, "") for key, leader in leaders.items()]
     for members, maker, audit, digest in parts:
-        auditors = spread.auditors(members, maker, audit, takes=digest)
+        auditor = spread.auditor(members, maker, takes=digest) if audit == "one" else None
         for demand in members:
-            is_leader = not digest and demand.rank == maker
-            actions[demand.slot] = (
-                make(kind="compile", from_rank=maker)
-                if is_leader
-                else make(kind="adopt", digest=digest, from_rank=maker, auditors=auditors[demand.rank])
-            )
+            if not digest and demand.rank == maker:
+                actions[demand.slot] = make(kind="compile", from_rank=maker)
+                continue
+            traces = demand.rank if audit == "all" else auditor
+            actions[demand.slot] = make(kind="adopt", digest=digest, from_rank=maker, auditor=traces)
     return actions
 
 
@@ -283,21 +282,24 @@ class _Spread:
         # Calls of one function have one leader: the artifact of the first may cover the others.
         families = grouped(((function_of_unit(key[0]), key[1], key[2]), key) for key in needy)
         costs = {family: sum(_cost(needy[key]) for key in keys) for family, keys in families.items()}
-        tried = self._tried()
+        nodes = self._cluster.nodes
+        failed = (Tried(one.class_key[0], one.rank, nodes[one.rank]) for one in self._state.failed)
+        tried = grouped((one.function, one) for one in (*failed, *self._state.avoided))
         found: dict[ClassKey, int] = {}
         for family in sorted(families, key=lambda family: -costs[family]):  # stable: equal ones in call order
             leader: int | None = None
             for key in families[family]:
                 ranks = {demand.rank for demand in needy[key]}
-                where = tried.get(key[:2], (set(), set()))
-                if leader is None or leader not in ranks or leader in where[0]:
-                    leader = self._choose(ranks, _cost(needy[key]), *where)
+                before = tried.get(key[0], [])
+                if leader is None or leader not in ranks or any(leader == one.rank for one in before):
+                    leader = self._choose(ranks, _cost(needy[key]), before)
                 self._add(leader, _cost(needy[key]))
                 found[key] = leader
         return found
 
-    def _choose(self, candidates: Iterable[int], cost: int, ranks: set[int], nodes: set[int]) -> int:
-        """The best leader: never one of ``ranks`` if there is another, rather not on one of ``nodes``."""
+    def _choose(self, candidates: Iterable[int], cost: int, tried: Iterable[Tried]) -> int:
+        """The best leader: never one that was ``tried`` if there is another, rather not on its node."""
+        ranks, nodes = {one.rank for one in tried}, {one.node for one in tried}
 
         def rating(rank: int) -> tuple[bool, bool, bool, float, float, int, int]:
             node = self._cluster.nodes[rank]
@@ -309,40 +311,24 @@ class _Spread:
 
         return min(candidates, key=rating)
 
-    def _tried(self) -> dict[Asked, tuple[set[int], set[int]]]:
-        """Ranks and nodes that failed at each request, in this attempt of the launch and before."""
-        nodes = self._cluster.nodes
-        failed = [Avoided(one.class_key[:2], one.rank, nodes[one.rank]) for one in self._state.failed]
-        found: dict[Asked, tuple[set[int], set[int]]] = {}
-        for asked, rank, node in (*failed, *self._state.avoided):
-            on_ranks, on_nodes = found.setdefault(asked, (set(), set()))
-            on_nodes.add(node)
-            on_ranks |= {rank} if rank is not None else set()
-        return found
+    def auditor(self, members: Sequence[Demand], maker: int | None, *, takes: str) -> int | None:
+        """The rank that must trace the same before others adopt from ``maker``; None where nobody does.
 
-    def auditors(
-        self, members: Sequence[Demand], maker: int | None, mode: AuditMode, *, takes: str = ""
-    ) -> Mapping[int, tuple[int, ...]]:
-        """Auditors of each member: they must trace the same before the member adopts from ``maker``.
-
-        Of an artifact on offer, ``takes``, rather somebody is the auditor whose guards are known to hold.
+        Of an artifact on offer, ``takes``, rather somebody whose guards are known to hold.
         """
         others = [demand for demand in members if demand.rank != maker]
-        ranks = [demand.rank for demand in others]
-        if mode == "off" or not others:
-            return dict.fromkeys(ranks, ())
-        if mode == "all":
-            return {rank: (rank,) for rank in ranks}
+        if not others:
+            return None
         willing = [demand for demand in others if takes in demand.takes] or others
         candidates = {demand.rank for demand in willing}
         # Calls of one function have one auditor: what it traced for the first may cover the others.
         family = function_of_unit(others[0].function), maker
         auditor = self._auditor_of.get(family)
         if auditor not in candidates:
-            auditor = self._choose_auditor(candidates, maker if maker is not None else ranks[0])
+            auditor = self._choose_auditor(candidates, maker if maker is not None else others[0].rank)
             self._auditor_of[family] = auditor
             self._add(auditor, _cost(willing))
-        return dict.fromkeys(ranks, (auditor,))
+        return auditor
 
     def _choose_auditor(self, candidates: Iterable[int], leader: int) -> int:
         """The rank that differs most from a leader, by node and parallel axes.
@@ -350,16 +336,12 @@ class _Spread:
         Of several rather who is idle, and whose indices are far off: code that treats ranks in two ways has
         rather a first or last one, or halves, than neighbours.
         """
-
-        def place_of(rank: int) -> tuple[int, ...]:
-            return self._cluster.nodes[rank], *self._cluster.positions.get(rank, ())
-
-        of_leader = place_of(leader)
+        nodes, positions = self._cluster.nodes, self._cluster.positions
 
         def rating(rank: int) -> tuple[int, int, int, int, int]:
-            place = place_of(rank)
-            distances = [abs(one - other) for one, other in zip(place, of_leader, strict=True)]
-            own, on_node = self._of_rank.get(rank, 0), self._of_node.get(place[0], 0)
+            places = zip(positions.get(rank, ()), positions.get(leader, ()), strict=True)
+            distances = [abs(nodes[rank] - nodes[leader]), *(abs(one - other) for one, other in places)]
+            own, on_node = self._of_rank.get(rank, 0), self._of_node.get(nodes[rank], 0)
             return distances.count(0), own, on_node, -sum(distances), rank
 
         return min(candidates, key=rating)
@@ -379,7 +361,7 @@ def _cost(members: Sequence[Demand]) -> int:
 def auditing(state: PlanState, actions: Mapping[Slot, Action]) -> dict[int, list[str]]:
     """Functions that each rank traces for an audit, besides what it compiles, in the order of the plan."""
     traced = {demand.slot for demand in state.demands if demand.trace}
-    return grouped(slot for slot, each in actions.items() if slot[0] in each.auditors and slot not in traced)
+    return grouped(slot for slot, each in actions.items() if slot[0] == each.auditor and slot not in traced)
 
 
 def forbidden(state: PlanState, actions: Mapping[Slot, Action]) -> list[Demand]:

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -113,17 +113,6 @@ class Nondeterministic:
 
     function: str
     ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Committed:
-    """Outcome of the last stage: in the store, or waiting for it."""
-
-    record: str = ""  # the launch record's key; empty when there is none in the store
-    publishes: tuple[NodePublish, ...] = ()  # every node whose ranks published or queued something, in order
-    nondeterministic: tuple[Nondeterministic, ...] = ()  # by function
-    queued_on: tuple[str, ...] = ()  # hosts where something waits to be published, in order
-    unsigned: str = ""  # why nothing can be signed here though signatures are asked for; empty otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,9 +244,14 @@ def held_bytes(report: Report) -> int:
 
 
 def totals(
-    ranks: tuple[RankReport, ...], fetches: tuple[NodeFetch, ...], committed: Committed, wall_s: float
+    ranks: tuple[RankReport, ...],
+    *,
+    fetches: Iterable[NodeFetch] = (),
+    publishes: Iterable[NodePublish] = (),
+    nondeterministic: Sized = (),
+    wall_s: float = 0.0,
 ) -> Totals:
-    """Sum up what the ranks report."""
+    """Sum up what the ranks and nodes of a launch report."""
     functions = [function for rank in ranks for function in rank.functions]
     outcomes = [function.outcome for function in functions]
     artifacts = {function.digest: function.size_bytes for function in functions if function.digest}
@@ -269,9 +263,9 @@ def totals(
         num_artifacts=len(artifacts),
         num_files=len(files),
         artifact_bytes=sum(files.values()),
-        num_nondeterministic=len(committed.nondeterministic),
-        published_bytes=sum(node.bytes_new for node in committed.publishes),
-        num_queued=sum(node.num_queued for node in committed.publishes),
+        num_nondeterministic=len(nondeterministic),
+        published_bytes=sum(node.bytes_new for node in publishes),
+        num_queued=sum(node.num_queued for node in publishes),
         fetched_bytes=sum(fetch.bytes_copied for fetch in fetches),
         function_seconds=sum_seconds(function.seconds for function in functions),
         wall_s=wall_s,

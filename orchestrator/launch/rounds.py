@@ -23,16 +23,17 @@ from warmrank.orchestrator.errors import (
 )
 from warmrank.orchestrator.gang.launcher import Shared
 from warmrank.orchestrator.gang.rank_host import RankHost
+from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
 from warmrank.orchestrator.launch.plan import (
     Action,
     Attempt,
-    Avoided,
     Cluster,
     Demand,
     Failed,
     PlanState,
     Slot,
+    Tried,
     apply_round,
     auditing,
     begin,
@@ -41,7 +42,7 @@ from warmrank.orchestrator.launch.plan import (
     plan_round,
     rank_classes,
 )
-from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.launch.run import Run
 from warmrank.orchestrator.nodes import RankPlacement
 from warmrank.orchestrator.text import brief_names, grouped
 from warmrank.worker.rank.rank_worker import RankWorker
@@ -52,7 +53,6 @@ _MAX_EXPLAINED = 16
 
 _MAX_NAMED = 8
 
-Placements = Mapping[int, RankPlacement]
 Ledger = dict[Slot, FunctionResult]  # the outcome of every function on every rank
 
 
@@ -60,12 +60,11 @@ class Compiling(NamedTuple):
     """A compile of a rank that was lost, and where that was."""
 
     function: str
-    request_key: str
     placement: RankPlacement
 
 
 def settle_all(
-    stages: Stages,
+    run: Run,
     probes: Mapping[int, tuple[FunctionProbe, ...]],
     *,
     no_compile: bool,
@@ -82,16 +81,15 @@ def settle_all(
         CompileForbidden: compiling is forbidden and a plan needs it.
         LaunchFailed: a rank failed, or something did not compile; of lost leaders it says what they compiled.
     """
-    config = stages.config
-    placements = {placement.rank: placement for placement in stages.gang.placements}
+    config = run.config
     cluster = Cluster(
-        nodes={rank: placement.node_rank for rank, placement in placements.items()},
+        nodes={placement.rank: placement.node_rank for placement in run.gang.placements},
         max_rounds=config.max_rounds,
         cpus_per_rank=config.ray.num_cpus_per_rank,
         positions=positions(config),
         audit=config.audit,
     )
-    state = begin(probes, cluster, avoided=_avoided(avoid, placements))
+    state = begin(probes, cluster, avoided=_tried(avoid, run.gang.placements))
     ledger: Ledger = {}
     while state.demands:
         actions = plan_round(state)
@@ -102,44 +100,34 @@ def settle_all(
             state = replace(state, demands=tuple(each for each in state.demands if each.slot not in slots))
             continue
         if planned := rank_classes(state, actions):
-            stages.planned(planned)
-        attempts = _Round(stages, state, actions).carry_out(ledger)
+            run.tell(events.Planned(classes=planned))
+        attempts = _Round(run, state, actions).carry_out(ledger)
         num_failed = len(state.failed)
         state = apply_round(state, actions, attempts)
-        for text in _retries(state, state.failed[num_failed:], placements):
-            stages.problem(text)
-    _release(stages, state, ledger)
+        for text in _retries(state, state.failed[num_failed:], run.gang.placements):
+            run.problem(text)
+    _release(run, state, ledger)
     raised = {failed.class_key for failed in state.failed if failed.is_final}
-    if lost := [
-        demand
-        for demand in state.lost
-        if demand.slot not in may_wait or demand.class_key(cluster) not in raised
-    ]:
-        stages.fail("compile", _failures(state, lost, placements))
+    lost = [each for each in state.lost if each.slot not in may_wait or each.class_key(cluster) not in raised]
+    if lost:
+        run.fail("compile", _failures(state, lost, run.gang.placements))
     return ledger
 
 
-def _avoided(former: Iterable[Compiling], placements: Placements) -> Iterator[Avoided]:
+def _tried(former: Iterable[Compiling], placements: Iterable[RankPlacement]) -> Iterator[Tried]:
     """Places in this attempt where former ones were cut off: by node, for a rank may be elsewhere by now.
 
     A node whose Ray was started anew has another id: it is known by its host name.
     """
-    for lost in former:
-        nodes = {
-            placement.node_rank
-            for placement in placements.values()
-            if placement.node_id == lost.placement.node_id
-        }
-        nodes = nodes or {
-            placement.node_rank for placement in placements.values() if placement.host == lost.placement.host
-        }
-        rank = lost.placement.rank
-        for node in nodes:
-            same = rank if rank in placements and placements[rank].node_rank == node else None
-            yield Avoided((lost.function, lost.request_key), same, node)
+    for function, lost in former:
+        nodes = {each.node_rank for each in placements if each.node_id == lost.node_id}
+        nodes = nodes or {each.node_rank for each in placements if each.host == lost.host}
+        yield from (Tried(function, lost.rank, node) for node in nodes)
 
 
-def _retries(state: PlanState, failed: Iterable[Failed], placements: Placements) -> Iterator[str]:
+def _retries(
+    state: PlanState, failed: Iterable[Failed], placements: tuple[RankPlacement, ...]
+) -> Iterator[str]:
     """Lines on compiles that ``failed`` just now and are tried again; equal causes grouped."""
     classes = grouped((demand.class_key(state.cluster), demand) for demand in state.demands)
     tried = grouped((one.class_key, one) for one in state.failed)
@@ -152,7 +140,9 @@ def _retries(state: PlanState, failed: Iterable[Failed], placements: Placements)
         yield f"{function} did not compile on {_where(found, placements)}, and is tried once more: {reason}"
 
 
-def _failures(state: PlanState, given_up: Iterable[Demand], placements: Placements) -> list[WorkerFailure]:
+def _failures(
+    state: PlanState, given_up: Iterable[Demand], placements: tuple[RankPlacement, ...]
+) -> list[WorkerFailure]:
     """Reasons for giving up: functions, leaders, nodes and causes."""
     wanted = grouped((demand.function, demand.rank) for demand in given_up)
     lost = {demand.class_key(state.cluster) for demand in given_up}
@@ -180,13 +170,14 @@ def _failures(state: PlanState, given_up: Iterable[Demand], placements: Placemen
     return found
 
 
-def _where(ranks: Iterable[int], placements: Placements) -> str:
+def _where(ranks: Iterable[int], placements: tuple[RankPlacement, ...]) -> str:
     """Ranks with their nodes: ``rank 0 on node 0 (a), rank 4 on node 1 (b)``."""
-    named = [f"rank {rank} on node {placements[rank].node_rank} ({placements[rank].host})" for rank in ranks]
+    known = {placement.rank: placement for placement in placements}
+    named = [f"rank {rank} on node {known[rank].node_rank} ({known[rank].host})" for rank in ranks]
     return brief_names(named, max_names=_MAX_NAMED)
 
 
-def _release(stages: Stages, state: PlanState, ledger: Ledger) -> None:
+def _release(run: Run, state: PlanState, ledger: Ledger) -> None:
     """Let other partitions have what this launch compiled or audited, unless it depends on a rank."""
     digests = {
         (offer.asked[0], offer.digest)
@@ -199,7 +190,7 @@ def _release(stages: Stages, state: PlanState, ledger: Ledger) -> None:
             released.setdefault(rank, {})[function] = result.digest
     if released:
         arguments = {rank: (found,) for rank, found in released.items()}
-        stages.ask("load", RankWorker.release, arguments, is_work=False)
+        run.ask("load", RankWorker.release, arguments, is_work=False)
 
 
 class _Round:
@@ -211,16 +202,23 @@ class _Round:
     those that wait for them, are ``unproven``: they must not adopt it.
     """
 
-    def __init__(self, stages: Stages, state: PlanState, actions: Mapping[Slot, Action]) -> None:
-        self._stages, self._state, self._actions = stages, state, actions
+    def __init__(self, run: Run, state: PlanState, actions: Mapping[Slot, Action]) -> None:
+        self._run, self._state, self._actions = run, state, actions
         self._nodes = state.cluster.nodes
         self.made: Ledger = {}
         self.traced: dict[Slot, TraceResult] = {}
 
     def carry_out(self, ledger: Ledger) -> dict[Slot, Attempt]:
         """Do what the plan says; what is settled goes into the ledger."""
-        self._compile()
-        if not self._stages.shares_store:
+        functions = grouped(slot for slot, action in self._actions.items() if action.kind == "compile")
+        traces = auditing(self._state, self._actions)
+        if busy := tuple(sorted(functions.keys() | traces.keys())):
+            with self._run.stage("compile", busy):
+                self._compile({rank: (functions.get(rank, []), traces.get(rank, [])) for rank in busy})
+                self._compare()
+        else:
+            self._compare()
+        if not self._run.shares_store:
             self._hand_over()
         results = self.made | self._load()
         self._tell(results)
@@ -233,48 +231,34 @@ class _Round:
             if action.kind != "give up"
         }
 
-    def _compile(self) -> None:
-        """Leaders compile and auditors trace, side by side; each rank in the order of the plan."""
-        functions = grouped(slot for slot, action in self._actions.items() if action.kind == "compile")
-        traces = auditing(self._state, self._actions)
-        busy = tuple(sorted(functions.keys() | traces.keys()))
-        if not busy:
-            self._compare()
-            return
-        stages = self._stages
-        with stages.stage("compile", busy):
-            arguments = {rank: (tuple(functions.get(rank, ())), tuple(traces.get(rank, ()))) for rank in busy}
-            answers = stages.try_ask("compile", RankHost.compile, arguments)
-            failures = [answer for answer in answers.values() if isinstance(answer, WorkerFailure)]
-            if failures:
-                self._cut_off(functions, failures, tuple(rank for rank in busy if rank not in answers))
-            for rank, answer in answers.items():
-                for result in answer if not isinstance(answer, WorkerFailure) else ():
-                    if isinstance(result, FunctionResult):
-                        self.made[rank, result.function] = result
-                    else:
-                        self.traced[rank, result.function] = result
-            stages.tell("compile", ((rank, result) for (rank, _), result in self.made.items()))
-            self._compare()
+    def _compile(self, asked: Mapping[int, tuple[list[str], list[str]]]) -> None:
+        """Leaders compile and auditors trace, side by side; each rank in the order of the plan.
 
-    def _cut_off(
-        self,
-        functions: Mapping[int, Iterable[str]],
-        failures: list[WorkerFailure],
-        silent: tuple[int, ...],
-    ) -> None:
-        """End the attempt for ranks that failed as a whole, and note what lost leaders compiled."""
-        asked = {demand.slot: demand.request_key for demand in self._state.demands}
-        # Who dies meanwhile need not be a leader, and an auditor is none to avoid.
-        lost = [(failure.rank, name) for failure in failures for name in functions.get(failure.rank, ())]
-        try:
-            self._stages.fail("compile", failures, silent=silent)
-        except LaunchFailed as error:
-            placements = {placement.rank: placement for placement in self._stages.gang.placements}
-            error.compiling = tuple(
-                Compiling(name, asked[rank, name], placements[rank]) for rank, name in lost
-            )
-            raise
+        A rank that fails as a whole ends the attempt; the error notes what lost leaders compiled.
+        """
+        run = self._run
+        arguments = {rank: tuple(map(tuple, names)) for rank, names in asked.items()}
+        answers = run.try_ask("compile", RankHost.compile, arguments)
+        failures = [answer for answer in answers.values() if isinstance(answer, WorkerFailure)]
+        if failures:
+            try:
+                run.fail("compile", failures, silent=tuple(rank for rank in asked if rank not in answers))
+            except LaunchFailed as error:
+                placements = {placement.rank: placement for placement in run.gang.placements}
+                # Who dies meanwhile need not be a leader, and an auditor is none to avoid.
+                error.compiling = tuple(
+                    Compiling(name, placements[failure.rank])
+                    for failure in failures
+                    for name in asked.get(failure.rank, ((), ()))[0]
+                )
+                raise
+        for rank, answer in answers.items():
+            for result in answer if not isinstance(answer, WorkerFailure) else ():
+                if isinstance(result, FunctionResult):
+                    self.made[rank, result.function] = result
+                else:
+                    self.traced[rank, result.function] = result
+        run.tell_results("compile", ((rank, result) for (rank, _), result in self.made.items()))
 
     def _compare(self) -> None:
         """Compare every slot's own trace with what it is about to adopt."""
@@ -294,7 +278,8 @@ class _Round:
             slot
             for slot, (_, wanted) in self.makers.items()
             if slot not in self.traces
-            and any(self.traces.get((rank, slot[1])) != wanted for rank in self._actions[slot].auditors)
+            and (auditor := self._actions[slot].auditor) is not None
+            and self.traces.get((auditor, slot[1])) != wanted
         }
         self.unproven = frozenset((*differing, *waiting))
         self.differences = self._explain(differing)
@@ -324,10 +309,10 @@ class _Round:
             else:
                 found[slot] = f"it does not trace there: {self.traced[slot].reason}"
         for (maker, function), by_trace in kinds.items():
-            text = self._stages.ask("compile", RankWorker.trace, {maker: (function,)}, is_work=False)[maker]
+            text = self._run.ask("compile", RankWorker.trace, {maker: (function,)}, is_work=False)[maker]
             first = [slots[0] for slots in by_trace.values()][:_MAX_EXPLAINED]
             asked = {rank: (function, text) for rank, _ in first}
-            words = self._stages.ask("compile", RankWorker.difference, asked, is_work=False)
+            words = self._run.ask("compile", RankWorker.difference, asked, is_work=False)
             for slots in by_trace.values():
                 said = words.get(slots[0][0], "") or "its trace differs as well"
                 found |= dict.fromkeys(slots, said)
@@ -357,13 +342,13 @@ class _Round:
         if not asked:
             return
         arguments = {rank: (found,) for rank, found in asked.items()}
-        answers = self._stages.ask("load", RankWorker.hand_out, arguments, is_work=False)
+        answers = self._run.ask("load", RankWorker.hand_out, arguments, is_work=False)
         given: dict[str, dict[int, tuple[str, Shared]]] = {}
         for (function, digest), ranks in takers.items():
             if (handed := answers[holders[function, digest][0]].get(function)) is not None:
                 given.setdefault(function, {}).update(dict.fromkeys(ranks, (function, Shared(handed))))
         for by_rank in given.values():
-            self._stages.ask("load", RankHost.take_in, by_rank, is_work=False)
+            self._run.ask("load", RankHost.take_in, by_rank, is_work=False)
 
     def _load(self) -> Ledger:
         """All others load what they hold or adopt what is offered; what is unproven is only considered."""
@@ -380,7 +365,7 @@ class _Round:
         ranks = tuple(sorted(loads.keys() | offers.keys() | considered.keys()))
         if not ranks:
             return {}
-        with self._stages.stage("load", ranks):
+        with self._run.stage("load", ranks):
             arguments = {
                 rank: (
                     tuple(loads.get(rank, ())),
@@ -390,9 +375,9 @@ class _Round:
                 )
                 for rank in ranks
             }
-            answers = self._stages.ask("load", RankHost.settle, arguments)
+            answers = self._run.ask("load", RankHost.settle, arguments)
             results = {(rank, result.function): result for rank, found in answers.items() for result in found}
-            self._stages.tell(
+            self._run.tell_results(
                 "load",
                 ((slot[0], result) for slot, result in results.items() if slot not in self.unproven),
             )
@@ -420,20 +405,19 @@ class _Round:
         for (function, maker, outcome, difference), slots in alike.items():
             traced = [self.traced[slot] for slot in slots if slot in self.traced]
             ranks = tuple(sorted(rank for rank, _ in slots))
-            self._stages.audited(
-                AuditReport(
-                    round=self._state.round,
-                    function=function,
-                    leader=maker,
-                    ranks=ranks,
-                    outcome=outcome,
-                    difference=difference,
-                    seconds=sum(result.seconds for result in traced),
-                    cpu_s=sum(result.cpu_s for result in traced),
-                )
+            audit = AuditReport(
+                round=self._state.round,
+                function=function,
+                leader=maker,
+                ranks=ranks,
+                outcome=outcome,
+                difference=difference,
+                seconds=sum(result.seconds for result in traced),
+                cpu_s=sum(result.cpu_s for result in traced),
             )
+            self._run.tell(events.Audited(audit=audit))
             if outcome == "differs":
-                self._stages.problem(
+                self._run.problem(
                     f"audit: {function} is traced otherwise on {ranks_text(ranks)} than on rank {maker}, and "
                     f"no condition says so; what rank {maker} compiled is not used there, and nothing of the "
                     f"function is stored: {difference}"

@@ -1,239 +1,344 @@
-"""Runs one stage of a launch on its ranks: asks, times, keeps the launch's state, and tells the listener.
+"""The stages of a launch around the plan: each asks every rank the same, in step.
 
-One object serves all attempts of a launch: the state is the launch's, the gang is the attempt's.
+Calls run in step until a whole round of them needs nothing new, because a call may change what the conditions
+of the next one hang on (a prefill makes the KV cache). Ranks look at a call before any of them runs it, so
+that none compiles while the others wait for it in a collective. They capture together, for graphs hold
+collectives, the largest first, so that smaller ones fit into the pool; what comes from a plan is captured by
+all ranks that have the artifact, or by none.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
+from typing import TYPE_CHECKING
 
-from warmrank.orchestrator.config.models import Config, ScriptWorkload
-from warmrank.orchestrator.errors import (
-    TIMEOUT,
-    CompileForbidden,
-    FailureKind,
-    LaunchFailed,
-    WorkerFailure,
-    in_words,
+from warmrank.cache_store.records.manifest import environments_of
+from warmrank.cache_store.text import changed_components
+from warmrank.orchestrator.config.models import packed_ranks
+from warmrank.orchestrator.config.reading import declared_caches
+from warmrank.orchestrator.errors import FailureKind, WorkerFailure, ranks_text
+from warmrank.orchestrator.gang.rank_host import RankHost, init_of
+from warmrank.orchestrator.launch.report import NodeFetch, NodeReport
+from warmrank.orchestrator.launch.rounds import Ledger, settle_all
+from warmrank.orchestrator.launch.run import Run
+from warmrank.orchestrator.nodes import straddle_text
+from warmrank.orchestrator.text import grouped
+from warmrank.worker.rank.rank_worker import RankWorker
+from warmrank.worker.results import (
+    CaptureProposal,
+    FunctionProbe,
+    FunctionResult,
+    PlannedCapture,
+    Verification,
+    function_of_unit,
 )
-from warmrank.orchestrator.gang.launcher import Launcher, ProcessStatus
-from warmrank.orchestrator.gang.rank_host import RankHost
-from warmrank.orchestrator.launch import events
-from warmrank.orchestrator.launch.events import AuditReport, Event, LaunchState, Listener, RankClass
-from warmrank.orchestrator.launch.report import StageReport
-from warmrank.orchestrator.nodes import Gang, distinct_hosts
-from warmrank.worker.results import FunctionResult
 
-T = TypeVar("T")
-Arguments = Mapping[int, tuple[Any, ...]]
-"""Arguments of a call by rank; ranks that are not named are not called."""
+if TYPE_CHECKING:
+    from warmrank.orchestrator.stores import Access
 
-_CLOSE_TIMEOUT_S = 10.0
-_NO_GANG = Gang(placements=(), master_addr="", master_port=0)
+Proposals = Mapping[int, tuple[CaptureProposal, ...]]
+Results = dict[int, tuple[FunctionResult, ...]]
+Probes = dict[int, tuple[FunctionProbe, ...]]
+Step = dict[int, CaptureProposal]  # captures of each rank that takes part in a step
+
+MAX_ROUNDS = 5  # A static KV cache takes three: decode finds it made, then prefill does, then nothing is new
 
 
-class Stages:
-    """The stages of one launch; ``ranks`` are those that take part, all by default."""
+def open_store(run: Run) -> Access | None:
+    """Open the store in the driver; one that is away is a problem, not an error, unless it is required.
 
-    def __init__(
-        self,
-        config: Config,
-        launcher: Launcher,
-        listener: Listener,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-        ranks: Sequence[int] | None = None,
-    ) -> None:
-        self.config = config
-        self.ranks = tuple(range(config.ranks) if ranks is None else ranks)
-        self._launcher, self._listener, self._clock = launcher, listener, clock
-        self._began_s = clock()
-        self.gang = _NO_GANG
-        self.state = LaunchState(num_ranks=config.ranks)
-        self.running = ""  # the stage that goes on; of a launch that failed, the one that it failed in
-        self.shares_store = False  # whether ranks reach a store, and by it each other's artifacts
-        launcher.on_wait = self._wait
+    Raises:
+        cache_store.errors.StoreError: what is there cannot be used, or a required place is away.
+    """
+    from warmrank.orchestrator.stores import access
 
-    def begin_attempt(self, reason: str) -> None:
-        """Forget the gang of the attempt before; ``reason`` is why there is another, empty for the first."""
-        self.gang = _NO_GANG
-        self._tell(events.AttemptStarted(at_s=self.wall_s(), attempt=self.state.attempt + 1, reason=reason))
+    if run.config.store is None:
+        return None
+    found = access(run.config.store)
+    if found.store is None:
+        run.problem(f"launched without the store: {found.tiers[-1].reason}")
+    else:
+        for problem in found.store.problems:
+            run.problem(f"store: {problem}")
+    return found
 
-    def attempt_failed(self, error: BaseException, *, is_last: bool) -> None:
-        """Tell that the attempt is over."""
-        attempt, stage, text = self.state.attempt, self.running, in_words(error)
-        self._tell(
-            events.AttemptFailed(at_s=self.wall_s(), attempt=attempt, stage=stage, text=text, is_last=is_last)
+
+def start(run: Run, access: Access | None, *, no_compile: bool) -> dict[int, dict[str, str]]:
+    """Start all ranks and let them meet; returns the environment of each."""
+    config, store_away = run.config, ""
+    if access is not None:
+        config = config.model_copy(update={"store": access.for_ranks or access.config})
+        store_away = access.tiers[-1].reason if access.for_ranks is None else ""
+    run.shares_store = access is not None and access.for_ranks is not None
+    with run.stage("start"):
+        gang = run.start()
+        if straddling := straddle_text(config.ray.pack, packed_ranks(config), gang.placements):
+            run.problem(straddling)
+        init = partial(
+            init_of,
+            config,
+            master_addr=gang.master_addr,
+            master_port=gang.master_port,
+            no_compile=no_compile,
+            store_away=store_away,
+        )
+        inits = {placement.rank: (init(placement),) for placement in gang.placements}
+        opened = run.ask("start", RankHost.open, inits)
+    problems = grouped((answer.problem, rank) for rank, answer in opened.items() if answer.problem)
+    for problem, ranks in problems.items():
+        go = "goes" if len(ranks) == 1 else "go"
+        run.problem(f"{ranks_text(ranks)} {go} on without the store: {problem}")
+    environments = {rank: answer.environment for rank, answer in opened.items()}
+    # Ranks in different environments share nothing, which is worth knowing.
+    found = environments_of(environments)
+    for other in found.others:
+        changes = "; ".join(map(str, changed_components(found.environment, other.environment)))
+        run.problem(f"{ranks_text(other.ranks)}: another environment than rank 0: {changes}")
+    return environments
+
+
+def node_artifacts(run: Run) -> tuple[NodeReport, ...]:
+    """The node artifacts of every node that has node caches, in order.
+
+    The launch is committed by now, so a rank that cannot say it any more is a problem, not the end of all.
+    """
+    if not declared_caches(run.config):
+        return ()
+    placements = [first for first, *_ in run.gang.by_node().values()]
+    answers = run.try_ask("commit", RankHost.node_report, {placement.rank: () for placement in placements})
+    found = []
+    for placement in placements:
+        answer = answers.get(placement.rank)
+        if isinstance(answer, WorkerFailure):
+            run.problem(f"node artifacts of {placement.host}: nothing is known of them: {answer.message}")
+        elif answer is not None:
+            found.append(NodeReport(node_rank=placement.node_rank, host=placement.host, artifacts=answer))
+    return tuple(found)
+
+
+def fetch(run: Run) -> tuple[tuple[NodeFetch, ...], tuple[PlannedCapture, ...]]:
+    """Bring partitions from the store to every node's disk, once for each node.
+
+    Returns:
+        What each node copied, and the capture plans of all manifests, each entry once.
+    """
+    nodes = run.gang.by_node().values()
+    asked = {first.rank: (tuple(each.rank for each in (first, *rest)),) for first, *rest in nodes}
+    with run.stage("fetch", tuple(asked)):
+        answers = run.ask("fetch", RankHost.fetch, asked, may_lack_store=True)
+    fetches = []
+    captures: dict[PlannedCapture, None] = {}
+    for placement, *_ in nodes:
+        seeded = answers.get(placement.rank)
+        if seeded is None:
+            continue
+        for fault in seeded.faults:
+            run.problem(f"store: {fault}")
+        for entry in (entry for partition in seeded.partitions for entry in partition.captures):
+            captures[PlannedCapture(function=entry.function, signature=entry.signature)] = None
+        fetches.append(
+            NodeFetch(
+                node_rank=placement.node_rank,
+                host=placement.host,
+                found=seeded.found,
+                reason=seeded.reason,
+                num_partitions=len(seeded.partitions),
+                bytes_copied=seeded.bytes_copied,
+                seconds=seeded.seconds,
+            )
+        )
+    return tuple(fetches), tuple(captures)
+
+
+def build_and_probe(run: Run) -> Probes:
+    """Build the workload, and look every function up; nothing is compiled."""
+    with run.stage("build"):
+        run.ask_all("build", RankWorker.build)
+    with run.stage("probe"):
+        return run.ask_all("probe", RankWorker.probe)
+
+
+def capture(run: Run, ledger: Ledger, planned: tuple[PlannedCapture, ...]) -> None:
+    """Capture in step, also what earlier launches ``planned``; the ledger takes over the seconds.
+
+    Where some ranks wait with a call for others to run, all capture when they are called.
+
+    Raises:
+        LaunchFailed: a rank failed, or ranks have calls of different number.
+    """
+    proposals = run.ask_all("capture", RankWorker.propose_captures, planned)
+    numbers = {rank: sum(not item.planned for item in own) for rank, own in proposals.items()}
+    if len(set(numbers.values())) == 1:
+        _capture(run, ledger, proposals)
+    elif len(set(Counter(rank for rank, _ in ledger).values())) == 1:
+        failed = partial(WorkerFailure, stage="capture", kind=FailureKind.CAPTURE_MISMATCH)
+        run.fail(
+            "capture", [failed(rank=rank, message=f"{number} captures") for rank, number in numbers.items()]
         )
 
-    def start(self) -> Gang:
-        """Start the processes of all ranks; errors as of `Launcher.start`."""
-        self.gang = self._launcher.start(len(self.ranks), timeout_s=self._timeout_s("start"))
-        self._tell(events.Placed(at_s=self.wall_s(), placements=self.gang.placements))
-        return self.gang
 
-    @contextmanager
-    def stage(self, name: str, ranks: tuple[int, ...] | None = None) -> Iterator[None]:
-        """Time whatever is done inside as one stage, on all ranks unless some are named."""
-        self.running = name
-        taking_part = self.ranks if ranks is None else ranks
-        self._tell(events.StageStarted(at_s=self.wall_s(), stage=name, ranks=taking_part))
-        began_s = self._clock()
-        yield
-        seconds = self._clock() - began_s
-        self._tell(events.StageFinished(at_s=self.wall_s(), stage=name, seconds=seconds))
+def _capture(run: Run, ledger: Ledger, proposals: Proposals) -> None:
+    ranks = tuple(rank for rank, own in proposals.items() if own)
+    if not ranks:
+        return  # compiled kernels only, which are not captured
+    digests = {slot: result.digest for slot, result in ledger.items()}
+    with run.stage("capture", ranks):
+        for step in order(proposals, digests):
+            arguments = {rank: (proposal,) for rank, proposal in step.items()}
+            _note(run, ledger, "capture", run.ask("capture", RankHost.capture, arguments))
 
-    def ask(
-        self,
-        stage: str,
-        method: Callable[..., T],
-        arguments: Arguments,
-        *,
-        is_work: bool = True,
-        may_lack_store: bool = False,
-    ) -> dict[int, T]:
-        """Call a method of some ranks' `RankHost`; all must succeed. Returns their answers in order of ranks.
 
-        ``stage`` gives the time-out. Unless ``is_work``, the listener hears nothing of answers. A rank that
-        the store fails, if that may be, is a problem, and left out of the answers.
+def order(proposals: Proposals, digests: Mapping[tuple[int, str], str]) -> tuple[Step, ...]:
+    """All steps of a capture, the largest first; of equal ones, calls come first.
 
-        Raises:
-            CompileForbidden: a rank would have had to compile, which is forbidden.
-            LaunchFailed: at least one rank failed or did not answer in time.
-        """
-        answers = self.try_ask(stage, method, arguments, is_work=is_work)
-        failures = [answer for answer in answers.values() if isinstance(answer, WorkerFailure)]
-        if not all(may_lack_store and failure.store_fault for failure in failures):
-            self.fail(stage, failures, silent=tuple(set(arguments) - set(answers)))
-        for failure in failures:
-            self.problem(f"stage {stage}: {failure.message}")
-        return {rank: answer for rank, answer in answers.items() if not isinstance(answer, WorkerFailure)}
+    Ranks propose as many calls each; ``digests`` are of the artifact that a rank has of a function.
+    """
+    ordered = [
+        sorted((item for item in own if not item.planned), key=lambda item: -item.num_elements)
+        for own in proposals.values()
+    ]
+    calls = [
+        {rank: item for rank, item in zip(proposals, items, strict=True) if item is not None}
+        for items in zip_longest(*ordered)
+    ]
+    steps = [*calls, *_planned(proposals, digests)]
+    return tuple(sorted(steps, key=lambda step: -max(item.num_elements for item in step.values())))
 
-    def ask_all(self, stage: str, method: Callable[..., T], *arguments: Any) -> dict[int, T]:
-        """Call a method with the same arguments on every rank; see `ask`."""
-        return self.ask(stage, method, dict.fromkeys(self.ranks, arguments))
 
-    def try_ask(
-        self, stage: str, method: Callable[..., T], arguments: Arguments, *, is_work: bool = True
-    ) -> dict[int, T | WorkerFailure]:
-        """As `ask`, but failures come back as values, those of time as well."""
-        timeout_s, began_s = self._timeout_s(stage), self._clock()
-        answers: dict[int, T | WorkerFailure] = {}
-        for rank, answer in self._launcher.call(stage, method.__name__, arguments, timeout_s=timeout_s):
-            if isinstance(answer, ProcessStatus):
-                if answer.doing:
-                    self._tell(events.RankBusy(at_s=self.wall_s(), rank=rank, status=answer))
-                continue
-            is_ok = not isinstance(answer, WorkerFailure)
-            if is_ok and isinstance(answers.get(rank), WorkerFailure):
-                continue  # it came after all, but the call was cut short for it: others have not answered
-            answers[rank] = answer
-            if is_work or not is_ok:
-                self._tell(events.RankFinished(at_s=self.wall_s(), stage=stage, rank=rank, ok=is_ok))
-        has_failed = any(isinstance(answer, WorkerFailure) for answer in answers.values())
-        if not has_failed or self._clock() - began_s >= timeout_s:
-            late_ranks = [rank for rank in arguments if rank not in answers]
-            stacks = self._launcher.stacks(late_ranks) if late_ranks else {}
-            answers.update({rank: self._late(stage, rank, stacks.get(rank, "")) for rank in late_ranks})
-        return dict(sorted(answers.items()))
+def _planned(proposals: Proposals, digests: Mapping[tuple[int, str], str]) -> list[Step]:
+    """Planned captures on which all ranks with the artifact agree; one step for equal shapes."""
+    # Counted, not compared rank by rank, which would be quadratic in the number of ranks.
+    owners = Counter((function, digest) for (_, function), digest in digests.items())
+    proposers = Counter(
+        (*key, digests.get((rank, key[0]), ""))
+        for rank, own in proposals.items()
+        for key in {(item.function, item.signature) for item in own if item.planned}
+    )
+    steps: dict[tuple[str, str], Step] = {}
+    for rank, own in proposals.items():
+        for item in own:
+            digest = digests.get((rank, item.function), "")
+            agreed = proposers[item.function, item.signature, digest] >= owners[item.function, digest]
+            if item.planned and agreed:
+                steps.setdefault((item.function, item.shapes), {})[rank] = item
+    return [steps[label] for label in sorted(steps)]
 
-    def fail(self, stage: str, failures: list[WorkerFailure], *, silent: tuple[int, ...] = ()) -> NoReturn:
-        """End the attempt: make one error of all failures, at least one.
 
-        ``silent`` ranks were asked too, and have not answered.
+def verify(run: Run) -> tuple[dict[int, Verification], Results]:
+    """Compare the warm model's output with its reference.
 
-        Raises:
-            CompileForbidden: a rank would have had to compile, which is forbidden.
-            LaunchFailed: otherwise.
-        """
-        self.running = stage
-        placements = self.gang.placements
-        error = LaunchFailed(
-            stage,
-            failures,
-            num_ranks=self.config.ranks,
-            silent=silent,
-            # On a disk that takes nothing there are none, or they lack their end.
-            logs="" if any(one.kind == FailureKind.UNWRITABLE_DISK for one in failures) else self.gang.logs,
-            hosts=distinct_hosts(placements)
-            if len({placement.node_rank for placement in placements}) > 1
-            else {},
+    Returns:
+        The comparison of each rank, and what it needed beyond the workload's calls.
+    """
+    with run.stage("verify"):
+        answers = run.ask_all("verify", RankHost.verify)
+        extra = {rank: results for rank, (_, results) in answers.items()}
+        run.tell_results("verify", _pairs(extra))
+        return {rank: check for rank, (check, _) in answers.items()}, extra
+
+
+def run_script(run: Run) -> Results:
+    """Run the script on every rank, from its beginning to its end."""
+    with run.stage("script"):
+        results = run.ask_all("script", RankHost.run_script)
+        run.tell_results("script", _pairs(results))
+    return results
+
+
+def run_calls(run: Run, probes: Probes, ledger: Ledger, *, no_compile: bool) -> Probes:
+    """Run every call as the first request would, and again until a round needs nothing new.
+
+    The ledger takes in what calls needed later, and the seconds.
+
+    Returns:
+        The probes, and those of what calls needed later.
+
+    Raises:
+        CompileForbidden: a miss is an error (``no_compile``), and a call needs it.
+        LaunchFailed: a rank failed, or each of `MAX_ROUNDS` rounds needed something new.
+    """
+    num_calls = {rank: len(found) for rank, found in probes.items()}
+    found = dict(probes)
+    start = 1  # what the first call needs was just settled
+    unsettled: Probes = {}
+    for _ in range(MAX_ROUNDS):
+        unsettled.clear()
+        index = start
+        while index <= max(num_calls.values()):
+            index, needed, changed = _run_from(index, run, ledger, num_calls)
+            unsettled |= changed | needed
+            if needed:
+                for rank, own in needed.items():  # a later probe stands for that of the same name
+                    found[rank] = tuple({probe.function: probe for probe in (*found[rank], *own)}.values())
+                ledger |= settle_all(run, needed, no_compile=no_compile)
+                _capture_later(run, ledger, needed)
+        if not unsettled:
+            break
+        start = 0
+    else:
+        run.fail("first_call", [_unsettled(rank, own[-1]) for rank, own in unsettled.items()])
+    return found
+
+
+def _run_from(
+    index: int, run: Run, ledger: Ledger, num_calls: Mapping[int, int]
+) -> tuple[int, Probes, Probes]:
+    """Run calls from an index on, until one needs what is not loaded.
+
+    Returns:
+        The index to go on at; by rank, the probe of a call that needs something before it runs; by rank, the
+        probes of calls that nothing loaded fits after the last one.
+    """
+    changed: Probes = {}
+    with run.stage("first_call"):
+        while index <= max(num_calls.values()):
+            ranks = {rank: (index,) for rank, num in num_calls.items() if index <= num}
+            answers = run.ask("first_call", RankHost.first_call, ranks)
+            ran: Results = {}
+            misses: Probes = {}
+            for rank, answer in answers.items():
+                ran[rank] = tuple(item for item in answer if isinstance(item, FunctionResult))
+                if own := tuple(item for item in answer if isinstance(item, FunctionProbe)):
+                    misses[rank] = own
+            _note(run, ledger, "first_call", ran)
+            changed |= {rank: own for rank, own in misses.items() if index == num_calls[rank]}
+            index += 1
+            if needed := {rank: own for rank, own in misses.items() if rank not in changed}:
+                return index, needed, changed
+    return index, {}, changed
+
+
+def _capture_later(run: Run, ledger: Ledger, probes: Probes) -> None:
+    """Capture what calls needed after others had run: in step if all ranks do, else when it is called."""
+    names = {rank: ((), tuple(probe.function for probe in own)) for rank, own in probes.items()}
+    if set(names) == set(run.ranks):
+        proposals = run.ask("capture", RankWorker.propose_captures, names)
+        if len({len(own) for own in proposals.values()}) == 1:
+            _capture(run, ledger, proposals)
+
+
+def _note(run: Run, ledger: Ledger, stage: str, answers: Results) -> None:
+    """Keep how each function got its artifact, and take over what it has spent and captured by now."""
+    for rank, result in _pairs(answers):
+        ledger[rank, result.function] = replace(
+            ledger[rank, result.function],
+            seconds=result.seconds,
+            num_captures=result.num_captures,
+            pool_bytes=result.pool_bytes,
         )
-        misses = [one for one in error.failures if one.kind == FailureKind.COMPILE_FORBIDDEN]
-        if misses:
-            raise CompileForbidden((one.function, one.message, one.rank) for one in misses) from error
-        raise error
+    run.tell_results(stage, _pairs(answers))
 
-    def tell(self, stage: str, results: Iterable[tuple[int, FunctionResult]]) -> None:
-        """Tell the listener the outcome of functions, by rank."""
-        for rank, result in results:
-            self._tell(events.FunctionFinished(at_s=self.wall_s(), stage=stage, rank=rank, result=result))
 
-    def planned(self, classes: tuple[RankClass, ...]) -> None:
-        """Tell the listener what a round of the plan has ranks do."""
-        self._tell(events.Planned(at_s=self.wall_s(), classes=classes))
+def _unsettled(rank: int, probe: FunctionProbe) -> WorkerFailure:
+    function = function_of_unit(probe.function)
+    message = f"{function} needs another artifact after {MAX_ROUNDS} rounds of all calls: {probe.reason}"
+    kind = FailureKind.DOES_NOT_SETTLE
+    return WorkerFailure(rank=rank, stage="first_call", kind=kind, function=function, message=message)
 
-    def audited(self, audit: AuditReport) -> None:
-        """Tell the listener what traces showed, compared with a leader's."""
-        self._tell(events.Audited(at_s=self.wall_s(), audit=audit))
 
-    def problem(self, text: str) -> None:
-        """Note, once, what does not stop the launch."""
-        if text not in self.state.problems:
-            self._tell(events.Problem(at_s=self.wall_s(), text=text))
-
-    def report(self) -> tuple[StageReport, ...]:
-        """Wall seconds of every stage so far."""
-        seconds = self.state.stage_seconds
-        return tuple(StageReport(stage=stage, seconds=spent) for stage, spent in seconds.items())
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """Problems noted so far, each once, in order."""
-        return tuple(self.state.problems)
-
-    def close(self) -> None:
-        """Take the ranks down in good order; what does not go down is ended with the launcher."""
-        self._tell(events.Ending(at_s=self.wall_s()))
-        everyone = dict.fromkeys(self.ranks, ())
-        for _ in self._launcher.call("stop", RankHost.close.__name__, everyone, timeout_s=_CLOSE_TIMEOUT_S):
-            pass
-
-    @property
-    def is_script(self) -> bool:
-        """True if the workload is a plain script."""
-        return isinstance(self.config.workload, ScriptWorkload)
-
-    def wall_s(self) -> float:
-        """Seconds since the launch began."""
-        return self._clock() - self._began_s
-
-    def _timeout_s(self, stage: str) -> float:
-        seconds: float = getattr(self.config.timeouts, f"{stage}_s")
-        return seconds
-
-    def _tell(self, event: Event) -> None:
-        self.state.apply(event)
-        self._listener(self.state, event)
-
-    def _wait(self, lacking: str) -> None:
-        self._tell(events.StillWaiting(at_s=self.wall_s()))
-        if lacking:
-            self.problem(lacking)
-
-    def _late(self, stage: str, rank: int, stacks: str) -> WorkerFailure:
-        status, store = self.state.busy.get(rank), self.config.store
-        needs_store = store is not None and any(tier.mode == "required" for tier in store.tiers)
-        doing = f", last seen in {status.doing!r}" if status is not None else ""
-        return WorkerFailure(
-            rank=rank,
-            stage=stage,
-            kind=TIMEOUT,
-            message=f"no answer within {self._timeout_s(stage):g} s{doing}",
-            # The rank is warm by then: what hangs is the store.
-            store_fault=stage == "commit" and not needs_store,
-            traceback=stacks,
-        )
+def _pairs(results: Results) -> Iterator[tuple[int, FunctionResult]]:
+    return ((rank, result) for rank, own in results.items() for result in own)

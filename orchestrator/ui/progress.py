@@ -301,7 +301,7 @@ def _body(state: LaunchState, now_s: float, room: int) -> list[RenderableType]:
         return []
     late = _late(state, now_s, max_lines=max(room // 3, 1))
     rows = room - len(late) - 2
-    return [*([_class_table(state, max_rows=rows)] if state.classes and rows > 0 else []), *late]
+    return [*([_class_table(state, max_rows=rows)] if state.class_of and rows > 0 else []), *late]
 
 
 def _plain_table(*columns: str) -> Table:
@@ -315,7 +315,8 @@ def _plain_table(*columns: str) -> Table:
 
 def _rank_table(state: LaunchState, now_s: float) -> Table:
     """A row for each rank: where it is, how it gets each function, what it does now."""
-    functions, hosts = list(state.functions), state.num_nodes > 1
+    known, hosts = (*state.class_of, *state.results), state.num_nodes > 1
+    functions = list(dict.fromkeys(function for _, function in known))
     table = _plain_table(">rank", *(["host"] if hosts else []), *functions, "now")
     for rank in range(state.num_ranks):
         host = [Text(state.host(rank))] if hosts else []
@@ -327,21 +328,30 @@ def _rank_table(state: LaunchState, now_s: float) -> Table:
 def _class_table(state: LaunchState, *, max_rows: int) -> Table:
     """A row for each class of ranks; classes that still wait for something come first."""
     table = _plain_table("function", "how", "ranks", "leader", ">have it", ">slowest")
-    classes = sorted(state.classes.values(), key=lambda found: not found.waiting)
+    ranks_of = grouped(
+        ((function, found.request_key, found.action, found.leader), rank)
+        for (rank, function), found in state.class_of.items()
+    )
+    results = {key: [state.results.get((rank, key[0])) for rank in ranks] for key, ranks in ranks_of.items()}
+    have = {key: sum(each is not None and each.ok for each in found) for key, found in results.items()}
+    classes = sorted(ranks_of, key=lambda key: have[key] == len(ranks_of[key]))
     shown = classes if len(classes) <= max_rows else classes[: max_rows - 1]
-    for found in shown:
-        num = len(found.ranks)
-        share = Text(f"{num - len(found.waiting):,}/{num:,}", style="" if found.waiting else "green")
+    for key in shown:
+        (function, _, action, leader), ranks = key, ranks_of[key]
+        known = [each for each in results[key] if each is not None]
+        num_failed = len(known) - have[key]
+        spent = (each.seconds for each in known)
+        share = Text(f"{have[key]:,}/{len(ranks):,}", style="" if have[key] < len(ranks) else "green")
         table.add_row(
-            Text(found.function),
-            Text(found.action, style=STYLES["compiled"] if found.action == "compile" else ""),
-            Text(f"{num:,}: {runs_text(found.ranks, max_runs=3)}"),
-            Text("-" if found.leader is None else f"{found.leader} {state.host(found.leader)}"),
-            share.append(f" {found.num_failed} failed", "red") if found.num_failed else share,
-            seconds_text(found.slowest_s),
+            Text(function),
+            Text(action, style=STYLES["compiled"] if action == "compile" else ""),
+            Text(f"{len(ranks):,}: {runs_text(ranks, max_runs=3)}"),
+            Text("-" if leader is None else f"{leader} {state.host(leader)}"),
+            share.append(f" {num_failed} failed", "red") if num_failed else share,
+            seconds_text(max((each.trace_s + each.compile_s + each.load_s for each in spent), default=0.0)),
         )
     if rest := classes[len(shown) :]:
-        done = sum(not found.waiting for found in rest)
+        done = sum(have[key] == len(ranks_of[key]) for key in rest)
         table.add_row(Text(f"and {count_text(len(rest), 'class')} more", style="dim"), "", f"{done:,} done")
     return table
 
@@ -367,7 +377,7 @@ def _late(state: LaunchState, now_s: float, *, max_lines: int) -> list[Renderabl
 
 def _function_cell(state: LaunchState, rank: int, function: str, now_s: float) -> Text:
     """How a rank got a function, or its step towards it, or its last one when the attempt failed."""
-    result, planned = state.results.get((rank, function)), state.class_of(rank, function)
+    result, planned = state.results.get((rank, function)), state.class_of.get((rank, function))
     if result is not None and result.ok:
         spent = result.seconds
         seconds = seconds_text(spent.trace_s + spent.compile_s + spent.load_s)

@@ -24,9 +24,14 @@ from warmrank.cache_store.cache_dir.marks import check_marks
 from warmrank.cache_store.errors import NoStoreYet, NotInStore, RefusedCache, StoreError
 from warmrank.orchestrator.stores import load, open_to_fetch
 from warmrank.orchestrator.vllm_plugin.entries import (
+    NO_STORE,
+    Access,
     Entry,
     Outcome,
+    Publisher,
+    access,
     artifact_entry,
+    bounded,
     discard,
     files_digest,
     graphs_entry,
@@ -43,7 +48,6 @@ from warmrank.orchestrator.vllm_plugin.factors import (
     differences,
     graph_components,
 )
-from warmrank.orchestrator.vllm_plugin.store import NO_STORE, Access, Publisher, access, bounded
 
 logger = logging.getLogger("vllm.warmrank")
 

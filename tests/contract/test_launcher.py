@@ -76,7 +76,7 @@ def test_placements_name_each_rank_once_in_order(started: tuple[Launcher, Gang])
     _, gang = started
     assert [placement.rank for placement in gang.placements] == [0, 1]
     assert [placement.local_rank for placement in gang.placements] == [0, 1]
-    assert [placement.rank for placement in gang.first_of_each_node()] == [0]
+    assert [[placement.rank for placement in own] for own in gang.by_node().values()] == [[0, 1]]
 
 
 def test_every_rank_that_is_called_answers(launcher: Launcher) -> None:

@@ -66,7 +66,7 @@ def called(cache_dir: Path, name: str = "one", *, frozen: bool = False) -> Cache
 
 def private(function: CachedFunction) -> Path:
     """The directory that TorchAir was told."""
-    directory: Path = function.variants[0].runner._capturing.directory  # type: ignore[attr-defined]
+    directory: Path = function.variants[0].runner._capturing._made.private  # type: ignore[attr-defined]
     return directory
 
 
@@ -184,7 +184,7 @@ def test_torchair_installs_packages_that_were_brought_in_into_a_cann_without_the
     vendor, tmp_path, monkeypatch
 ):
     mode, directory, switches = VENDORS[vendor]
-    home, kept = tmp_path / "ascend", tmp_path / "node_caches/static_kernels/a/f"
+    home, kept = tmp_path / "ascend", tmp_path / "node_caches/static_kernels/a/f.tar"
     home.mkdir()
     monkeypatch.setenv("ASCEND_HOME_PATH", str(home))
     vendor_for(mode)

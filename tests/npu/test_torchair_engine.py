@@ -195,7 +195,7 @@ def test_private_directory_ends_with_the_function(config: Any, tmp_path: Path) -
     function = cache_compile(Model().adds, config=config, cache_dir=tmp_path)
     function(torch.ones(4))
     runner: Any = function.variants[0].runner
-    made = runner._capturing.directory
+    made = runner._capturing._made.private
     (directory,) = (path for path in made.parents if path.name.startswith("warmrank-torchair-"))
     assert directory.is_dir()
     del function, runner

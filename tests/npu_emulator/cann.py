@@ -1,6 +1,6 @@
 """CANN's versions as an emulated NPU sees them, and a tree that holds nothing but these.
 
-The tree has what `worker.keys.request` and the real packages read: ``version.cfg``, and a
+The tree has what `worker.keys.request` and the real packages read: the toolkit's ``install.info``, and a
 ``version.info`` of each part. The versions are read from the place that ``ASCEND_HOME_PATH`` names.
 """
 
@@ -17,8 +17,9 @@ _PARTS = ("compiler", "opp", "runtime", "hccl", "toolkit", "opp_kernel")
 
 def write_tree(root: Path, *, version: str = VERSION) -> Path:
     """Write the version files of a CANN below a directory, which ``ASCEND_HOME_PATH`` may then name."""
-    root.mkdir(parents=True, exist_ok=True)
-    (root / "version.cfg").write_text(f"# version: 1.0\nruntime_running_version=[{version}]\n")
+    info = root / "aarch64-linux" / "ascend_toolkit_install.info"
+    info.parent.mkdir(parents=True, exist_ok=True)
+    info.write_text(f"version={version}\n")
     for part in _PARTS:
         (root / part).mkdir(exist_ok=True)
         (root / part / "version.info").write_text(f"Version={version}\nversion_dir={version}\n")

@@ -22,7 +22,7 @@ from warmrank.orchestrator.gang.launcher import Process, place_ranks
 from warmrank.orchestrator.gang.rank_host import MakeWorker, RankInit
 from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.events import Course, Listener, silence
-from warmrank.orchestrator.launch.report import Committed, Report, totals
+from warmrank.orchestrator.launch.report import Report, totals
 from warmrank.orchestrator.nodes import Gang
 from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.start import RankSpec
@@ -101,7 +101,7 @@ def make_report(outcome: Outcome = "loaded", *, trace_s: float = 0.0, wall_s: fl
         ranks=ranks,
         fetches=(),
         publishes=(),
-        totals=totals(ranks, (), Committed(), wall_s),
+        totals=totals(ranks, wall_s=wall_s),
     )
 
 

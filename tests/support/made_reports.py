@@ -15,7 +15,6 @@ from warmrank.orchestrator.launch import events as e
 from warmrank.orchestrator.launch.events import LaunchState
 from warmrank.orchestrator.launch.report import (
     SCHEMA_VERSION,
-    Committed,
     Failure,
     FunctionReport,
     NodeFetch,
@@ -174,7 +173,7 @@ def made_report(num_ranks: int, *, per_node: int = 8, failed: bool = False) -> R
         )
         for node, host in nodes
     )
-    committed = Committed() if failed else Committed(record="ef" * 32, publishes=publishes)
+    publishes = () if failed else publishes
     environment = {"python": "3.11.9", "torch": "2.13.1", "device": "npu", "cann": "8.0.0"}
     other = RankEnvironment(ranks=(3,), environment=environment | {"cann": "8.0.1"})
     return Report(
@@ -194,14 +193,14 @@ def made_report(num_ranks: int, *, per_node: int = 8, failed: bool = False) -> R
         cache_dir="/var/cache/warmrank",
         store="/mnt/store",
         tiers=(TierState(location="/mnt/store", mode="rw", state="used", reason=""),),
-        record=committed.record,
+        record="" if failed else "ef" * 32,
         ranks=ranks,
         fetches=fetches,
-        publishes=committed.publishes,
+        publishes=publishes,
         nondeterministic=(),
         queued_on=(),
         stages=tuple(StageReport(stage=name, seconds=spent) for name, spent in state.stage_seconds.items()),
-        totals=totals(ranks, fetches, committed, state.now_s),
+        totals=totals(ranks, fetches=fetches, publishes=publishes, wall_s=state.now_s),
         problems=("rank 3: another environment than rank 0: cann 8.0.0 -> 8.0.1",) if num_ranks > 3 else (),
     )
 

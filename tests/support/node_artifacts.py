@@ -76,7 +76,6 @@ def destinations(node: Path) -> dict[str, NodeCache]:
     caches = (
         NodeCache(name="operators", directory=str(node / "atc_data"), patterns=("kernel_cache*/*",)),
         NodeCache(name="mine", directory=str(node / "mine")),
-        NodeCache(name="ge", directory=str(node / "ge"), in_sets=True),
     )
     return {cache.name: cache for cache in caches}
 

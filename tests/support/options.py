@@ -88,7 +88,7 @@ def outcome(name: str, value: Any, mode: str) -> str:
         theirs: value
     }
     refused = any(
-        refusal.mode == mode
+        mode in refusal.modes
         and theirs in refusal.values
         and all(name in held and held[name] == wanted for name, wanted in refusal.values.items())
         for refusal in REFUSED

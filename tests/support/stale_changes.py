@@ -269,9 +269,10 @@ ENVIRONMENT = {
         reason=r"driver none -> ascend 25\.0\.1",
     ),
     "cann version": Change(
-        before=FAKE_FILE.format(file="version.cfg", text="runtime_running_version=[8.2]")
-        + "import os; os.environ['ASCEND_HOME_PATH'] = str(fake.parent)",
-        reason=r"cann none -> 8\.2",
+        before="import os, pathlib\ninfo = pathlib.Path(DIRECTORY, 'share', 'info', 'runtime')\n"
+        "info.mkdir(parents=True)\n(info / 'version.info').write_text('Version=9.2.0')\n"
+        "os.environ['ASCEND_HOME_PATH'] = str(DIRECTORY)",
+        reason=r"cann none -> 9\.2\.0",
     ),
     "torch_npu version": Change(
         before="import warmrank.worker.keys.request as e; real = e._built\n"

@@ -23,7 +23,7 @@ from tests.support.in_process import InProcessLauncher
 from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import parse as config_of
 from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.launch.steps import order
+from warmrank.orchestrator.launch.stages import order
 from warmrank.worker.capture.plan import PlannedInput, Shapes, inputs_for, shapes_of
 from warmrank.worker.capture.plan import parse as parse_plan
 from warmrank.worker.devices import CpuBackend, tensor_in
@@ -201,7 +201,7 @@ def test_calls_are_proposed_and_then_what_the_plan_adds() -> None:
     [
         (plan_of(8, cache=5), "mutated input input 0 is (4,) here, and was (5,) where it was planned"),
         ((PlannedCapture(function="M.f", signature="int64[1, 8]"),), "M.f of the plan: "),
-        (plan_of(8, artifact=OTHER), "M.f of the plan has artifact cdcdcdcdcdcd"),
+        (plan_of(8, artifact=OTHER), "M.f of the plan: it has artifact cdcdcdcdcdcd"),
     ],
     ids=["another cache", "no plan", "another artifact"],
 )

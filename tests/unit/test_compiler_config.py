@@ -33,7 +33,7 @@ from warmrank.worker.configs.torchair_sections import (
     PlainMapping,
     Text,
 )
-from warmrank.worker.engines.torchair_code import Own, Written, bound, portable, portable_signature, roles_in
+from warmrank.worker.engines.torchair_code import Own, bound, portable, portable_signature, roles_in
 from warmrank.worker.errors import BadConfig, NotPortable, UnknownOption
 
 
@@ -253,11 +253,6 @@ def own(**parts: Any) -> Own:
     return Own(directory=PRIVATE, **parts)
 
 
-def loaded(kept: str, here: Own) -> str:
-    written = Written(vendor="torchair", version="", signature="", code=kept, parameters=())
-    return bound(written, here)
-
-
 def test_counters_and_pools_of_a_process_leave_no_trace() -> None:
     groups = {"tp": "12"}
     given = portable(code("(0, 5)", "graph_7"), own(groups=groups))
@@ -274,17 +269,17 @@ def test_group_is_named_by_its_role_in_operators_on_groups_only() -> None:
 def test_loaded_code_has_this_process_s_group_and_pool_and_events_of_its_own() -> None:
     kept = portable(code("(0, 5)"), own(groups={"tp": "12"}))
     here = Own(groups={"tp": "3"}, pool=(0, 9))
-    found = loaded(kept, here)
+    found = bound(kept, here)
     for part in ("default(arg0_1, 'sum', '3')", "pool=(0, 9),", "'pool=(0, 3), graph_7'"):
         assert part in found
-    assert found != loaded(kept, here)
+    assert found != bound(kept, here)
 
 
 def test_device_is_that_of_the_rank_that_loads() -> None:
     found = portable(code() + "place = 'npu:3'\n", own(device=("npu", 3)))
     assert "device(type='npu', index=0)" in found
     assert "npu:3" not in found
-    here = loaded(found, Own(device=("npu", 5)))
+    here = bound(found, Own(device=("npu", 5)))
     assert "device(type='npu', index=5)" in here
     assert "place = 'npu:5'" in here
 
@@ -292,9 +287,9 @@ def test_device_is_that_of_the_rank_that_loads() -> None:
 @pytest.mark.parametrize(
     ("given", "device", "why"),
     [
-        (code().replace("'sum'", "'<function f at 0x7f0011223344>'"), None, "address"),
+        (code().replace("'sum'", "'<function f at 0x7f0011223344>'"), ("", 0), "address"),
         (code(), ("npu", 1), "makes tensors on npu:3, and its module lies on npu:1"),
-        (code().replace("pool=", "user_stream_info={'a': 7}, pool="), None, "made outside of it"),
+        (code().replace("pool=", "user_stream_info={'a': 7}, pool="), ("", 0), "made outside of it"),
     ],
     ids=["address", "another device", "stream"],
 )

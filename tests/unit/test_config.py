@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,7 +18,7 @@ from typer.testing import CliRunner, Result
 from tests.support.checkout import ROOT, python
 from warmrank.orchestrator.cli.config import SchemaOf, document_schema
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.config.lint import Machine, fault_of, lint
+from warmrank.orchestrator.config.lint import fault_of, lint
 from warmrank.orchestrator.config.models import EntrypointWorkload, ScriptWorkload, launch_key
 from warmrank.orchestrator.config.reading import Config, groups, load, parse, read_yaml
 from warmrank.orchestrator.errors import ConfigError
@@ -219,7 +218,7 @@ def test_call_that_is_certain_to_fail_is_named(entrypoint: str, arguments: dict[
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("a: &a\n  b: *a\n", "an alias of what it stands in"),
+        ("a: &a\n  b: *a\n", "recursive node"),
         ("a: " + "[" * 3000 + "]" * 3000, "hundreds of levels"),
     ],
 )
@@ -228,41 +227,14 @@ def test_document_that_cannot_be_walked_is_refused(text: str, found: str) -> Non
         read_yaml(text, "a.yaml")
 
 
-TEXTS = """
-workload: {script: run.py, arguments: [--steps, 010, true]}
-ranks: 2
-env: &env {<<: [{MERGED: 1_0}], PORT: 0x10, DAY: 2026-01-01, CLOCK: 12:30:45, QUOTED: "1", ANSWER: on}
-ray: {labels: {rack: 3}}
-store: {path: s3://bucket, mode: off, options: {allow_http: true}, trust: {policy: off}}
-audit: off
-"""
-
-
-def test_number_where_only_text_goes_is_the_text_as_it_is_written(tmp_path: Path) -> None:
-    file = tmp_path / "a.yaml"
-    file.write_text(TEXTS)
-    config = load(file, ("env.SET=1e3", "store.mode=ro"))
-    assert config.env == {
-        "MERGED": "1_0",
-        "PORT": "0x10",
-        "DAY": "2026-01-01",
-        "CLOCK": "12:30:45",
-        "QUOTED": "1",
-        "ANSWER": "on",
-        "SET": "1e3",
-    }
-    assert isinstance(config.workload, ScriptWorkload)
-    assert config.workload.arguments == ("--steps", "010", "true")
-    assert (config.ray.labels, config.audit, config.ranks) == ({"rack": "3"}, "off", 2)
-    assert config.store is not None
-    assert config.store.trust.policy == "off"
-    assert config.store.tiers[0].options == {"allow_http": "true"}
-    assert complaints("config", {"ranks": 2, "env": {"PORT": 16, "ANSWER": True}}) == []
-
-
-def test_number_of_an_alias_is_text_only_where_only_text_goes() -> None:
-    read = read_yaml("ranks: &two 2\nenv: &env {A: *two}\nworkload: {arguments: *env}", "a.yaml")
-    assert read == {"ranks": 2, "env": {"A": "2"}, "workload": {"arguments": {"A": 2}}}
+def test_whole_number_and_date_are_texts_where_only_texts_go_and_else_quotes_are_asked_for(
+    tiny_file: Path,
+) -> None:
+    config = load(tiny_file, ("env={PORT: 61000, DAY: 2026-01-01}", "ray.labels={rack: 3}"))
+    assert (config.env, config.ray.labels) == ({"PORT": "61000", "DAY": "2026-01-01"}, {"rack": "3"})
+    for override in ("audit=off", "store={path: /s, trust: {policy: off}}", "env={A: true}", "env={A: 1.0}"):
+        assert "in quotes" in refusal(tiny_file, override)
+    assert "env={A: 010}:1: found 010, which YAML takes for 8" in refusal(tiny_file, "env={A: 010}")
 
 
 KUBERAY = ROOT / "cluster_configs" / "kuberay"
@@ -366,16 +338,14 @@ def test_config_imports_neither_torch_nor_ray() -> None:
     assert python("-c", program) == ""
 
 
-MACHINE = Machine(num_cpus=8, usable_cpus=8)
-
-
 def config(**data: Any) -> Config:
     least = {"workload": {"entrypoint": "a:b"}, "ranks": 2, "parallel": {"dp": 2}}
     return parse({**least, **data})
 
 
-def found(machine: Machine = MACHINE, **data: Any) -> list[tuple[str, tuple[str, ...]]]:
-    return [(finding.level, finding.keys) for finding in lint(config(**data), machine)]
+def found(**data: Any) -> list[tuple[str, tuple[str, ...]]]:
+    data = {"workload": {"entrypoint": "json:dumps"}, "ray": {"num_cpus": 8}, **data}
+    return [(finding.level, finding.keys) for finding in lint(config(**data))]
 
 
 CPUS = ("ranks", "ray.num_cpus_per_rank", "ray.num_cpus")
@@ -384,8 +354,12 @@ CPUS = ("ranks", "ray.num_cpus_per_rank", "ray.num_cpus")
 @pytest.mark.parametrize(
     ("data", "level", "keys"),
     [
-        ({"ray": {"num_cpus_per_rank": 5.0}}, "error", CPUS),
-        ({"ray": {"omp_num_threads": 2}}, "warning", ("ray.omp_num_threads", "ray.num_cpus_per_rank")),
+        ({"ray": {"num_cpus": 8, "num_cpus_per_rank": 5.0}}, "error", CPUS),
+        (
+            {"ray": {"num_cpus": 8, "omp_num_threads": 2}},
+            "warning",
+            ("ray.omp_num_threads", "ray.num_cpus_per_rank"),
+        ),
         ({"engine": "torchair"}, "error", ("engine", "device")),
         ({"no_compile": True}, "warning", ("no_compile", "store")),
         ({"cache_dir": "/a/b", "store": {"path": "/a"}}, "error", ("cache_dir", "store")),
@@ -406,45 +380,38 @@ def test_keys_that_do_not_go_together_are_named(data: dict[str, Any], level: str
     assert found(**data) == [(level, keys)]
 
 
-ON_DISK = replace(MACHINE, local_stores=("/a",))
-NO_CODE = replace(MACHINE, code_fault="no file x.py")
-SCRIPT = {"script": "x.py"}
 SHARED = {"address": "10.0.0.1:6379"}
-TIERS = {"tiers": [{"path": "/a"}, {"path": "s3://b/c"}]}
 
 
-@pytest.mark.parametrize(
-    ("machine", "data", "expected"),
-    [
-        (ON_DISK, {"store": {"path": "/a"}}, []),
-        (ON_DISK, {"store": {"path": "/a"}, "ray": SHARED}, [("warning", ("store", "ray.address"))]),
-        (ON_DISK, {"store": TIERS, "ray": SHARED}, []),
-        (NO_CODE, {}, [("error", ("workload.entrypoint",))]),
-        (
-            NO_CODE,
-            {"workload": SCRIPT, "ray": {**SHARED, "ship_code": True}},
-            [("error", ("workload.script",))],
-        ),
-        (
-            NO_CODE,
-            {"workload": SCRIPT, "ray": {**SHARED, "ship_code": False}},
-            [("warning", ("workload.script",))],
-        ),
-    ],
-)
-def test_what_a_machine_lacks_is_an_error_where_the_nodes_cannot_have_it(
-    machine: Machine, data: dict[str, Any], expected: list[Any]
-):
-    assert found(machine, **data) == expected
+def test_what_this_machine_lacks_is_an_error_where_the_nodes_cannot_have_it(tmp_path: Path) -> None:
+    store = {"path": str(tmp_path), "trust": {"policy": "off"}}
+    assert found(store=store) == []
+    assert found(store=store, ray=SHARED) == [("warning", ("store", "ray.address"))]
+    tiers = [{"path": str(tmp_path)}, {"path": "s3://b/c"}]
+    assert found(store={"tiers": tiers, "trust": {"policy": "off"}}, ray=SHARED) == []
+    assert found(workload={"entrypoint": "absent_of_all:f"}) == [("error", ("workload.entrypoint",))]
+    script = {"script": "x.py"}
+    assert found(workload=script, ray=SHARED) == [("error", ("workload.script",))]
+    assert found(workload=script, ray={**SHARED, "ship_code": False}) == [("warning", ("workload.script",))]
+
+
+def test_cache_directory_below_a_file_is_named_by_check_and_launch(file: Path, tmp_path: Path):
+    (tmp_path / "taken").touch()
+    for command in (("config", "check"), ("launch",)):
+        result = run(*command, file, "--set", f"cache_dir={tmp_path}/taken/cache")
+        assert (result.exit_code, f"{tmp_path}/taken is no directory" in result.output) == (2, True)
+    at_nodes = run("config", "check", file, "--set", "cache_dir=taken", "--set", "ray.address=10.0.0.1:6379")
+    assert (at_nodes.exit_code, "warning: cache_dir" in at_nodes.stdout) == (0, True)
 
 
 def test_store_that_others_can_write_and_no_key_is_an_error_that_says_how_to_keep_it_unsigned():
-    machine = replace(MACHINE, requires_signature="/store: others can write it")
-    (finding,) = lint(config(store={"path": "/store"}), machine)
+    store = {"path": "s3://bucket/store"}
+    data = {"workload": {"entrypoint": "json:dumps"}, "ray": {"num_cpus": 8}}
+    (finding,) = lint(config(**data, store=store))
     assert (finding.level, finding.keys) == ("error", ("store.trust.policy", "store.trust.signing_key"))
-    assert "/store: others can write it" in finding.found
+    assert "policy require (s3://bucket/store: " in finding.found
     assert "chmod go-w" in finding.remedy
-    assert lint(config(store={"path": "/store", "mode": "ro"}), machine) == ()
+    assert lint(config(**data, store={**store, "mode": "ro"})) == ()
 
 
 HEAD: dict[str, Any] = {"workload": {"entrypoint": "models.tiny:workload"}, "ranks": 1}

@@ -17,12 +17,12 @@ from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import DIED, TIMEOUT, CannotStart, LaunchFailed, WorkerFailure
 from warmrank.orchestrator.gang.launcher import ProcessStatus
-from warmrank.orchestrator.launch import steps
+from warmrank.orchestrator.launch import stages
 from warmrank.orchestrator.launch.driver import Launch, launch
 from warmrank.orchestrator.launch.events import silence
 from warmrank.orchestrator.launch.report import Report, from_json, to_json
 from warmrank.orchestrator.launch.rounds import settle_all
-from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.launch.run import Run
 from warmrank.orchestrator.nodes import Gang
 
 
@@ -60,19 +60,6 @@ class Launches:
 @pytest.fixture
 def launches(tmp_path: Path) -> Launches:
     return Launches(tmp_path)
-
-
-def outcomes(report: Report) -> dict[tuple[int, str], str]:
-    return {(rank.rank, found.function): found.outcome for rank in report.ranks for found in rank.functions}
-
-
-def test_cold_launch_compiles_each_function_once_and_others_adopt(launches: Launches) -> None:
-    assert outcomes(launches()) == {
-        (0, FUNCTIONS[0]): "compiled",
-        (1, FUNCTIONS[0]): "adopted",
-        (0, FUNCTIONS[1]): "adopted",
-        (1, FUNCTIONS[1]): "compiled",
-    }
 
 
 def test_ranks_whose_guards_fail_compile_in_a_class_of_their_own(launches: Launches) -> None:
@@ -261,12 +248,12 @@ class Rounds:
         config = parse(
             {"workload": {"entrypoint": "a:b"}, "ranks": len(nodes), "parallel": {"dp": len(nodes)}}
         )
-        stages = Stages(config, NodeLauncher(nodes, self.root, self.world.make_worker), silence)
-        steps.start(stages, None, no_compile=False)
+        run = Run(config, NodeLauncher(nodes, self.root, self.world.make_worker), silence)
+        stages.start(run, None, no_compile=False)
         try:
-            return settle_all(stages, steps.build_and_probe(stages), no_compile=False)
+            return settle_all(run, stages.build_and_probe(run), no_compile=False)
         finally:
-            self.problems = stages.problems
+            self.problems = run.problems
 
     def failure(self, function: str, why: str, *, nodes: tuple[str, ...] = NODES) -> LaunchFailed:
         """Of a function that compiles nowhere."""

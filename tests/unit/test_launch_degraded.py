@@ -18,7 +18,7 @@ from tests.support.backends import WaywardBackend
 from tests.support.fake_rank import FakeWorld
 from tests.support.in_process import InProcessLauncher
 from tests.support.launching import data_of, loaded_config
-from tests.support.made_reports import failing, made_report, placements, result, state_of
+from tests.support.made_reports import failing, made_report, placements, result
 from warmrank.cache_store import store as cache_store
 from warmrank.cache_store.backends import deadline
 from warmrank.cache_store.backends.deadline import TICK_S, Call, Ticks
@@ -46,7 +46,6 @@ from warmrank.orchestrator.errors import (
     WorkerFailure,
     causes_of,
 )
-from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch import events as e
 from warmrank.orchestrator.launch.driver import launch, reason_for_another, turn
 from warmrank.orchestrator.launch.events import Event, LaunchState, Listener, StageStarted
@@ -154,19 +153,6 @@ def test_silent_store_is_waited_for_once_and_by_the_driver_alone(
     assert house.stores == [None, None]
     assert num_silences(caplog) == 1
     assert report.totals.num_compiled == 2
-
-
-def test_what_waits_is_published_when_the_store_answers_again(house: House) -> None:
-    house.place.hangs = True
-    house.launch()
-    house.comes_back(house.place)
-    found = publish_late(house.config())
-    assert (len(found.published), len(found.committed), found.kept) == (2, 1, {})
-    store = house.config().store
-    assert store is not None
-    (record,) = open_store(store).launches(launch_key(house.config()))
-    assert [ref.rank for ref in record.partitions] == [0, 1]
-    assert house.waiting() == (0, 0)
 
 
 @pytest.mark.parametrize("hangs", [False, True])
@@ -293,31 +279,6 @@ def test_fetching_makes_nearer_places_but_not_the_farthest(tmp_path: Path) -> No
         stores.open_to_fetch(store_of(tmp_path / "other", tmp_path / "absent"))
     assert not (tmp_path / "other").exists()
     assert not (tmp_path / "absent").exists()
-
-
-def class_of(leader: int | None, *ranks: int, action: events.ClassAction = "compile") -> events.RankClass:
-    return events.RankClass(
-        round=0, function="f", request_key="ab", ranks=ranks, action=action, leader=leader
-    )
-
-
-def heard() -> LaunchState:
-    """Two attempts: the first ends while rank 1 of two is still at work, the second goes on."""
-    return state_of(
-        (
-            events.AttemptStarted(at_s=0.0, attempt=1),
-            events.StageStarted(at_s=1.0, stage="build", ranks=(0, 1)),
-            events.RankFinished(at_s=2.0, stage="build", rank=0, ok=True),
-            events.Planned(at_s=2.5, classes=(class_of(0, 0, 1),)),
-            events.AttemptFailed(at_s=3.0, attempt=1, stage="build", text="gone", is_last=False),
-            events.AttemptStarted(at_s=4.0, attempt=2, reason="a rank died"),
-            events.Planned(at_s=5.0, classes=(class_of(1, 0, 1),)),
-            events.StageStarted(at_s=5.0, stage="compile", ranks=(1,)),
-            events.RankFinished(at_s=6.0, stage="compile", rank=1, ok=True),
-            events.RankFinished(at_s=7.0, stage="compile", rank=1, ok=True),
-            events.StageFinished(at_s=7.5, stage="compile", seconds=2.5),
-        )
-    )
 
 
 @pytest.mark.parametrize(

@@ -108,19 +108,6 @@ def test_what_is_gone_of_the_newest_launch_comes_from_an_earlier_one(store, root
     assert ADD in report.skipped[0]
 
 
-def test_of_an_engines_artifact_one_archive_comes(store, root, source, node):
-    early, late = {"ge/a/c/1.tar": b"early"}, {"ge/a/c/2.tar": b"late"}
-    publish_nodes(store, source, {0: early}, world_size=4, created=EARLY)
-    publish_nodes(store, source, {0: late | {"ge/b/c/3.tar": b"b"}}, world_size=4, created=LATE)
-    run(store, node, ranks=(0, 1))
-    assert placed(node) == late | {"ge/b/c/3.tar": b"b"}
-    blob_path(root, b"late").unlink()
-    other = node.parent / "other"
-    other.mkdir(mode=0o700)
-    run(store, other, ranks=(0, 1))
-    assert placed(other) == early | {"ge/b/c/3.tar": b"b"}
-
-
 def test_damaged_blob_of_a_node_artifact_is_never_placed(store, root, source, node):
     publish_nodes(store, source, {0: {ADD: b"add"}}, world_size=4)
     overwrite(blob_path(root, b"add"), b"bad")

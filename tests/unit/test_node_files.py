@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -14,7 +15,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.node_artifacts import PACKAGE, destinations, kept, package_bytes, write
-from tests.support.stored import rank_manifest
+from tests.support.stored import rank_entry, rank_manifest
 from warmrank.cache_store.cache_dir import node_files
 from warmrank.cache_store.cache_dir.marks import Marks
 from warmrank.cache_store.cache_dir.node_files import (
@@ -34,13 +35,11 @@ from warmrank.cache_store.records.manifest import (
 from warmrank.worker.node_caches import (
     GRAPHS,
     PACKAGES,
-    archive_name,
-    engine_directory,
     pack,
     place_faults,
     unpack,
 )
-from warmrank.worker.node_collecting import Collected, Room, collect, entries, listing
+from warmrank.worker.node_collecting import Collected, collect, entries, listing
 from warmrank.worker.rank.manifests import with_node_files
 
 REQUIRE, OFF = Marks(policy="require", signers=("ab" * 8,)), Marks(policy="off")
@@ -133,8 +132,13 @@ def test_nothing_is_placed_below_a_directory_that_others_can_rename_in(
     assert place_files(cache, [file], destinations(node), REQUIRE).new == (file,)
 
 
-ARTIFACT = "0f" * 16
-ROOM = Room(artifacts=frozenset({ARTIFACT}))
+ARTIFACT, OTHER = "0f" * 16, "2d" * 16
+MANIFEST = rank_manifest(
+    artifacts=tuple(
+        rank_entry(path=f"Llama_0f/world1global_rank0/{name}/compiled_module", sha256=artifact * 2)
+        for name, artifact in (("decode", ARTIFACT), ("prefill", OTHER))
+    )
+)
 
 
 @pytest.fixture
@@ -146,8 +150,8 @@ def cache_of(tool: Path, **changes: Any) -> tuple[NodeCache, ...]:
     return (NodeCache(name="operators", directory=str(tool), **changes),)
 
 
-def collected(tool: Path, cache: Path, room: Room = ROOM, **changes: Any) -> Collected:
-    return collect(cache_of(tool, **changes), cache, room)
+def collected(tool: Path, cache: Path, **changes: Any) -> Collected:
+    return collect(cache_of(tool, **changes), cache, MANIFEST)
 
 
 def relatives(found: Collected) -> list[str]:
@@ -160,7 +164,7 @@ def test_only_what_is_new_or_changed_is_collected(cache: Path, tool: Path):
     before = listing(cache_of(tool))
     write(tool / "kernel_cache/changed.o", b"behind")
     write(tool / "kernel_cache/new.o", b"new")
-    found = collect(cache_of(tool), cache, ROOM, before=before)
+    found = collect(cache_of(tool), cache, MANIFEST, before=before)
     assert relatives(found) == ["kernel_cache/changed.o", "kernel_cache/new.o"]
     assert (found.num_new, found.bytes_new, found.left_out) == (2, 9, ())
     assert all(find_kept(cache, file.digest) for file in found.files)
@@ -190,57 +194,49 @@ def test_what_another_launch_put_there_meanwhile_is_not_signed(cache: Path, tool
         {"operators": NodeCache(name="operators", directory=str(tool))},
         Marks(policy="off"),
     )
-    found = collect(cache_of(tool), cache, ROOM, refusal=lambda directory: refusal(directory, "require", ()))
+    found = collect(
+        cache_of(tool), cache, MANIFEST, refusal=lambda directory: refusal(directory, "require", ())
+    )
     assert found.files == ()
     assert "nobody" in found.left_out[0] or "signed" in found.left_out[0]
 
 
 def engines(tool: Path) -> tuple[NodeCache, ...]:
-    return (NodeCache(name="ge", directory=str(tool), collect="all", in_sets=True),)
+    return (NodeCache(name="ge", directory=str(tool), patterns=("*.tar",), collect="all"),)
 
 
-def handed_over(tmp_path: Path, tool: Path, data: bytes, artifact: str = ARTIFACT) -> str:
-    """The archive's name."""
+def handed_over(tmp_path: Path, tool: Path, data: bytes, artifact: str = ARTIFACT) -> None:
     made = tmp_path / f"made{data.hex()}"
     write(made / "g.om", data)
-    pack(made, tool / artifact / "c", GRAPHS)
-    (archive,) = (tool / artifact / "c").iterdir()
-    return archive.name
-
-
-def names(found: Collected) -> list[str]:
-    return [Path(file.relative).name for file in found.files]
+    pack(made, tool / artifact / "c.tar", GRAPHS)
 
 
 def test_engines_files_of_this_manifests_artifacts_are_collected_whoever_made_them(cache, tool, tmp_path):
-    name = handed_over(tmp_path, tool, b"by a script")
+    handed_over(tmp_path, tool, b"by a script")
     handed_over(tmp_path, tool, b"of another workload", "1e" * 16)
-    found = collect(engines(tool), cache, ROOM, before=listing(engines(tool)))
-    assert [file.relative for file in found.files] == [f"{ARTIFACT}/c/{name}"]
+    found = collect(engines(tool), cache, MANIFEST, before=listing(engines(tool)))
+    assert relatives(found) == [f"{ARTIFACT}/c.tar"]
 
 
 def test_carried_archives_are_those_of_this_manifests_artifacts_that_the_node_did_not_make_anew(
     cache, tool, tmp_path
 ):
-    def carried(artifact: str) -> NodeFile:
-        return kept(cache, tmp_path / "fetched", f"ge/{artifact}/c/fetched.tar", artifact.encode())
-
-    other = "2d" * 16
-    name = handed_over(tmp_path, tool, b"anew")
-    room = Room(artifacts=frozenset({ARTIFACT, other}))
-    files = [carried(artifact) for artifact in (ARTIFACT, other, "3c" * 16)]
-    found = collect(engines(tool), cache, room, carried=files)
-    assert names(found) == [name, "fetched.tar"]
-    assert found.num_new == 1
+    files = [
+        kept(cache, tmp_path / "fetched", f"ge/{artifact}/c.tar", artifact.encode())
+        for artifact in (ARTIFACT, OTHER, "3c" * 16)
+    ]
+    handed_over(tmp_path, tool, b"anew")
+    found = collect(engines(tool), cache, MANIFEST, carried=files)
+    assert relatives(found) == [f"{ARTIFACT}/c.tar", f"{OTHER}/c.tar"]
+    assert (found.files[0] != files[0], found.files[1], found.num_new) == (True, files[1], 1)
 
 
 CACHE = Path("/data/cache")
-OWN = {name: engine_directory(CACHE, name) for name in ("static_kernels", "ge")}
 
 
 def faults(**directories: str) -> dict[str, str]:
     caches = [NodeCache(name=name, directory=directory) for name, directory in directories.items()]
-    return place_faults(caches, CACHE, OWN)
+    return place_faults(caches, CACHE)
 
 
 @pytest.mark.parametrize(
@@ -264,20 +260,11 @@ def test_place_that_is_not_a_tools_alone_is_refused(directory: str, expected: st
 
 OLD = f"static_kernel_compile_outputs/ts20250101000000_pid1_outputs/{PACKAGE}"
 NEW = f"static_kernel_compile_outputs/ts20260101000000_pid1_outputs/{PACKAGE}"
-GRAPH, INDEX = "graph_1_2026.om", "graph_1.idx"
 
 
 @pytest.fixture
-def archives(tmp_path: Path) -> Path:
-    return tmp_path / "node_caches/ge/artifact/formats"
-
-
-@pytest.fixture
-def made(tmp_path: Path) -> Path:
-    """Where GE left a graph and its index."""
-    for name in (GRAPH, INDEX):
-        write(tmp_path / "made" / name, name.encode())
-    return tmp_path / "made"
+def archive(tmp_path: Path) -> Path:
+    return tmp_path / "node_caches/ge/artifact/formats.tar"
 
 
 @pytest.fixture
@@ -290,25 +277,36 @@ def files(directory: Path) -> set[str]:
     return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_newest_packages_come_back_where_torchair_looks_and_can_be_run(tmp_path, archives, private):
+def test_newest_packages_come_back_where_torchair_looks_and_can_be_run(tmp_path, archive, private):
     write(tmp_path / "made" / OLD, b"old")
     write(tmp_path / "made" / NEW, package_bytes())
-    pack(tmp_path / "made", archives, PACKAGES)
-    unpack(archives, private)
+    pack(tmp_path / "made", archive, PACKAGES)
+    unpack(archive, private)
     assert files(private) == {NEW}
     assert (private / NEW).read_bytes() == package_bytes()
     assert stat.S_IMODE((private / NEW).stat().st_mode) == 0o700
     assert stat.S_IMODE((private / NEW).parent.stat().st_mode) == 0o700
 
 
-def test_name_that_leads_out_of_the_private_directory_is_refused(archives, private, caplog):
+def test_name_that_leads_out_of_the_private_directory_is_refused(archive, private, caplog):
     data = io.BytesIO()
-    with tarfile.open(fileobj=data, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("../evil.om"))
-    write(archives / archive_name(digest_bytes(data.getvalue())), data.getvalue())
-    unpack(archives, private)
+    with tarfile.open(fileobj=data, mode="w") as made:
+        made.addfile(tarfile.TarInfo("../evil.om"))
+    write(archive, hashlib.sha256(data.getvalue()).hexdigest().encode() + b"\n" + data.getvalue())
+    unpack(archive, private)
     assert not (private.parent / "evil.om").exists()
     assert "no file below a directory" in caplog.text
+
+
+def test_damaged_archive_is_not_unpacked(tmp_path, archive, private, caplog):
+    write(tmp_path / "made" / NEW, package_bytes())
+    pack(tmp_path / "made", archive, PACKAGES)
+    data = bytearray(archive.read_bytes())
+    data[-1] ^= 1
+    write(archive, bytes(data))
+    unpack(archive, private)
+    assert files(private) == set()
+    assert "not those that its first line says" in caplog.text
 
 
 DIGEST = digest_bytes(b"kernel")

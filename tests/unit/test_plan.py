@@ -13,15 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.fake_rank import FUNCTIONS, FakeWorld
-from tests.support.in_process import InProcessLauncher
 from tests.support.tracing import in_mode
 from warmrank.inference import cache_compile
-from warmrank.orchestrator.config.models import AuditMode
-from warmrank.orchestrator.config.reading import Config, parse
+from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import TIMEOUT, WorkerFailure
 from warmrank.orchestrator.gang.rank_host import RankHost
-from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.events import silence
 from warmrank.orchestrator.launch.plan import (
     Action,
@@ -33,8 +29,7 @@ from warmrank.orchestrator.launch.plan import (
     begin,
     plan_round,
 )
-from warmrank.orchestrator.launch.report import Report
-from warmrank.orchestrator.launch.stages import Stages
+from warmrank.orchestrator.launch.run import Run
 from warmrank.worker.rank.units import TracePrint, first_difference, print_of
 from warmrank.worker.results import FunctionProbe, ProbeState
 from warmrank.worker.runtime.function import CachedFunction
@@ -293,49 +288,6 @@ def test_another_world_compiles_nothing_where_one_rank_of_each_stage_has_its_art
     assert not any(each.leader is not None for _, plan in course.rounds for each in plan.values())
 
 
-PREFILL, DECODE = FUNCTIONS
-
-
-def config_of(directory: Path, *, audit: AuditMode = "one", **parallel: int) -> Config:
-    sizes = {"tp": 1, "pp": 1, "dp": 1, **parallel}
-    data: dict[str, Any] = {
-        "workload": {"entrypoint": "models.tiny:workload"},
-        "ranks": sizes["tp"] * sizes["pp"] * sizes["dp"],
-        "parallel": sizes,
-        "cache_dir": str(directory / "cache"),
-        "audit": audit,
-    }
-    return parse(data)
-
-
-@pytest.fixture
-def world() -> FakeWorld:
-    return FakeWorld(functions=(PREFILL,))
-
-
-def launched(world: FakeWorld, config: Config) -> Report:
-    return launch(config, launcher=InProcessLauncher(world.make_worker))
-
-
-def audits(report: Report) -> list[tuple[str, int, tuple[int, ...], str]]:
-    return [(item.function, item.leader, item.ranks, item.outcome) for item in report.course.audits]
-
-
-def artifacts(report: Report) -> list[str]:
-    return [function.digest for rank in report.ranks for function in rank.functions]
-
-
-@pytest.mark.parametrize("audit", ["one", "all"])
-def test_hidden_difference_splits_the_class_and_is_a_problem(world, tmp_path, audit):
-    world.trace_of = lambda rank, function: rank // 2
-    report = launched(world, config_of(tmp_path, tp=4, audit=audit))
-    digests = artifacts(report)
-    assert digests[0] == digests[1] != digests[2] == digests[3]
-    assert report.totals.num_compiled == 2
-    assert all(f"{PREFILL} is traced otherwise on rank" in problem for problem in report.problems)
-    assert "graph 1: trace 0 / trace 1" in report.problems[0]
-
-
 class Sliced(torch.nn.Module):
     def __init__(self, size: int, name: str = "") -> None:
         super().__init__()
@@ -396,8 +348,8 @@ def test_rank_that_let_the_whole_time_pass_is_late_although_the_store_failed_ano
 ) -> None:
     ranks = Late(took_s)
     config = parse({"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}})
-    stages = Stages(config, ranks, silence, clock=lambda: ranks.now_s)  # type: ignore[arg-type]
-    answers: dict[int, Any] = stages.try_ask("fetch", RankHost.fetch, dict.fromkeys(range(3), ()))
+    run = Run(config, ranks, silence, clock=lambda: ranks.now_s)  # type: ignore[arg-type]
+    answers: dict[int, Any] = run.try_ask("fetch", RankHost.fetch, dict.fromkeys(range(3), ()))
     late = {rank for rank, found in answers.items() if getattr(found, "kind", "") == TIMEOUT}
     assert late == silent
     assert answers[1] == "done"

@@ -106,7 +106,7 @@ def test_build_gives_the_entrypoint_its_place_and_arguments(cache, monkeypatch):
         ("tests.support.workloads:no_such_function", "has no function 'no_such_function'"),
         (
             "tests.support.workloads:wrong",
-            "returns int; expected a function that returns a warmrank.Workload",
+            "what it returns is int; expected a warmrank.Workload",
         ),
     ],
 )

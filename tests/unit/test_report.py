@@ -26,7 +26,6 @@ from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.launch.events import AuditReport, Course, LaunchState
 from warmrank.orchestrator.launch.report import (
-    Committed,
     Nondeterministic,
     Report,
     from_json,
@@ -60,7 +59,7 @@ def test_totals_count_outcomes_and_each_file_once_and_sum_seconds() -> None:
         )
         for rank in made.ranks
     )
-    found = totals(ranks, (), Committed(), 1.0)
+    found = totals(ranks, wall_s=1.0)
     assert (found.num_compiled, found.num_loaded, found.num_adopted) == (0, 2, 2)
     assert (found.num_artifacts, found.num_files, found.artifact_bytes) == (2, 4, 2 * 3 * MIB + 110)
     assert found.function_seconds.trace_s == pytest.approx(4 * 4.1)

@@ -27,14 +27,16 @@ from warmrank.orchestrator.vllm_plugin import factors, hooks
 from warmrank.orchestrator.vllm_plugin.entries import (
     Entry,
     Outcome,
+    Publisher,
+    access,
     artifact_entry,
+    bounded,
     ranks_of,
     read_components,
     read_outcomes,
     write_components,
 )
 from warmrank.orchestrator.vllm_plugin.factors import HASH, differences
-from warmrank.orchestrator.vllm_plugin.store import Publisher, access, bounded
 from warmrank.worker.settings import Target, building_for
 
 KEY = "artifact_compile_range_1_64_subgraph_0"

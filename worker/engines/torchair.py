@@ -11,35 +11,34 @@ Sections::
 
 TorchAir compiles the very graph that Dynamo made for this artifact, and runs nothing: the conditions of the
 artifact are those of its graph. Nothing is pickled: TorchAir's own file, which is a pickle, exists only in a
-private directory (0700, `torchair_vendor`), which ends with the loaded graph or its process. At
-a load it is written from a verified artifact, so whatever TorchAir does to a cache that it does not like, it
-does to a copy. A load imports what TorchAir imports: Dynamo, Inductor and sympy among it.
+private directory (0700, `torchair_vendor`), which ends with the loaded graph or its process. At a load it is
+written from a verified artifact, so whatever TorchAir does to a cache that it does not like, it does to a
+copy. A load imports what TorchAir imports: Dynamo, Inductor and sympy among it.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import marshal
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from warmrank.cache_store.cache_dir.private_files import discard_tree
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Built, Site
 from warmrank.worker.engines import torchair_vendor as vendors
-from warmrank.worker.engines.torchair_code import (
-    Written,
-    bound,
-    portable,
-    portable_signature,
-    roles_in,
-    taken,
-)
-from warmrank.worker.engines.torchair_options import translated
+from warmrank.worker.engines.graph import unpack_constants
+from warmrank.worker.engines.graph_source import pack_constants
+from warmrank.worker.engines.torchair_code import Own, bound, portable, portable_signature, roles_in, taken
+from warmrank.worker.engines.torchair_options import Translation, translated
 from warmrank.worker.errors import ArtifactCorrupt, BadConfig, CompileFailed, NotPortable
 from warmrank.worker.groups import role_of
 from warmrank.worker.node_caches import KernelFiles
@@ -84,39 +83,49 @@ class TorchairEngine:
     ) -> Built:
         """See `worker.engines.Engine.compile`; GE makes kernels of TorchAir's code later.
 
-        Raises `NotPortable`: TorchAir does not cache the function, or its cache would give other results.
+        Raises:
+            NotPortable: TorchAir does not cache the function, or its cache would give other results.
+            BadConfig: the configuration has options that the installed TorchAir has not.
+            CompileFailed: TorchAir raises an error.
         """
         del kernels
         call = lowered.captured
         assert site is not None and call is not None  # noqa: S101, PT018 - TorchAir takes methods
         _refuse(site, call, facts)
         groups = {role_of(name): name for name in group_names(lowered.graph)}
-        written = compiled(site, call, groups)
+        sections = _compiled(site, call, groups)
         if left := left_to_wrappers(call.context):
             msg = f"{site.method.__qualname__}: {left}, which TorchAir's cache leaves out; use engine graph"
             raise NotPortable(msg, what=left)
-        if unbound := set(groups) - roles_in(written.code):
+        if unbound := set(groups) - roles_in(sections["torchair.py"].decode()):
             msg = (
                 f"TorchAir writes process groups ({', '.join(sorted(unbound))}) into its code in a way that "
                 f"cannot be bound to another rank's, in mode {site.config.mode}; use mode reduce-overhead"
             )
             raise NotPortable(msg, what="process groups")
-        return Built(sections=written.to_sections())
+        return Built(sections=sections)
 
     def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
-        """See `worker.engines.Engine.load`; raises `ArtifactCorrupt`: TorchAir does not load it."""
+        """See `worker.engines.Engine.load`.
+
+        Raises:
+            ArtifactCorrupt: TorchAir does not take it; says why, in its words.
+            BadConfig: the configuration has options that the installed TorchAir has not.
+        """
         del files
         assert site is not None  # noqa: S101 - TorchAir takes methods
-        return loaded(Written.from_sections(sections), site, groups)
+        with ExitStack() as stack:
+            directory = vendors.private_directory()
+            stack.callback(discard_tree, directory)
+            graph = _loaded(sections, site, groups, directory)
+            stack.pop_all()  # the graph removes it
+        return graph
 
 
 def _refuse(site: Site, call: CapturedCall, facts: GraphFacts) -> None:
-    """Refuse what TorchAir caches wrongly or not at all.
+    """Raise `NotPortable` for what TorchAir caches wrongly or not at all: says what, and what to do.
 
     Among it are arguments marked static where parameters are frozen: later processes may mark others.
-
-    Raises:
-        NotPortable: says what, and what to do.
     """
     name, config = site.method.__qualname__, site.config
     if facts.random:
@@ -145,17 +154,13 @@ def _refuse(site: Site, call: CapturedCall, facts: GraphFacts) -> None:
         raise NotPortable(msg, what=f"output {facts.aliased_outputs[0]}", instead="graph")
 
 
-def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Written:
-    """Let TorchAir compile what Dynamo captured, without running it; within the context of the trace.
-
-    Raises:
-        NotPortable: TorchAir does not cache this function; says why, in its words.
-        BadConfig: the configuration has options that the installed TorchAir has not.
-        CompileFailed: TorchAir raises an error.
-    """
+def _compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> dict[str, bytes]:
+    """Let TorchAir compile what Dynamo captured, without running it; within the context of the trace."""
     vendor, name = vendors.vendor_for(site.config.mode), site.method.__qualname__
-    with vendors.private_directory() as directory:
-        lazy, _, translation = vendors.handed(vendor, site, directory)
+    with ExitStack() as stack:
+        directory = vendors.private_directory()
+        stack.callback(discard_tree, directory)
+        lazy, _, translation = _handed(vendor, site, directory)
         given: dict[str, Any] = {}
         with vendors.instead_of_torch_compile(vendor, lambda *_, **options: given.update(options)):
             saver = lazy.compile(site.method.__func__.__globals__)
@@ -177,17 +182,49 @@ def compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> Writt
         with vendors.written_privately(directory), vendors.complaints(vendor.name) as said:
             saver.save_compiled_fn(id(call.frame))
         model = _model_of(saver, vendor, name, said)
-    fx = model.compiled_fx
-    own = vendors.own_of(site, translation, groups, os.path.realpath(directory))
-    code, constants, packed = taken(str(fx.py_code), vendor.serializer)
-    return Written(
-        vendor=vendor.name,
-        version=str(model.meta.version),
-        signature=portable_signature(str(fx.signature), own),
-        code=portable(code, own),
-        constants=constants,
-        packed=packed,
-        parameters=tuple((str(name), bool(flag)) for name, flag in fx.input_parameters),
+    fx, own = model.compiled_fx, _own(site, translation, groups, os.path.realpath(directory))
+    code, constants = taken(str(fx.py_code), vendor.serializer)
+    about: dict[str, Any] = {
+        "parameters": [[str(name), bool(flag)] for name, flag in fx.input_parameters],
+        "vendor": vendor.name,
+        "version": str(model.meta.version),
+    }
+    sections = {
+        "torchair.py": portable(code, own).encode(),
+        "torchair.txt": portable_signature(str(fx.signature), own).encode(),
+    }
+    if constants:
+        about["constants"] = [[name, tensor.device.type] for name, tensor in constants.items()]
+        sections["constants"] = pack_constants(list(constants.values()))
+    return {**sections, "torchair.json": json.dumps(about, sort_keys=True, separators=(",", ":")).encode()}
+
+
+def _handed(vendor: vendors.Vendor, site: Site, directory: Path) -> tuple[Any, dict[str, Any], Translation]:
+    """TorchAir's cached function, and the options that its cache's path depends on."""
+    theirs = vendor.package.CompilerConfig()
+    translation = translated(site.config, theirs)
+    options = {"config": theirs, "dynamic": site.dynamic}
+    if vendor.name == "torchair":
+        options["ge_cache"] = site.ge_cache
+    more = {"custom_decompositions": dict(site.decompositions)} if site.decompositions else {}
+    function = vendor.package.inference.cache_compile(
+        site.method, cache_dir=str(directory), **options, **more
+    )
+    return function, options, translation
+
+
+def _own(site: Site, translation: Translation, groups: Mapping[str, str], directory: str) -> Own:
+    """Values of this process; ``groups`` by role, ``directory`` where TorchAir works."""
+    module: torch.nn.Module = site.method.__self__  # type: ignore[assignment]
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    device = next((tensor.device for tensor in tensors), None)
+    has_index = device is not None and device.index is not None and device.type != "cpu"
+    return Own(
+        groups=groups,
+        pool=translation.pool,
+        paths=translation.paths,
+        directory=directory,
+        device=(device.type, device.index) if device is not None and has_index else ("", 0),
     )
 
 
@@ -263,11 +300,6 @@ class LoadedGraph:
         """Let the node keep what was made at run time, for processes that load the artifact later."""
         self._made.hand_over()
 
-    @property
-    def directory(self) -> Path:
-        """Directory in which TorchAir keeps what it makes at run time."""
-        return self._made.private
-
 
 def _ended(made: KernelFiles, private: Path, process: int) -> None:
     """The end of a loaded graph, or of its process; not of one that was forked from it."""
@@ -276,32 +308,33 @@ def _ended(made: KernelFiles, private: Path, process: int) -> None:
         discard_tree(private)
 
 
-def loaded(written: Written, site: Site, groups: Mapping[str, str]) -> LoadedGraph:
-    """Let TorchAir load what it wrote once (`compiled`), from a private copy; ``groups`` by role.
-
-    Raises:
-        ArtifactCorrupt: TorchAir does not take it; says why, in its words.
-        BadConfig: the configuration has options that the installed TorchAir has not.
-    """
+def _loaded(sections: Sections, site: Site, groups: Groups, directory: Path) -> LoadedGraph:
+    """Let TorchAir load what it wrote once, from a private copy; ``groups`` by role."""
     vendor = vendors.vendor_for(site.config.mode)
-    with vendors.private_directory(kept=True) as directory:
-        lazy, options, translation = vendors.handed(vendor, site, directory)
-        try:
-            code = bound(written, vendors.own_of(site, translation, groups, ""))
-        except (KeyError, SyntaxError) as error:
-            why = f"what is kept of TorchAir's file cannot be read or bound to this process ({error!r})"
-            raise ArtifactCorrupt(f"{why}; it is compiled again", where="torchair.py", why=why) from error
-        models = vendor.cache.CompiledModel
-        path = Path(models.get_cache_bin(site.method, cache_dir=str(directory), **options))
-        model = models(site.method)
-        model.meta.version = written.version
-        model.compiled_fn = _frame(site.frame)
-        model.compiled_fx = vendor.cache.CompiledFX(written.signature, code, list(written.parameters))
-        with vendors.written_privately(directory):
-            path.parent.mkdir(mode=0o700, parents=True)
-            model.save(str(path))
-        graph = _graph_of(_taken_by(vendor, lazy, site, path))
-        return LoadedGraph(graph, KernelFiles(path.parent, site), directory)
+    lazy, options, translation = _handed(vendor, site, directory)
+    models = vendor.cache.CompiledModel
+    model = models(site.method)
+    try:
+        about: dict[str, Any] = json.loads(sections["torchair.json"])
+        parameters = [(str(name), bool(flag)) for name, flag in about["parameters"]]
+        constants = None
+        if kinds := about.get("constants"):
+            tensors = zip(kinds, unpack_constants(sections["constants"]), strict=True)
+            constants = SimpleNamespace(**{name: tensor.to(kind) for (name, kind), tensor in tensors})
+        code = bound(sections["torchair.py"].decode(), _own(site, translation, groups, ""), constants)
+        signature = sections["torchair.txt"].decode()
+        model.meta.version = str(about["version"])
+    except (AttributeError, LookupError, SyntaxError, TypeError, ValueError) as error:
+        why = f"what is kept of TorchAir's file cannot be read or bound to this process ({error!r})"
+        raise ArtifactCorrupt(f"{why}; it is compiled again", where="torchair.json", why=why) from error
+    model.compiled_fn = _frame(site.frame)
+    model.compiled_fx = vendor.cache.CompiledFX(signature, code, parameters)
+    path = Path(models.get_cache_bin(site.method, cache_dir=str(directory), **options))
+    with vendors.written_privately(directory):
+        path.parent.mkdir(mode=0o700, parents=True)
+        model.save(str(path))
+    graph = _graph_of(_taken_by(vendor, lazy, site, path))
+    return LoadedGraph(graph, KernelFiles(path.parent, site), directory)
 
 
 def _frame(code: bytes) -> CodeType:

@@ -24,19 +24,15 @@ from __future__ import annotations
 
 import ast
 import itertools
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import field
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from warmrank.worker.engines.graph import unpack_constants
-from warmrank.worker.engines.graph_source import pack_constants
-from warmrank.worker.errors import ArtifactCorrupt, NotPortable
+from warmrank.worker.errors import NotPortable
 from warmrank.worker.values import Value
 
 NAME = "warmrank graph"
@@ -48,7 +44,7 @@ _INFO = "AclGraphCacheInfo"
 _PICKLE, _REBUILT, _MODULE = "serialized_gm", "rebuild_gm", "fx_graph"
 _OPTIONS = re.compile(r"^-+compile options-+$", re.MULTILINE)
 _numbers = itertools.count(1 << 20)  # far above those that TorchAir itself counts in this process
-_held: dict[str, SimpleNamespace] = {}
+_held: dict[str, object] = {}
 
 
 class Own(Value):
@@ -60,50 +56,8 @@ class Own(Value):
     # TorchAir's option -> path that the configuration names
     paths: Mapping[str, str] = field(default_factory=dict)
     directory: str = ""  # where TorchAir works; it writes that down with static kernels and GE's cache
-    # kind and index of the device that the module lies on; None where it has no index
-    device: tuple[str, int] | None = None
-
-
-class Written(Value):
-    """Parts of a compile that TorchAir keeps, apart from the frame, which is the artifact's."""
-
-    vendor: str  # the package that wrote it
-    version: str  # of its cache file
-    signature: str  # its text about graph, inputs and options, for people
-    code: str  # its generated code, without what belongs to the process that compiled it
-    # module's tensors that its graph takes before those of the call: name, whether a parameter
-    parameters: tuple[tuple[str, bool], ...]
-    constants: tuple[tuple[str, str], ...] = ()  # name and device type of each tensor constant
-    packed: bytes = b""  # these, as engine ``graph`` keeps them
-
-    def to_sections(self) -> dict[str, bytes]:
-        """The artifact's sections."""
-        about: dict[str, Any] = {name: getattr(self, name) for name in ("parameters", "vendor", "version")}
-        sections = {"torchair.py": self.code.encode(), "torchair.txt": self.signature.encode()}
-        if self.constants:
-            about["constants"] = self.constants
-            sections["constants"] = self.packed
-        sections["torchair.json"] = json.dumps(about, sort_keys=True, separators=(",", ":")).encode()
-        return sections
-
-    @classmethod
-    def from_sections(cls, sections: Mapping[str, bytes]) -> Written:
-        """Read the result of `to_sections`; raises `ArtifactCorrupt`."""
-        try:
-            about: dict[str, Any] = json.loads(sections["torchair.json"])
-            constants = tuple((str(name), str(kind)) for name, kind in about.get("constants", ()))
-            return cls(
-                vendor=str(about["vendor"]),
-                version=str(about["version"]),
-                signature=sections["torchair.txt"].decode(),
-                code=sections["torchair.py"].decode(),
-                parameters=tuple((str(name), bool(flag)) for name, flag in about["parameters"]),
-                constants=constants,
-                packed=sections["constants"] if constants else b"",
-            )
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            msg = f"what is kept of TorchAir's file cannot be read ({error!r}); it is compiled again"
-            raise ArtifactCorrupt(msg, where="torchair.json", why=repr(error)) from error
+    # kind and index of the device that the module lies on; ``""`` where it has no index
+    device: tuple[str, int] = ("", 0)
 
 
 def portable(code: str, own: Own) -> str:
@@ -115,16 +69,7 @@ def portable(code: str, own: Own) -> str:
     tree.body = [
         node for node in tree.body if not (isinstance(node, ast.FunctionDef) and node.name == "main")
     ]
-    infos = [call for call in ast.walk(tree) if isinstance(call, ast.Call) and _called(call) == _INFO]
-    given = [(keyword.arg, keyword.value) for call in infos for keyword in call.keywords]
-    for name, value in given:
-        if name == "user_stream_info" and isinstance(value, ast.Dict) and value.keys:
-            msg = (
-                "the function runs on a stream that was made outside of it, which TorchAir writes down "
-                "by its number in this process; name streams by npu_stream_switch, or use engine graph"
-            )
-            raise NotPortable(msg, what="stream")
-    found = ast.unparse(_Portable(own, tree, given).visit(tree)) + "\n"
+    found = ast.unparse(_Portable(own, tree).visit(tree)) + "\n"
     if address := re.search(r"\bat 0x[0-9a-f]{6,}", found):
         msg = (
             f"TorchAir's code for this function holds an object's address ({address.group(0)}), so no later "
@@ -135,11 +80,20 @@ def portable(code: str, own: Own) -> str:
 
 
 class _Portable(ast.NodeTransformer):
-    """Takes out of a syntax tree what belongs to this process; ``given`` describes the graph."""
+    """Takes out of a syntax tree what belongs to this process."""
 
-    def __init__(self, own: Own, tree: ast.AST, given: list[tuple[str | None, ast.expr]]) -> None:
+    def __init__(self, own: Own, tree: ast.AST) -> None:
         self._own = own
         self._roles = {group: role for role, group in own.groups.items()}
+        calls = [call for call in ast.walk(tree) if isinstance(call, ast.Call) and _called(call) == _INFO]
+        given = [(keyword.arg, keyword.value) for call in calls for keyword in call.keywords]
+        for name, value in given:
+            if name == "user_stream_info" and isinstance(value, ast.Dict) and value.keys:
+                msg = (
+                    "the function runs on a stream that was made outside of it, which TorchAir writes down "
+                    "by its number in this process; name streams by npu_stream_switch, or use engine graph"
+                )
+                raise NotPortable(msg, what="stream")
         names = [node for name, value in given if name == "fx_graph_name" for node in _texts(value)]
         self._name = str(names[0].value) if names else ""
         lists = [value for name, value in given if name == "tagged_event_names"]
@@ -153,22 +107,7 @@ class _Portable(ast.NodeTransformer):
             for item in (*node.args, *(keyword.value for keyword in node.keywords)):
                 if isinstance(item, ast.Constant) and item.value in self._roles:
                     item.value = GROUP + self._roles[str(item.value)]
-        self._make_device_first(node)
-        is_info = _called(node) == _INFO
-        for keyword in node.keywords if is_info else ():
-            if keyword.arg == "pool":
-                keyword.value = ast.Constant(None)
-            elif keyword.arg == "tagged_event_names":
-                kept = [item for item in _texts(keyword.value) if item.value in self._used]
-                keyword.value = ast.List(list(kept), ast.Load())
-        self.generic_visit(node)
-        for keyword in node.keywords if is_info else ():
-            if isinstance(keyword.value, ast.Set):
-                keyword.value.elts.sort(key=ast.unparse)
-        return node
-
-    def _make_device_first(self, node: ast.Call) -> None:
-        kind, index = self._own.device or ("", 0)
+        kind, index = self._own.device
         for item in _device_indices(node, kind):
             if item.value != index:
                 other = f"{kind}:{item.value!r}"
@@ -178,6 +117,20 @@ class _Portable(ast.NodeTransformer):
                 )
                 raise NotPortable(msg, what=other)
             item.value = 0
+        if _called(node) == _INFO:
+            self._visit_info(node)
+        return self.generic_visit(node)
+
+    def _visit_info(self, node: ast.Call) -> None:
+        for keyword in node.keywords:
+            if keyword.arg == "pool":
+                keyword.value = ast.Constant(None)
+            elif keyword.arg == "tagged_event_names":
+                kept = [item for item in _texts(keyword.value) if item.value in self._used]
+                keyword.value = ast.List(list(kept), ast.Load())
+            elif isinstance(keyword.value, ast.Set):
+                self.generic_visit(keyword.value)
+                keyword.value.elts.sort(key=ast.unparse)
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         if isinstance(node.value, str):
@@ -191,27 +144,29 @@ class _Portable(ast.NodeTransformer):
         for option, path in own.paths.items():
             if _lies_in(value, path):
                 return f"{PATH}{option}:{value[len(path) :]}"
-        if own.device is not None and value == f"{own.device[0]}:{own.device[1]}":
+        if own.device[0] and value == _indexed(own.device):
             return DEVICE
         is_own = bool(self._name) and (value == self._name or value in self._tags)
         return NAME + value[len(self._name) :] if is_own else value
 
 
-def bound(written: Written, own: Own) -> str:
-    """Portable code for this process; its constants are handed out once, by `held`.
+def bound(code: str, own: Own, constants: object = None) -> str:
+    """Portable code for this process; ``constants``, as attributes, are handed out once, by `held`.
 
     Raises:
         KeyError: it names a group or a path that this process has not.
         SyntaxError: it is none.
     """
     token = f"{next(_numbers)}"
-    code = ast.unparse(_Bound(own, token).visit(ast.parse(written.code)))
-    if written.constants:
-        tensors = zip(written.constants, unpack_constants(written.packed), strict=True)
-        _held[token] = SimpleNamespace(
-            **{name: tensor.to(torch.device(kind)) for (name, kind), tensor in tensors}
-        )
-    return code
+    made = ast.unparse(_Bound(own, token).visit(ast.parse(code)))
+    if constants is not None:
+        _held[token] = constants
+    return made
+
+
+def held(token: str) -> object:
+    """The constants of a load that is under way."""
+    return _held.pop(token)
 
 
 class _Bound(ast.NodeTransformer):
@@ -219,14 +174,13 @@ class _Bound(ast.NodeTransformer):
 
     def __init__(self, own: Own, token: str) -> None:
         self._own, self._token = own, token
-        self._kind, self._index = own.device or ("", 0)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         for keyword in node.keywords:
             if self._own.pool is not None and keyword.arg == "pool" and _called(node) == _INFO:
                 keyword.value = _expression(repr(self._own.pool))
-        for item in _device_indices(node, self._kind):
-            item.value = self._index
+        for item in _device_indices(node, self._own.device[0]):
+            item.value = self._own.device[1]
         return self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
@@ -243,17 +197,12 @@ class _Bound(ast.NodeTransformer):
             option, _, rest = value.removeprefix(PATH).partition(":")
             node.value = self._own.paths[option] + rest
         elif value == DEVICE:
-            node.value = f"{self._kind}:{self._index}"
+            node.value = _indexed(self._own.device)
         return node
 
 
-def held(token: str) -> SimpleNamespace:
-    """The constants of a load that is under way, as attributes."""
-    return _held.pop(token)
-
-
-def taken(code: str, serializer: Any) -> tuple[str, tuple[tuple[str, str], ...], bytes]:
-    """Code without pickled constants, and these as `Written` has them.
+def taken(code: str, serializer: Any) -> tuple[str, dict[str, torch.Tensor]]:
+    """Code without pickled constants, and these by name.
 
     Args:
         code: as TorchAir generated it, in this process.
@@ -269,13 +218,11 @@ def taken(code: str, serializer: Any) -> tuple[str, tuple[tuple[str, str], ...],
     }
     pickled = assigned[_PICKLE].value if _PICKLE in assigned else None
     if not (isinstance(pickled, ast.Constant) and isinstance(pickled.value, bytes)):
-        return code, (), b""
+        return code, {}
     module = serializer.rebuild_from_bytes(pickled.value).artifact
     assigned[_PICKLE].value = assigned[_REBUILT].value = ast.Constant(None)
     assigned[_MODULE].value = ast.Constant(_CONSTANTS)
-    tensors = {name: getattr(module, name) for name in sorted(set(_attributes(tree)))}
-    constants = tuple((name, tensor.device.type) for name, tensor in tensors.items())
-    return ast.unparse(tree), constants, pack_constants(list(tensors.values()))
+    return ast.unparse(tree), {name: getattr(module, name) for name in sorted(set(_attributes(tree)))}
 
 
 def _attributes(tree: ast.Module) -> Iterator[str]:
@@ -292,7 +239,7 @@ def portable_signature(text: str, own: Own) -> str:
 
     The request has the options; here they would name pools and paths.
     """
-    kind, index = own.device or ("", 0)
+    kind, index = own.device
     lines = []
     for line in _OPTIONS.split(text)[0].splitlines():
         for role, name in own.groups.items() if "c10d" in line else ():
@@ -313,6 +260,10 @@ def roles_in(code: str) -> frozenset[str]:
 
 def _lies_in(value: str, path: str) -> bool:
     return value == path or value.startswith(path.rstrip(os.sep) + os.sep)
+
+
+def _indexed(device: tuple[str, int]) -> str:
+    return f"{device[0]}:{device[1]}"
 
 
 def _called(call: ast.Call) -> str:

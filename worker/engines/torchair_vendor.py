@@ -23,38 +23,30 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import itertools
 import logging
 import signal
 import tempfile
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 
-from warmrank.cache_store.cache_dir.private_files import (
-    DIRECTORY_MODE,
-    discard_tree,
-    sweep_debris,
-    temporary_name,
-)
+from warmrank.cache_store.cache_dir.private_files import DIRECTORY_MODE, sweep_debris, temporary_name
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.worker.engines import Site
-from warmrank.worker.engines.torchair_code import Own
-from warmrank.worker.engines.torchair_options import Translation, translated
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.log import logger as _log
-from warmrank.worker.values import Value
 
+PREFIX = "warmrank-torchair-"
 _EVENT_LEVEL = 35  # torchair/core/utils.py
 _NUMBER = "_GLOBAL_GRAPH_ID"
 _PATCHING = threading.RLock()
 
 
-class Vendor(Value):
+class Vendor(NamedTuple):
     """One of the two packages."""
 
     name: str  # ``torchair`` or ``npugraph_ex``
@@ -75,7 +67,7 @@ def vendor_for(mode: str) -> Vendor:
         cache = importlib.import_module(f"{name}.inference._cache_compiler")
         pickling = importlib.import_module(f"{name}._acl_concrete_graph.acl_graph_cache_utils")
     logging.getLogger(name).addFilter(_is_no_private_file)
-    return Vendor(name=name, package=package, cache=cache, serializer=pickling.SerializableGraphModule)
+    return Vendor(name, package, cache, pickling.SerializableGraphModule)
 
 
 @functools.cache
@@ -121,46 +113,30 @@ def _importing(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def instead_of_torch_compile(vendor: Vendor, take: Callable[..., Any]) -> Iterator[None]:
-    """Let TorchAir's cache compiler call ``take`` for ``torch.compile``, in this thread.
+    """Let TorchAir's cache compiler call ``take`` for ``torch.compile``.
 
     TorchAir hands it the method and its own backend; with them this package traces once, for both.
     torch itself stays as it is: other threads look for patches of it meanwhile.
     """
-    thread = threading.get_ident()
-
-    def called(*args: Any, **kwargs: Any) -> Any:
-        return (take if threading.get_ident() == thread else torch.compile)(*args, **kwargs)
-
     names = vars(vendor.cache)
     with _PATCHING:
-        names["torch"] = _TorchWithCompile(called)
+        names["torch"] = SimpleNamespace(**{**vars(torch), "compile": take})
         try:
             yield
         finally:
             names["torch"] = torch
 
 
-class _TorchWithCompile:
-    """torch, with another ``compile``."""
-
-    def __init__(self, compiling: Callable[..., Any]) -> None:
-        self.compile = compiling
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
-
-
 @contextlib.contextmanager
 def numbered_anew(vendor: Vendor) -> Iterator[None]:
     """Graphs are numbered as in a new process; GE's form of a graph holds its number, inside of bytes."""
-    compiler = vars(importlib.import_module(f"{vendor.name}.npu_fx_compiler"))
+    names = vars(importlib.import_module(f"{vendor.name}.npu_fx_compiler"))
     with _PATCHING:
-        before = compiler[_NUMBER]
-        compiler[_NUMBER] = 0
+        before, names[_NUMBER] = names[_NUMBER], 0
         try:
             yield
         finally:
-            compiler[_NUMBER] = max(before, compiler[_NUMBER])
+            names[_NUMBER] = max(before, names[_NUMBER])
 
 
 @contextlib.contextmanager
@@ -169,9 +145,10 @@ def complaints(name: str) -> Iterator[list[str]]:
     found: list[str] = []
 
     def noted(record: logging.LogRecord) -> bool:
-        if record.levelno >= logging.WARNING:
-            found.append(record.getMessage())
-        return record.levelno < logging.INFO or _PREFIX not in record.getMessage()
+        if record.levelno < logging.WARNING:
+            return True
+        found.append(record.getMessage())
+        return PREFIX not in found[-1]
 
     logger = logging.getLogger(name)
     with _PATCHING:
@@ -191,34 +168,20 @@ def _is_no_private_file(record: logging.LogRecord) -> bool:
 
     DEBUG lines stay, for those who look for everything, and lazy ones are not evaluated twice.
     """
-    return record.levelno != logging.INFO or _PREFIX not in record.getMessage()
+    return record.levelno != logging.INFO or PREFIX not in record.getMessage()
 
 
-_PREFIX = "warmrank-torchair-"
+def private_directory() -> Path:
+    """A new directory that only this user can enter; whoever asks removes it.
 
-
-@contextlib.contextmanager
-def private_directory(*, kept: bool = False) -> Iterator[Path]:
-    """A new directory that only this user can enter; it is removed at the end.
-
-    Args:
-        kept: leave it to the caller to remove it, unless an error leaves this block.
-
-    Raises:
-        UnusableCache: there is no directory for temporary files, or no space in it.
+    Raises `UnusableCache`: there is no directory for temporary files, or no space in it.
     """
     with written_privately():
         root = Path(tempfile.gettempdir())
         _sweep_once(root)
-        directory = root / f"{_PREFIX}{temporary_name()}"
+        directory = root / f"{PREFIX}{temporary_name()}"
         directory.mkdir(mode=DIRECTORY_MODE)
-    is_finished = False
-    try:
-        yield directory
-        is_finished = True
-    finally:
-        if not (kept and is_finished):
-            discard_tree(directory)
+    return directory
 
 
 @contextlib.contextmanager
@@ -241,33 +204,4 @@ def written_privately(directory: Path | None = None) -> Iterator[None]:
 
 @functools.cache
 def _sweep_once(root: Path) -> None:
-    sweep_debris(root, prefix=_PREFIX)
-
-
-def handed(vendor: Vendor, site: Site, directory: Path) -> tuple[Any, dict[str, Any], Translation]:
-    """TorchAir's cached function, and the options that its cache's path depends on."""
-    theirs = vendor.package.CompilerConfig()
-    translation = translated(site.config, theirs)
-    options = {"config": theirs, "dynamic": site.dynamic}
-    if vendor.name == "torchair":
-        options["ge_cache"] = site.ge_cache
-    more = {"custom_decompositions": dict(site.decompositions)} if site.decompositions else {}
-    function = vendor.package.inference.cache_compile(
-        site.method, cache_dir=str(directory), **options, **more
-    )
-    return function, options, translation
-
-
-def own_of(site: Site, translation: Translation, groups: Mapping[str, str], directory: str) -> Own:
-    """Values of this process; ``groups`` by role, ``directory`` where TorchAir works."""
-    module: torch.nn.Module = site.method.__self__  # type: ignore[assignment]
-    tensors = itertools.chain(module.parameters(), module.buffers())
-    device = next((tensor.device for tensor in tensors), None)
-    has_index = device is not None and device.index is not None and device.type != "cpu"
-    return Own(
-        groups=groups,
-        pool=translation.pool,
-        paths=translation.paths,
-        directory=directory,
-        device=(device.type, device.index) if device is not None and has_index else None,
-    )
+    sweep_debris(root, prefix=PREFIX)

@@ -1,7 +1,7 @@
 """A rank's captures: what it proposes, each step, and its manifest's plan.
 
 All ranks capture in step, because graphs hold collectives: the driver gathers proposals, and hands every rank
-its part of one order (`orchestrator.launch.steps`).
+its part of one order (`orchestrator.launch.stages`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from warmrank.worker.rank.units import RankUnit
 
 _log = logging.getLogger(__name__)
+_NOT_IN_ADVANCE = "not captured in advance: %s of the plan: %s"
 
 
 def propose(units: Sequence[RankUnit], planned: Iterable[PlannedCapture]) -> tuple[CaptureProposal, ...]:
@@ -24,49 +25,43 @@ def propose(units: Sequence[RankUnit], planned: Iterable[PlannedCapture]) -> tup
 
     ``planned`` are of manifests of earlier launches, of this rank and of others.
     """
-    shapes_of = {unit.name: _shapes(unit) for unit in units}
+    proposals = []
+    calls: dict[int, set[str]] = {}  # of each variant
     for unit in units:
-        unit.signatures = tuple(shapes.to_text(_artifact(unit)) for shapes in shapes_of[unit.name])
-    # Compiled kernels run as they are, so there is no step to take for them.
-    proposals = [
-        _of_call(unit, shapes_of[unit.name])
-        for unit in units
-        if unit.variant is None or not unit.variant.runner.is_compiled
-    ]
-    known = {signature for unit in units for signature in unit.signatures}
-    num_left = {id(unit.variant): _num_left(unit, units) for unit in units if unit.variant is not None}
+        shapes = _shapes(unit)
+        unit.signatures = tuple(one.to_text(_artifact(unit)) for one in shapes)
+        calls.setdefault(id(unit.variant), set()).update(unit.signatures)
+        # Compiled kernels run as they are, so there is no step to take for them.
+        if unit.variant is None or not unit.variant.runner.is_compiled:
+            proposals.append(_of_call(unit, shapes))
     for entry in planned:
-        if entry.signature in known:
+        if any(entry.signature in known for known in calls.values()):
+            continue
+        try:
+            unit, one, _ = _planned(entry.signature, units)
+        except ValueError as reason:
+            _log.info(_NOT_IN_ADVANCE, entry.function, reason)
+            continue
+        known = calls[id(unit.variant)]
+        if len(known) >= unit.bound().runner.max_captures:
+            _log.info(_NOT_IN_ADVANCE, entry.function, "it is beyond the limit")
             continue
         known.add(entry.signature)
-        found = _of_plan(entry, units)
-        if found is None:
-            continue
-        unit, shapes = found
-        if num_left[id(unit.variant)] == 0:
-            _log.info("not captured in advance: %s of the plan is beyond the limit", entry.function)
-            continue
-        num_left[id(unit.variant)] -= 1
-        proposals.append(_proposal(unit, entry.signature, shapes, planned=True))
+        proposals.append(_proposal(unit, entry.signature, one, planned=True))
     return tuple(proposals)
 
 
 def capture(units: Sequence[RankUnit], step: CaptureProposal) -> None:
     """Take one step; a planned shape that cannot be captured after all is left out."""
     unit = next(unit for unit in units if unit.name == step.function)
-    variant = unit.bound()
     if not step.planned:
-        variant.capture(unit.call.args, unit.call.kwargs)
-        return
-    _, shapes = parse(step.signature)
-    inputs = _inputs(unit, shapes)
-    if isinstance(inputs, str):
-        _log.info("not captured in advance: %s of the plan: %s", unit.name, inputs)
+        unit.bound().capture(unit.call.args, unit.call.kwargs)
         return
     try:
-        variant.runner.prepare(*inputs)
+        _, _, inputs = _planned(step.signature, (unit,))
+        unit.bound().runner.prepare(*inputs)
     except (RuntimeError, ValueError, LookupError) as error:  # of the graph's own operators, or out of memory
-        _log.warning("not captured in advance: %s of the plan: %s", unit.name, error)
+        _log.warning(_NOT_IN_ADVANCE, unit.name, error)
 
 
 def captured(units: Sequence[RankUnit]) -> dict[str, tuple[str, ...]]:
@@ -113,27 +108,20 @@ def _proposal(unit: RankUnit, signature: str, shapes: Shapes, *, planned: bool) 
     )
 
 
-def _of_plan(entry: PlannedCapture, units: Sequence[RankUnit]) -> tuple[RankUnit, Shapes] | None:
-    """The call whose artifact an entry is of, and the shapes; None if it cannot be captured here."""
-    try:
-        digest, shapes = parse(entry.signature)
-    except ValueError as error:
-        _log.info("not captured in advance: %s of the plan: %s", entry.function, error)
-        return None
+def _planned(signature: str, units: Sequence[RankUnit]) -> tuple[RankUnit, Shapes, tuple[object, ...]]:
+    """The call whose artifact an entry of a plan is of, the shapes, and inputs of these, made of the call's.
+
+    Raises `ValueError`: it cannot be captured here; says why.
+    """
+    digest, shapes = parse(signature)
     unit = next((unit for unit in units if unit.variant is not None and _artifact(unit) == digest), None)
     if unit is None:
-        _log.debug("not captured in advance: %s of the plan has artifact %s", entry.function, digest[:12])
-        return None
-    if isinstance(inputs := _inputs(unit, shapes), str):
-        _log.info("not captured in advance: %s of the plan: %s", entry.function, inputs)
-        return None
-    return unit, shapes
-
-
-def _num_left(unit: RankUnit, units: Sequence[RankUnit]) -> int:
-    """Number of graphs that may be captured of a unit's artifact beyond those of the workload's calls."""
-    calls = {text for other in units if other.variant is unit.variant for text in other.signatures}
-    return max(0, unit.bound().runner.max_captures - len(calls))
+        raise ValueError(f"it has artifact {digest[:12]}")
+    variant = unit.bound()
+    inputs = inputs_for(shapes, variant.runner.layout, variant.inputs_of(unit.call.args, unit.call.kwargs))
+    if isinstance(inputs, str):
+        raise ValueError(inputs)  # noqa: TRY004 - text is the reason
+    return unit, shapes, inputs
 
 
 def _shapes(unit: RankUnit) -> list[Shapes]:
@@ -143,12 +131,6 @@ def _shapes(unit: RankUnit) -> list[Shapes]:
     every = unit.variant.gear_inputs(unit.call.args, unit.call.kwargs)
     found = [unit.variant.runner.shapes_for(inputs) for inputs in every]
     return [shapes for shapes in found if shapes is not None]
-
-
-def _inputs(unit: RankUnit, shapes: Shapes) -> tuple[object, ...] | str:
-    """Inputs of these shapes, made of the call's own; or why there are none."""
-    variant = unit.bound()
-    return inputs_for(shapes, variant.runner.layout, variant.inputs_of(unit.call.args, unit.call.kwargs))
 
 
 def _artifact(unit: RankUnit) -> str:

@@ -60,9 +60,8 @@ def of_units(
 
 def of_script(spec: RankSpec) -> Fields:
     """Manifest of what a script used, from its journal."""
-    return of_journals(
-        (journal_of(spec),), rank=spec.rank, world_size=spec.world_size, root=Path(spec.cache_dir)
-    )
+    root = Path(spec.cache_dir)
+    return of_journals((journal_of(spec),), rank=spec.rank, world_size=spec.world_size, root=root)
 
 
 def of_journals(files: Iterable[Path], *, rank: int, world_size: int, root: Path) -> Fields:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-CONNECT, EXECUTE = "HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT"
-_CONNECT_S = (120, 7200)
+_CONNECT, _EXECUTE = "HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT"
+_LEAST_CONNECT_S, _MOST_CONNECT_S = 120, 7200
 _GRACE_S = 60.0
 
 
@@ -77,10 +77,8 @@ def start_groups(spec: RankSpec, backend: str) -> dict[str, ProcessGroup]:
     """
     import torch.distributed as dist
 
-    timeout = timedelta(seconds=spec.timeout_s)
-    if backend == "hccl":
-        os.environ.update(hccl_time_outs(spec.timeout_s, settings().ascend))
-        timeout = timedelta(seconds=watchdog_s(spec.timeout_s, settings().ascend))
+    timeout_s = _set_hccl_time_outs(spec.timeout_s) if backend == "hccl" else spec.timeout_s
+    timeout = timedelta(seconds=timeout_s)
     if spec.device_kind == "npu":
         # TorchAir makes static kernels of several ranks only where it sees torchrun's variables.
         os.environ.update(LOCAL_RANK=str(spec.local_rank), LOCAL_WORLD_SIZE=str(spec.local_world_size))
@@ -123,23 +121,13 @@ def _groups(spec: RankSpec, **options: Any) -> dict[str, ProcessGroup]:
     return {"world": world, **{role: dist.new_group(ranks, **options) for role, ranks in own}}
 
 
-def hccl_time_outs(timeout_s: float, environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables to set for a launch whose collectives may take this long; none that is set already."""
-    least, most = _CONNECT_S
-    wanted = {
-        CONNECT: min(max(math.ceil(timeout_s), least), most),
-        EXECUTE: max(math.ceil(timeout_s), 1),  # 0 would be for ever
-    }
-    return {name: str(value) for name, value in wanted.items() if not environ.get(name)}
-
-
-def watchdog_s(timeout_s: float, environ: Mapping[str, str]) -> float:
-    """Time-out for torch's watchdog: after HCCL's, which a user may have set.
-
-    Args:
-        timeout_s: the launch's.
-        environ: with HCCL's variables as the process has them by now.
-    """
-    text = environ.get(EXECUTE, "")
+def _set_hccl_time_outs(timeout_s: float) -> float:
+    """Let HCCL wait as long as the launch, unless a user said how long; return the watchdog's time-out."""
+    given, longest = settings().ascend, math.ceil(timeout_s)
+    if not given.get(_CONNECT):
+        os.environ[_CONNECT] = str(min(max(longest, _LEAST_CONNECT_S), _MOST_CONNECT_S))
+    if not given.get(_EXECUTE):
+        os.environ[_EXECUTE] = str(max(longest, 1))  # 0 would be for ever
+    text = os.environ[_EXECUTE]
     execute_s = int(text) if text.isdecimal() else 0  # 0: HCCL waits for ever, and the watchdog alone ends it
     return max(timeout_s, execute_s) + _GRACE_S

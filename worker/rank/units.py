@@ -285,7 +285,8 @@ class RankUnit:
 
         A call that runs may change what the next one's conditions hang on: a KV cache that is made, say.
         """
-        if self.function.fitting(self.call.args, self.call.kwargs) is not None:
+        function, args, kwargs = self.function, self.call.args, self.call.kwargs
+        if (function.accepting(args, kwargs) or function.fitting(args, kwargs)) is not None:
             return None
         return RankUnit(name=name, call=self.call, refused=self.refused, outlines=self.outlines)
 

@@ -102,18 +102,23 @@ class Workload(Value):
 
 def build_workload(entrypoint: str, context: RankContext, arguments: Mapping[str, Any]) -> Workload:
     """Import ``module:function``, call it, check what it returns, and declare its runtime state."""
+    from warmrank.worker.runtime.runtime_state import checked, declare_runtime_state
+
     function = _import_entrypoint(entrypoint)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        signature = None  # a callable that does not say what it takes
-    if signature is not None:
+        pass  # a callable that does not say what it takes
+    else:
         check_arguments(entrypoint, signature, context, arguments)
-    workload = function(context, **arguments)
-    if not isinstance(workload, Workload):
-        raise no_workload(entrypoint, type(workload).__qualname__)
-    _check_fields(entrypoint, workload)
-    _declare(entrypoint, workload)
+    workload = _checked(entrypoint, function(context, **arguments))
+    try:
+        if checked(workload.runtime_state):
+            for module in (workload.model, *(call.function.module for call in workload.calls)):
+                declare_runtime_state(module, workload.runtime_state)
+    except BadRuntimeState as error:
+        msg = f"entrypoint {entrypoint} returned a Workload whose {error.message}"
+        raise WorkloadError(msg, entrypoint=entrypoint) from error
     return workload
 
 
@@ -137,21 +142,8 @@ def check_arguments(
         raise WorkloadError(msg, entrypoint=entrypoint) from None
 
 
-def _declare(entrypoint: str, workload: Workload) -> None:
-    """Declare a workload's runtime state for all modules whose functions it calls."""
-    from warmrank.worker.runtime.runtime_state import checked, declare_runtime_state
-
-    try:
-        if checked(workload.runtime_state):
-            for module in (workload.model, *(call.function.module for call in workload.calls)):
-                declare_runtime_state(module, workload.runtime_state)
-    except BadRuntimeState as error:
-        msg = f"entrypoint {entrypoint} returned a Workload whose {error.message}"
-        raise WorkloadError(msg, entrypoint=entrypoint) from error
-
-
-def _check_fields(entrypoint: str, workload: Workload) -> None:
-    """Refuse fields of another kind, such as a lone call or tensor where a comma was forgotten."""
+def _checked(entrypoint: str, workload: Any) -> Workload:
+    """Refuse another result, and fields of another kind, such as a lone call where a comma was forgotten."""
     import torch
 
     from warmrank.worker.runtime.function import CachedFunction
@@ -161,6 +153,8 @@ def _check_fields(entrypoint: str, workload: Workload) -> None:
             msg = f"entrypoint {entrypoint}: {where} is {type(given).__qualname__}; expected {expected}."
             raise WorkloadError(msg, entrypoint=entrypoint, field=where)
 
+    made = "a warmrank.Workload(model=..., calls=(warmrank.Call(function=...), ...))"
+    expect("what it returns", workload, Workload, made)
     expect("model", workload.model, torch.nn.Module, "a torch.nn.Module")
     expect("calls", workload.calls, (tuple, list), "a tuple: (warmrank.Call(...),)")
     expect("check", workload.check, (Callable, type(None)), "a function without arguments")
@@ -174,15 +168,8 @@ def _check_fields(entrypoint: str, workload: Workload) -> None:
         expect(where, call.function, CachedFunction, expected)
         expect(f"{where}.args", call.args, (tuple, list), "a tuple: (x,)")
         expect(f"{where}.kwargs", call.kwargs, Mapping, "a dict of keyword arguments")
-
-
-def no_workload(entrypoint: str, returned: str) -> WorkloadError:
-    """Error of an entrypoint that returns something else, whose kind is named."""
-    msg = (
-        f"entrypoint {entrypoint} returns {returned}; expected a function that returns a warmrank.Workload: "
-        "warmrank.Workload(model=..., calls=(warmrank.Call(function=...), ...))."
-    )
-    return WorkloadError(msg, entrypoint=entrypoint)
+    assert isinstance(workload, Workload)  # noqa: S101 - for type checkers
+    return workload
 
 
 def not_imported(entrypoint: str, reason: str, nearest: str = "") -> WorkloadError:

@@ -139,10 +139,10 @@ def guards_json(guards: PortableGuards) -> dict[str, Any]:
 
 def _packed(rows: Iterable[tuple[int, str, Any]]) -> dict[str, Any]:
     """Rows as they stand in an artifact's header."""
-    pairs: dict[bytes, tuple[int, list[Any]]] = {}
+    pairs: dict[str, tuple[int, list[Any]]] = {}  # by their text: 1, 1.0 and True are three
     numbers = []
     for number, *pair in rows:
-        index, _ = pairs.setdefault(canonical_json(pair), (len(pairs), pair))
+        index, _ = pairs.setdefault(repr(pair), (len(pairs), pair))
         numbers += [number, index]
     return {"pairs": [pair for _, pair in pairs.values()], "rows": numbers}
 

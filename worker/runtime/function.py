@@ -231,13 +231,9 @@ class CachedFunction:
             CompileForbidden: nothing fits, and compiling was forbidden.
             WorkerError: the function cannot be cached; the message says why and what to do.
         """
-        state = ambient.snapshot(self._kind)
-        for variant in self.variants:
-            if variant.guards.accept(state, args, kwargs):
-                try:
-                    variant.capture(args, kwargs)
-                except StateChanged:
-                    break
+        if (variant := self.accepting(args, kwargs)) is not None:
+            with contextlib.suppress(StateChanged):
+                variant.capture(args, kwargs)
                 return
         self.ensure(args, kwargs).capture(args, kwargs)
 
@@ -314,6 +310,11 @@ class CachedFunction:
             from warmrank.worker.runtime.compiling import compile_or_await
 
             return compile_or_await(self, args, kwargs, reason, started)
+
+    def accepting(self, args: Args, kwargs: Kwargs) -> Variant | None:
+        """The loaded variant that a call with these arguments would run at once; None if there is none."""
+        state = ambient.snapshot(self._kind)
+        return next((found for found in self.variants if found.guards.accept(state, args, kwargs)), None)
 
     def fitting(self, args: Args, kwargs: Kwargs) -> Variant | None:
         """A loaded variant, all of whose conditions hold for these arguments now; None if there is none."""

@@ -8,6 +8,7 @@ imports neither Dynamo nor sympy.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -62,6 +63,7 @@ class Traits(NamedTuple):
     collective: bool = False  # see `Operation`
 
 
+@functools.cache
 def traits_of(func: Any) -> Traits:
     """The traits of an overload, or of whatever else arrives at a dispatch mode."""
     if not isinstance(func, torch._ops.OpOverload):
@@ -173,15 +175,12 @@ class _Recorder(Watch):
         self._inputs = frozenset(map(id, inputs))
         self._numbers: dict[int, int] = {}
         self._alive: list[StorageWeakRef] = []  # so that no address gets a second meaning
-        self._traits: dict[Any, Traits] = {}
         self.recording.inputs = tuple(self.replaced(value) for value in inputs)
         self._writable = frozenset(self.recording.given)
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the operator, and notes what it does."""
-        traits = self._traits.get(func)
-        if traits is None:
-            traits = self._traits[func] = traits_of(func)
+        traits = traits_of(func)
         if traits.refused and not (traits.refused == RANDOM and draws_nothing(func, args, kwargs)):
             raise refusal(func, traits.refused)
         if traits.changes_metadata:
