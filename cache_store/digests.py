@@ -107,15 +107,6 @@ def copy_and_digest(src_file: Readable, dst_file: Writable, *, limit_bytes: int 
     return Digest(sha256=hasher.hexdigest(), size_bytes=size_bytes)
 
 
-def copy_fault(src_file: Readable, dst_file: Writable, expected: Digest) -> str:
-    """Copy a stream that must have these bytes; return what it has instead, empty where they are right."""
-    try:
-        digest = copy_and_digest(src_file, dst_file, limit_bytes=expected.size_bytes)
-    except TooLong as error:
-        return str(error)
-    return "" if digest == expected else str(digest)
-
-
 def _chunks(source: Readable, limit_bytes: int | None) -> Iterator[bytes]:
     # A buffer of a MiB would be mapped and unmapped for each of thousands of small files.
     most_bytes = CHUNK_BYTES if limit_bytes is None else min(CHUNK_BYTES, limit_bytes + 1)

@@ -25,7 +25,7 @@ import re
 from datetime import UTC, datetime
 from typing import Final, Literal, NamedTuple
 
-from warmrank.cache_store.digests import digest_bytes, is_sha256
+from warmrank.cache_store.digests import is_sha256
 
 FORMAT_FILE = "FORMAT"
 BLOBS = "cas/sha256/"
@@ -42,7 +42,6 @@ _PREFIXES = (BLOBS, MANIFESTS, LAUNCHES, DIRECTORIES, USED, PINS, TRASH, QUARANT
 TOP_LEVEL = frozenset({FORMAT_FILE, *(prefix.partition("/")[0] for prefix in _PREFIXES)})
 # Number of parts of the names in each room; a deeper directory stands where a file should.
 _DEPTHS = {"cas": 4, "ac": 3, "launch": 4, "dir": 4, "used": 3, "pins": 2, "quarantine": 2}
-_MAX_PART_BYTES = 255 - len(".reason")
 _TRASHED = re.compile(r"trash/([0-9]{8}T[0-9]{6}Z)/(.+)", re.ASCII)
 _DAY = re.compile(r"used/([0-9]{4}-[0-9]{2}-[0-9]{2})/([^/]+)", re.ASCII)
 _STAMP = "%Y%m%dT%H%M%SZ"
@@ -133,12 +132,8 @@ def split_trash_name(name: str) -> tuple[str, datetime] | None:
 
 
 def quarantine_name(name: str, unique: str) -> str:
-    """Name of a bad file; ``unique`` keeps several of one name apart, and a long name is cut."""
-    flat, room_bytes = _flat(name).encode(), _MAX_PART_BYTES - len(f".{unique}".encode())
-    if len(flat) > room_bytes:
-        digest = digest_bytes(flat).sha256[:16]
-        flat = flat[: room_bytes - len(digest) - 1] + f"-{digest}".encode()
-    return f"{QUARANTINE}{flat.decode(errors='ignore')}.{unique}"
+    """Name of a bad file; ``unique`` keeps several of one name apart."""
+    return f"{QUARANTINE}{_flat(name)}.{unique}"
 
 
 def file_depth(name: str) -> int:

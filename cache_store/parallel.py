@@ -22,9 +22,7 @@ R = TypeVar("R")
 
 # Four hash 6 GiB/s, more than a disk takes; a rank's node has other ranks that want its cores.
 NUM_THREADS: Final = min(4, os.cpu_count() or 1)
-_MANY = 16
 SHORT_BYTES = 64 << 10
-_MANY_BYTES = 4 << 20
 _WORTH_A_THREAD_S = 0.0005
 _ROUND = 64  # calls between two that are timed; one that is slow by chance must not decide for all
 _SLOW_ROUND = 1024
@@ -36,11 +34,6 @@ class _Elsewhere(threading.local):
 
 elsewhere = _Elsewhere()
 """Seconds for which this thread waited while another one worked for it, so for no disk or machine."""
-
-
-def threads_for(num_files: int, size_bytes: int) -> int:
-    """Number of threads that are worth their start for files of that size in all."""
-    return NUM_THREADS if num_files > _MANY or size_bytes > _MANY_BYTES else 1
 
 
 def each(

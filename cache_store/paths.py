@@ -8,7 +8,7 @@ file system that ignores case.
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 MAX_PATH_BYTES = 1024
 MAX_PART_BYTES = 255  # NAME_MAX of every file system in use
@@ -67,40 +67,22 @@ def collisions(paths: Iterable[str]) -> Iterator[tuple[str, str]]:
 
     Every prefix counts: ``A/x`` and ``a/y`` would share one directory where case is ignored.
     """
-    spelling: dict[str, str] = {}
-    files: set[str] = set()
-    directories: set[str] = set()
+    known: dict[str, tuple[str, bool]] = {}  # by folded prefix its spelling, and whether it is a file
     for path in paths:
-        prefixes = _new_prefixes(path, directories)
-        folded = {_folded(prefix): prefix for prefix in prefixes}
-        if known := _other_spelling(folded, spelling):
-            yield path, f"{known!r} and {folded[_folded(known)]!r} are one name where case is ignored"
-        elif path in files:
+        parts = path.split("/")
+        prefixes = ["/".join(parts[:number]) for number in range(1, len(parts) + 1)]
+        mine = {_folded(prefix): (prefix, prefix == path) for prefix in prefixes}
+        clashes = ((known[key], item) for key, item in mine.items() if known.get(key, item) != item)
+        if clash := next(clashes, None):
+            (other, _), (prefix, _) = clash
+            if other == prefix:
+                yield path, f"{prefix!r} is a file and a directory"
+            else:
+                yield path, f"{other!r} and {prefix!r} are one name where case is ignored"
+        elif _folded(path) in known:
             yield path, f"{path!r} appears twice"
-        elif path in directories or not files.isdisjoint(prefixes):
-            both = path if path in directories else next(prefix for prefix in prefixes if prefix in files)
-            yield path, f"{both!r} is a file and a directory"
         else:
-            spelling |= folded
-            files.add(path)
-            directories.update(prefixes[1:])
-
-
-def _new_prefixes(path: str, directories: Container[str]) -> list[str]:
-    """The path and those directories of it that no path before had, the innermost first."""
-    prefixes = [path]
-    parent = path.rpartition("/")[0]
-    while parent and parent not in directories:
-        prefixes.append(parent)
-        parent = parent.rpartition("/")[0]
-    return prefixes
-
-
-def _other_spelling(folded: Mapping[str, str], spelling: Mapping[str, str]) -> str | None:
-    for key, new in folded.items():
-        if (known := spelling.get(key, new)) != new:
-            return known
-    return None
+            known |= mine
 
 
 def _folded(text: str) -> str:

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile, new_document
+from warmrank.cache_store.backends.backend import NewFile, new_document
+from warmrank.cache_store.backends.places import Places
 from warmrank.cache_store.cache_dir.private_files import digest_private, os_errors_are_unusable
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import (
@@ -26,20 +27,10 @@ from warmrank.cache_store.errors import (
     Untrusted,
     is_damage,
 )
-from warmrank.cache_store.gc.inventory import references
-from warmrank.cache_store.gc.trash import mark_used, restore_from, trashed
+from warmrank.cache_store.gc.inventory import Trash, mark_used, references, restore, trashed
 from warmrank.cache_store.layout import blob_name, manifest_name, record_name
 from warmrank.cache_store.parallel import each
-from warmrank.cache_store.records.documents import (
-    READERS,
-    Documents,
-    StandingManifest,
-    quarantine,
-    read_launch,
-    read_stored_form,
-    summarize_launches,
-    take_launches,
-)
+from warmrank.cache_store.records.documents import READERS, Documents, StandingManifest, read_stored_form
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef, partition_key
 from warmrank.cache_store.signing.trust import signer_id
 from warmrank.cache_store.steps import Step, reached
@@ -60,13 +51,13 @@ class PublishReport:
     conflicts: tuple[str, ...]  # functions whose bytes differ from those that stand: nondeterministic
 
 
-def put_blob(backend: BlobBackend, path: Path) -> tuple[Digest, bool]:
+def put_blob(places: Places, path: Path) -> tuple[Digest, bool]:
     """Add one private local file, durable on return; its digest, and whether this call created the blob."""
     with os_errors_are_unusable("file", path):
         digest = digest_private(path)
     name = blob_name(digest.sha256)
     file = NewFile(name=name, source=path, expected=digest)
-    return digest, name in put_blobs(backend, {name: file}, make_durable=True)
+    return digest, name in put_blobs(places, {name: file}, make_durable=True)
 
 
 def publish_partitions(
@@ -86,7 +77,7 @@ def publish_partitions(
         Untrusted: there is no key to sign with, or somebody not trusted here was faster.
     """
     reached(Step.PUBLISH_STARTED)
-    backend = documents.backend
+    places = documents.places
     keyed = {partition_key(launch_key, manifest): manifest for manifest in manifests}
     standing, refused = _standing_manifests(documents, keyed)
     stood = standing.keys() | set()
@@ -103,23 +94,22 @@ def publish_partitions(
             if entry.function not in conflicts[key] and (name := blob_name(entry.sha256)) not in blobs:
                 source = entry.local_path(root) if files is None else files[entry.sha256]
                 blobs[name] = NewFile(name=name, source=source, expected=entry.digest)
-    new = put_blobs(backend, blobs, make_durable=bool(sealed))
+    new = put_blobs(places, blobs, make_durable=bool(sealed))
     reached(Step.PUBLISH_BLOBS)
     for key, error in refused.items():
-        quarantine(backend, manifest_name(key), str(error))
+        places.quarantine(manifest_name(key), str(error))
     new_manifests = [new_document(manifest_name(key), data) for key, data in sealed.items()]
-    created = frozenset(backend.put_new(new_manifests) if new_manifests else ())
+    created = frozenset(places.put_new(new_manifests) if new_manifests else ())
     reached(Step.PUBLISH_MANIFEST)
     for key, data in sealed.items():
         if manifest_name(key) in created:
-            sha256, signer = digest_bytes(data).sha256, signer_id(data)
-            standing[key] = StandingManifest(manifest=keyed[key], sha256=sha256, signer_id=signer)
+            standing[key] = StandingManifest(keyed[key], digest_bytes(data).sha256, signer_id(data))
         else:
-            standing[key] = documents.take_manifest(key)  # that of a publisher who was faster
+            standing[key] = documents.manifest(key)  # that of a publisher who was faster
             conflicts[key] = _conflicts(standing[key], keyed[key])
     # Blobs that were put after their manifest stood need no second look.
     _put_again(
-        backend,
+        places,
         blobs,
         {
             blob_name(entry.sha256): entry.digest
@@ -157,10 +147,10 @@ def _standing_manifests(
     found: dict[str, StandingManifest] = {}
     refused: dict[str, Untrusted] = {}
     names = {manifest_name(key): key for key in keys}
-    present = documents.backend.stat(names)
+    present = documents.places.stat(names)
     for key in (key for name, key in names.items() if name in present):
         try:
-            found[key] = documents.take_manifest(key)
+            found[key] = documents.manifest(key)
         except StoreError as error:
             if isinstance(error, Untrusted) and not is_damage(error):
                 refused[key] = error
@@ -179,11 +169,11 @@ def _conflicts(standing: StandingManifest | None, manifest: PartitionManifest) -
 
 
 def put_blobs(
-    backend: BlobBackend, files: Mapping[str, NewFile], *, restore: bool = False, make_durable: bool = False
+    places: Places, files: Mapping[str, NewFile], *, restores: bool = False, make_durable: bool = False
 ) -> frozenset[str]:
     """Add the blobs that a place lacks, given by name; return the names of the new ones.
 
-    One of the wrong size makes way, so a publish repairs it. With ``restore`` what lies in the trash is
+    One of the wrong size makes way, so a publish repairs it. With ``restores`` what lies in the trash is
     brought back instead; ``make_durable`` is for the names of blobs that another publisher added, who may not
     have done it yet: needless where a manifest that names them stands.
 
@@ -191,46 +181,39 @@ def put_blobs(
         Corrupt, UnusableCache: a file that was read is not what was expected; nothing was added.
         StoreUnavailable: among others, a blob that was put is not there.
     """
-    absent = _absent_blobs(backend, {name: file.expected for name, file in files.items()}, restore=restore)
+    absent = _absent_blobs(places, {name: file.expected for name, file in files.items()}, restores=restores)
     wanted = [file for name, file in files.items() if make_durable or name in absent]
-    created = frozenset(backend.put_new(wanted)) if wanted else frozenset[str]()
+    created = frozenset(places.put_new(wanted)) if wanted else frozenset[str]()
     put = {name: files[name].expected for name in absent - created}
-    if missing := sorted(_absent_blobs(backend, put)):
+    if missing := sorted(_absent_blobs(places, put)):
         reason = "it was put, and is not there; something else stood in its place, or took it away"
         raise StoreUnavailable(what="blob", where=missing[0], reason=reason, remedy="publish again")
     return created
 
 
-def _put_again(backend: BlobBackend, files: Mapping[str, NewFile], needed: Mapping[str, Digest]) -> None:
+def _put_again(places: Places, files: Mapping[str, NewFile], needed: Mapping[str, Digest]) -> None:
     """Bring back the blobs that an evict took meanwhile, from the trash or from the files here."""
-    absent = _absent_blobs(backend, needed, restore=True)
-    put_blobs(backend, {name: files[name] for name in absent & files.keys()})
+    absent = _absent_blobs(places, needed, restores=True)
+    put_blobs(places, {name: files[name] for name in absent & files.keys()})
     gone = absent - files.keys()
-    for name in sorted(gone - backend.stat(gone).keys()) if gone else ():
+    for name in sorted(gone - places.stat(gone).keys()):
         logger.warning("%s, which another publisher put, is gone; who has it must publish again", name)
 
 
-def _absent_blobs(
-    backend: BlobBackend, wanted: Mapping[str, Digest], *, restore: bool = False
-) -> frozenset[str]:
+def _absent_blobs(places: Places, wanted: Mapping[str, Digest], *, restores: bool = False) -> frozenset[str]:
     """Names of the blobs that a place lacks; one of the wrong size goes into quarantine."""
-    if not wanted:
-        return frozenset()
     whole: set[str] = set()
-    for name, info in backend.stat(wanted).items():
+    for name, info in places.stat(wanted).items():
         size_bytes = wanted[name].size_bytes
         if info.is_regular and info.content_bytes in (None, size_bytes):
             whole.add(name)
             continue
         # Not only logged where that fails: nothing could be put in its place, and nothing said so.
         actual = f"{info.content_bytes} bytes" if info.is_regular else "no regular file"
-        expected = f"{size_bytes} bytes"
-        quarantine(backend, name, str(Corrupt(what="blob", where=name, expected=expected, actual=actual)))
+        fault = Corrupt(what="blob", where=name, expected=f"{size_bytes} bytes", actual=actual)
+        places.quarantine(name, str(fault))
     absent = frozenset(wanted.keys() - whole)
-    if not (restore and absent):
-        return absent
-    contents = trashed(backend)
-    return absent - restore_from(backend, absent & contents.keys(), contents)
+    return absent - restore(places, absent) if restores else absent
 
 
 def commit_launch(documents: Documents, record: LaunchRecord) -> str:
@@ -247,11 +230,11 @@ def commit_launch(documents: Documents, record: LaunchRecord) -> str:
     """
     _check_manifests(documents, record)
     reached(Step.COMMIT_CHECKED)
-    backend = documents.backend
+    places = documents.places
     if standing := _standing_record(documents, record):
-        mark_used(backend, standing)
+        mark_used(places, standing)
         _look_again(documents, record)
-        if backend.stat([standing]):
+        if places.stat([standing]):
             return standing.rpartition("/")[2]
     payload = record.to_bytes()
     sha256 = digest_bytes(payload).sha256
@@ -261,7 +244,7 @@ def commit_launch(documents: Documents, record: LaunchRecord) -> str:
     try:
         _look_again(documents, record)
     except (NotInStore, Conflict, Corrupt) as error:
-        quarantine(backend, name, f"not whole: {error}")
+        places.quarantine(name, f"not whole: {error}")
         raise
     said = "Committed launch %s of %d ranks as %s"
     logger.info(said, record.launch_key[:12], record.world_size, sha256[:12])
@@ -273,46 +256,37 @@ def _write_record(documents: Documents, name: str, sealed: bytes) -> None:
     if documents.write(name, sealed):
         return
     try:
-        read_launch(documents, name)
+        documents.launch(name)
     except (Corrupt, Untrusted) as error:
-        quarantine(documents.backend, name, str(error))
+        documents.places.quarantine(name, str(error))
         documents.write(name, sealed)
 
 
 def _standing_record(documents: Documents, record: LaunchRecord) -> str | None:
     """Name of the newest usable record of this world and these environments, if it says the same."""
     # Only the newest counts: an older equal record must be made the newest again.
-    wanted = (record.world_size, record.environments)
-    documents = replace(documents, problems=[])
-    for summary in summarize_launches(documents, record.launch_key):
-        if (summary.world_size, summary.environments) != wanted:
-            continue
-        # Its name is the digest of its bytes: an equal one need not be read.
-        same = record.model_copy(update={"created": summary.created})
-        name = record_name("launch", record.launch_key, digest_bytes(same.to_bytes()).sha256)
-        if summary.name == name:
-            return name
-        if take_launches(documents, [summary]):
-            return None  # another one, and usable
+    for name, standing in replace(documents, problems=[]).launches(record.launch_key):
+        if (standing.world_size, standing.environments) == (record.world_size, record.environments):
+            return name if standing == record.model_copy(update={"created": standing.created}) else None
     return None
 
 
 def _look_again(documents: Documents, record: LaunchRecord) -> None:
     """Bring back the manifests that an evict took since they were checked; raises as `commit_launch`."""
     names = dict.fromkeys(manifest_name(ref.manifest_key) for ref in record.partitions)
-    if len(documents.backend.stat(names)) < len(names):
+    if len(documents.places.stat(names)) < len(names):
         _check_manifests(documents, record)
 
 
 def _check_manifests(documents: Documents, record: LaunchRecord) -> None:
     """Make sure that the manifests stand that a record pins; those in the trash are brought back."""
-    backend, where = documents.backend, f"launch {record.launch_key[:12]}"
-    found = _stored_sha256(backend, [ref.manifest_key for ref in record.partitions])
+    places, where = documents.places, f"launch {record.launch_key[:12]}"
+    found = _stored_sha256(places, [ref.manifest_key for ref in record.partitions])
     missing = [ref for ref in record.partitions if found[ref.manifest_key] is None]
     if missing:
-        contents = trashed(backend)
+        trash = trashed(places)
         keys = [ref.manifest_key for ref in missing]
-        found |= _stored_sha256(backend, [key for key in keys if _restore_whole(backend, key, contents)])
+        found |= _stored_sha256(places, [key for key in keys if _restore_whole(places, key, trash)])
     if missing := [ref for ref in missing if found[ref.manifest_key] is None]:
         what = ", ".join(f"{ref.manifest_key[:12]} of {ref.partition}" for ref in missing)
         remedy = "publish these partitions, then commit again"
@@ -329,12 +303,12 @@ def _check_manifests(documents: Documents, record: LaunchRecord) -> None:
         )
 
 
-def _stored_sha256(backend: BlobBackend, keys: Sequence[str]) -> dict[str, str | None]:
+def _stored_sha256(places: Places, keys: Iterable[str]) -> dict[str, str | None]:
     """Sha256 of the stored form of manifests by key, None where there is none; several are read at a time."""
 
     def read(key: str) -> str | None:
         try:
-            return digest_bytes(read_stored_form(backend, manifest_name(key))).sha256
+            return digest_bytes(read_stored_form(places, manifest_name(key))).sha256
         except NotInStore:
             return None
 
@@ -342,15 +316,15 @@ def _stored_sha256(backend: BlobBackend, keys: Sequence[str]) -> dict[str, str |
     return dict(zip(distinct, each(read, distinct, num_threads=READERS, size_bytes=0), strict=True))
 
 
-def _restore_whole(backend: BlobBackend, key: str, contents: Mapping[str, tuple[FileInfo, ...]]) -> bool:
+def _restore_whole(places: Places, key: str, trash: Trash) -> bool:
     """Bring a manifest back from the trash, after its blobs; False where it or one of them is gone."""
     name = manifest_name(key)
-    for info in contents.get(name, ()):
+    for info in trash.get(name, ()):
         try:
-            needed = frozenset(references(name, read_stored_form(backend, info.name)).references)
+            needed = frozenset(references(name, read_stored_form(places, info.name)).references)
         except (NotInStore, Corrupt, NewerFormat) as error:
             logger.warning("The manifest in %s is of no use: %s", info.name, error)
             continue
-        if restore_from(backend, needed, contents) == needed:
-            return bool(restore_from(backend, frozenset([name]), contents))
+        if restore(places, needed, trash) == needed:
+            return bool(restore(places, [name], trash))
     return False

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import model_validator
 
@@ -34,7 +34,7 @@ from warmrank.cache_store.cache_dir.private_files import (
     write_whole,
 )
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Corrupt, StoreError, UnusableCache, is_final, outcome_of
+from warmrank.cache_store.errors import Corrupt, StoreError, UnusableCache, outcome_of
 from warmrank.cache_store.parsing import parse_document
 from warmrank.cache_store.records.manifest import (
     Count,
@@ -54,7 +54,6 @@ from warmrank.cache_store.store import Store
 logger = logging.getLogger(__name__)
 QUEUE = ".queue"
 _MAX_WAITING = 64
-_WHAT = "queued publish"
 
 
 class WaitingPartition(Document):
@@ -105,8 +104,7 @@ class WaitingLaunch(Environments):
 W = TypeVar("W", WaitingPartition, WaitingLaunch)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pending:
+class Pending(NamedTuple):
     """The queue of one cache directory, by file, the oldest first; problems are files of no use."""
 
     partitions: dict[Path, WaitingPartition]
@@ -121,32 +119,31 @@ def add_partition(cache_root: Path, launch_key: str, manifest: PartitionManifest
     """
     waiting = WaitingPartition(launch_key=launch_key, manifest=manifest)
     of_rank = f"rank{manifest.rank}of{manifest.world_size}-"
-    _add(cache_root, f"{of_rank}{waiting.key}.partition", waiting.to_bytes(), of=f"{of_rank}*.partition")
+    _add(cache_root, f"{of_rank}{waiting.key}.partition", waiting.to_bytes(), like=f"{of_rank}*.partition")
     return waiting.key
 
 
 def add_launch(cache_root: Path, launch: WaitingLaunch) -> None:
     """Let a launch wait for its partitions; raises as `add_partition`."""
     data = launch.to_bytes()
-    _add(cache_root, f"{digest_bytes(data).sha256}.launch", data, of="*.launch")
+    _add(cache_root, f"{digest_bytes(data).sha256}.launch", data, like="*.launch")
 
 
-def _add(cache_root: Path, name: str, data: bytes, *, of: str) -> None:
-    """Add a file; of those with names like ``of`` the newest stay."""
+def _add(cache_root: Path, name: str, data: bytes, *, like: str) -> None:
+    """Add a file; of those with such names the newest stay."""
     path = cache_root / QUEUE / name
     with os_errors_are_unusable("directory", path.parent):
         sweep_debris(path.parent, WRITING)
         write_whole(path, data)
-    for old in _files(cache_root, of)[:-_MAX_WAITING]:
-        forget(old)
-        logger.warning("Forgot %s: the newest %d wait", old, _MAX_WAITING)
+    for old in _files(cache_root, like)[:-_MAX_WAITING]:
+        _forget(old, f"the newest {_MAX_WAITING} wait")
     logger.info("Queued %s until the store answers", path)
 
 
 def discard_partition(cache_root: Path, key: str) -> None:
     """Forget a partition that was published otherwise; raises as `add_partition`."""
     for path in _files(cache_root, f"*-{key}.partition"):
-        forget(path)
+        _forget(path)
 
 
 def pending(cache_root: Path) -> Pending:
@@ -159,10 +156,11 @@ def pending(cache_root: Path) -> Pending:
     )
 
 
-def forget(path: Path) -> None:
-    """Remove a file that `pending` named; raises as `add_partition`."""
+def _forget(path: Path, why: str = "") -> None:
     with os_errors_are_unusable("file", path):
         path.unlink(missing_ok=True)
+    if why:
+        logger.warning("Forgot %s: %s", path, why)
 
 
 def _files(cache_root: Path, pattern: str) -> list[Path]:
@@ -180,12 +178,12 @@ def _read_all(model: type[W], paths: list[Path], problems: list[str]) -> dict[Pa
     for path in paths:
         try:
             data = read_private(path)
-            one = parse_document(model, data, what=_WHAT, where=str(path))
+            one = parse_document(model, data, what="queued publish", where=str(path))
             named = path.stem.rpartition("-")[2]
             actual = one.key if isinstance(one, WaitingPartition) else digest_bytes(data).sha256
             if named != actual:
-                expected = f"what is named {named[:12]}"
-                raise Corrupt(what=_WHAT, where=str(path), expected=expected, actual=actual[:12])
+                expected, actual = f"what is named {named[:12]}", actual[:12]
+                raise Corrupt(what="queued publish", where=str(path), expected=expected, actual=actual)
             found[path] = one
         except StoreError as error:
             problems.append(str(error))
@@ -218,35 +216,39 @@ def publish_pending(store: Store, cache_root: Path) -> QueueReport:
         is_local = isinstance(outcome, Corrupt | UnusableCache)
         if is_local and (why := _lost_artifact(cache_root, partition.manifest)):
             lost.add(partition.key)
-            _drop(path, label, f"{why}; the next launch without it compiles it anew", report)
+            report.dropped[label] = f"{why}; the next launch without it compiles it anew"
+            _forget(path, report.dropped[label])
         elif isinstance(outcome, StoreError):
             report.kept[label] = str(outcome)
         elif _is_done(store, path, label, report):
             report.published += (partition.key,)
-    for path, launch in waiting.launches.items():
-        _commit(store, path, launch, lost, report)
+    _commit_launches(store, waiting.launches, lost, report)
     return report
 
 
-def _commit(store: Store, path: Path, launch: WaitingLaunch, lost: set[str], report: QueueReport) -> None:
-    label = f"launch {launch.launch_key[:12]} of {launch.created}"
-    try:
-        refs = store.standing([awaited.manifest_key for awaited in launch.partitions])
+def _commit_launches(
+    store: Store, launches: Mapping[Path, WaitingLaunch], lost: Collection[str], report: QueueReport
+) -> None:
+    for path, launch in launches.items():
+        label = f"launch {launch.launch_key[:12]} of {launch.created}"
+        refs = outcome_of(partial(store.standing, [it.manifest_key for it in launch.partitions]))
+        if isinstance(refs, StoreError):
+            report.kept[label] = str(refs)
+            continue
         missing = [awaited for awaited in launch.partitions if awaited.manifest_key not in refs]
         ranks = ", ".join(str(item.rank) for item in missing[:8]) + ", ..." * (len(missing) > 8)
-        if not missing:
-            sha256 = store.commit_launch(launch.record(refs))
-            if _is_done(store, path, label, report):
-                report.committed += (sha256,)
-        elif any(awaited.manifest_key in lost for awaited in missing):
-            _drop(path, label, f"artifacts of ranks {ranks} are lost", report)
-        else:
+        if any(awaited.manifest_key in lost for awaited in missing):
+            report.dropped[label] = f"artifacts of ranks {ranks} are lost"
+            _forget(path, report.dropped[label])
+        elif missing:
             remedy = f"publish first on their nodes, or remove {path} if they are lost there"
             report.kept[label] = f"the partitions of ranks {ranks} are not in the store; {remedy}"
-    except StoreError as error:
-        if is_final(error):
-            raise
-        report.kept[label] = str(error)
+        elif isinstance(
+            committed := outcome_of(partial(store.commit_launch, launch.record(refs))), StoreError
+        ):
+            report.kept[label] = str(committed)
+        elif _is_done(store, path, label, report):
+            report.committed += (committed,)
 
 
 def _is_done(store: Store, path: Path, label: str, report: QueueReport) -> bool:
@@ -254,15 +256,9 @@ def _is_done(store: Store, path: Path, label: str, report: QueueReport) -> bool:
     if store.is_behind:
         away = (tier for tier in store.tiers if tier.state == "away" and tier.mode != "ro")
         report.kept[label] = "; ".join(f"{tier.location} is away: {tier.reason}" for tier in away)
-    else:
-        forget(path)
-    return not store.is_behind
-
-
-def _drop(path: Path, label: str, reason: str, report: QueueReport) -> None:
-    forget(path)
-    report.dropped[label] = reason
-    logger.warning("Forgot %s: %s", path, reason)
+        return False
+    _forget(path)
+    return True
 
 
 def _lost_artifact(cache_root: Path, manifest: PartitionManifest) -> str | None:

@@ -8,10 +8,9 @@ neither torch nor ray, so that it fits a node's boot script.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from warmrank.cache_store.errors import StoreError, is_final, outcome_of
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.fetch.fetch import FetchOutcome, FetchReport
 from warmrank.cache_store.fetch.node_artifacts import Launch
-from warmrank.cache_store.records.documents import LaunchSummary, StoredLaunch
+from warmrank.cache_store.records.documents import StoredLaunch
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionRef
 from warmrank.cache_store.store import Store
 from warmrank.cache_store.text import count_text, explain_miss, time_text
@@ -147,30 +146,47 @@ def pick_launch(
 
 
 def pick_launches(
-    launches: Iterable[LaunchSummary], *, environment: Mapping[str, str], world_size: int
-) -> tuple[LaunchSummary, ...]:
+    launches: Iterable[StoredLaunch], *, environment: Mapping[str, str], world_size: int
+) -> tuple[StoredLaunch, ...]:
     """Up to `MAX_LAUNCHES` with this environment, newest first: of this world size, and newer ones of others.
 
-    All manifests of other worlds have to be read, so there the number of their ranks is bounded too.
+    All manifests of other worlds have to be read, so there the number of their ranks is bounded too. No more
+    of ``launches``, which come newest first, are taken than have to be looked at.
     """
-    fitting = [item for item in launches if environment in item.environments]
-    own = [item for item in fitting if item.world_size == world_size]
-    others = [item for item in fitting if item.world_size != world_size]
-    if own:
-        others = others[: fitting.index(own[0])]
-    num_ranks = itertools.accumulate(item.world_size for item in others)
-    bounded = [item for item, total in zip(others, num_ranks, strict=True) if total <= MAX_OTHER_RANKS]
-    kept = (bounded or others[:1])[: MAX_LAUNCHES // 2 if own else MAX_LAUNCHES]
-    kept += own[: MAX_LAUNCHES - len(kept)]
-    return tuple(item for item in fitting if item in kept)
+    own: list[StoredLaunch] = []
+    others: list[StoredLaunch] = []
+    num_ranks = 0
+    for stored in launches:
+        record = stored.record
+        if environment not in record.environments:
+            continue
+        if record.world_size == world_size:
+            own.append(stored)
+        elif not own:
+            num_ranks += record.world_size
+            if not others or num_ranks <= MAX_OTHER_RANKS:
+                others.append(stored)
+        if len(own) == MAX_LAUNCHES:
+            break
+    others = others[: MAX_LAUNCHES // 2 if own else MAX_LAUNCHES]
+    return (*others, *own[: MAX_LAUNCHES - len(others)])
 
 
 def _find(store: Store, wanted: Wanted, faults: list[str]) -> tuple[tuple[StoredLaunch, ...], str]:
     """The launches to lay out, and a line that says which, or why there is none."""
     num_known = len(store.problems)
+    others: list[tuple[str, Mapping[str, str]]] = []
+
+    def noted(launches: Iterable[StoredLaunch]) -> Iterator[StoredLaunch]:
+        for stored in launches:
+            if wanted.environment not in stored.record.environments:
+                label = f"the launch made {time_text(stored.created)}"
+                others.extend((label, environment) for environment in stored.record.environments)
+            yield stored
+
     try:
-        launches = store.launch_summaries(wanted.launch_key)
-        chosen = _take(store, launches, wanted)
+        launches = noted(store.newest_launches(wanted.launch_key))
+        chosen = pick_launches(launches, environment=wanted.environment, world_size=wanted.world_size)
     except StoreError as error:
         if is_final(error):
             raise
@@ -178,35 +194,17 @@ def _find(store: Store, wanted: Wanted, faults: list[str]) -> tuple[tuple[Stored
         return (), f"the store could not be read: {error}"
     faults.extend(store.problems[num_known:])
     if not chosen:
-        return (), _none_fits(launches, wanted, faults)
+        return (), _none_fits(others, wanted, faults)
     newest = chosen[0].record
     earlier = f", and {len(chosen) - 1} earlier" if len(chosen) > 1 else ""
     ranks = count_text(newest.world_size, "rank")
     return chosen, f"launch {wanted.launch_key[:12]} of {ranks}, made {time_text(newest.created)}{earlier}"
 
 
-def _take(store: Store, launches: Sequence[LaunchSummary], wanted: Wanted) -> tuple[StoredLaunch, ...]:
-    """The records of the picked ones; one that cannot be used after all makes room for the next."""
-    unusable: set[str] = set()
-    while True:
-        usable = [item for item in launches if item.name not in unusable]
-        picked = pick_launches(usable, environment=wanted.environment, world_size=wanted.world_size)
-        taken = store.take_launches(picked)
-        if len(taken) == len(picked):
-            return taken
-        unusable |= {item.name for item in picked} - {stored.name for stored in taken}
-
-
-def _none_fits(launches: Sequence[LaunchSummary], wanted: Wanted, faults: Sequence[str]) -> str:
+def _none_fits(others: Sequence[tuple[str, Mapping[str, str]]], wanted: Wanted, faults: Sequence[str]) -> str:
     launch = f"no launch {wanted.launch_key[:12]}"
-    candidates = [
-        (f"the launch made {time_text(item.created)}", stored)
-        for item in launches
-        if wanted.environment not in item.environments
-        for stored in item.environments
-    ]
-    if candidates:
-        return f"{launch} has this environment; {explain_miss(wanted.environment, candidates)}"
+    if others:
+        return f"{launch} has this environment; {explain_miss(wanted.environment, others)}"
     records = count_text(len(faults), "record")
     skipped = f"; {records} could not be used, the first: {faults[0]}" if faults else ""
     return f"{launch} is in the store{skipped}"

@@ -1,15 +1,15 @@
 """The store as its users see it: opened by its places; publish, commit, fetch, look, verify.
 
-A verb goes from here through the places that answer (`backends.places`, each call within the deadline of
-`backends.deadline`) to the room that does it. What is written goes to the far place first, as if it were the
-only one; then copies go into the near one, as far as possible. One thread uses a `Store`. It holds a private
-key when it signs, so open it where it is used, and send its location elsewhere.
+Each verb is the function of that name, on the places that answer (`backends.places`, each call within the
+deadline of `backends.deadline`). What is written goes to the far place first, as if it were the only one;
+then copies go into the near one, as far as possible. One thread uses a `Store`. It holds a private key when
+it signs, so open it where it is used, and send its location elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -21,14 +21,14 @@ from warmrank.cache_store.backends.deadline import (
     ANSWER_S,
     Call,
     Tier,
+    TierMode,
     TierState,
     away,
     circuit_of,
     wait_for,
 )
-from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.durability import FlushChoice
-from warmrank.cache_store.backends.places import TieredBackend
+from warmrank.cache_store.backends.directory import DirectoryBackend, FlushChoice
+from warmrank.cache_store.backends.places import Places
 from warmrank.cache_store.cache_dir.marks import admit
 from warmrank.cache_store.cache_dir.node_files import NodeCaches
 from warmrank.cache_store.cache_dir.single_flight import LOCK_TIMEOUT_S, single_flight
@@ -38,18 +38,18 @@ from warmrank.cache_store.fetch import blobs, fetch
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.fetch.fetch import FetchOutcome
 from warmrank.cache_store.fetch.node_artifacts import Launch, NodeFetch, fetch_node_files
-from warmrank.cache_store.gc import pins, trash
+from warmrank.cache_store.gc import pins
 from warmrank.cache_store.gc.evict import EvictOutcome, EvictPolicy, evict_places
+from warmrank.cache_store.gc.inventory import last_uses, mark_used
+from warmrank.cache_store.gc.pins import Pin
 from warmrank.cache_store.gc.verify import VerifyReport, verify_places
 from warmrank.cache_store.layout import USED, blob_name, manifest_name, record_name
-from warmrank.cache_store.parallel import OnProgress, Progress
+from warmrank.cache_store.parallel import OnProgress
 from warmrank.cache_store.publish import PublishReport
-from warmrank.cache_store.records import documents as records
-from warmrank.cache_store.records.directory_listing import newest_listings
-from warmrank.cache_store.records.documents import Documents, StoredLaunch
+from warmrank.cache_store.records.documents import Documents, StoredLaunch, newest_listings
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef
 from warmrank.cache_store.signing.trust import Trust, TrustPolicy
-from warmrank.cache_store.sync.pull import PullReport, pull
+from warmrank.cache_store.sync.pull import pull
 from warmrank.cache_store.sync.push import PushReport, push
 
 T = TypeVar("T")
@@ -90,49 +90,47 @@ def open_store(tiers: Sequence[TierSpec], *, trust: Trust, create: bool = True) 
         reason, remedy = "every place of it is off", "name one whose mode is ro, rw or required"
         raise StoreUnavailable(what="store", where="the configuration", reason=reason, remedy=remedy)
     # What is required must be there: in its place, a disk that is not mounted would get a new store.
-    openings = [
-        None
-        if circuit_of(spec.location, spec.options).is_open
-        else Call(partial(open_backend, spec, create=create and spec.mode == "rw"))
+    calls = {
+        spec.location: Call(partial(open_backend, spec, create=create and spec.mode == "rw"))
         for spec in asked
-    ]
-    wait_for([(call, spec.answer_s) for call, spec in zip(openings, asked, strict=True) if call is not None])
+        if not circuit_of(spec.location, spec.options).is_open
+    }
+    wait_for([(calls[spec.location], spec.answer_s) for spec in asked if spec.location in calls])
     opened: list[Tier] = []
     left_out: list[TierState] = []
     errors: list[StoreError] = []
-    for spec, call in zip(asked, openings, strict=True):
+    for spec in tiers:
+        if spec.mode == "off":
+            left_out.append(TierState(location=spec.location, mode="off", state="off"))
+            continue
         try:
-            opened.append(_opened(spec, call))
+            opened.append(_opened(spec, spec.mode, calls.get(spec.location)))
         except StoreError as error:
             if spec.mode == "required":
                 raise
             errors.append(error)
-            left_out.append(
-                TierState(location=spec.location, mode=spec.mode, state="away", reason=str(error))
-            )
+            state = TierState(location=spec.location, mode=spec.mode, state="away", reason=str(error))
+            left_out.append(state)
     if not opened:
         raise errors[-1]
-    left_out += [
-        TierState(location=spec.location, mode="off", state="off") for spec in tiers if spec.mode == "off"
-    ]
     location = ", ".join(spec.location for spec in asked)
-    return Store(TieredBackend(opened), trust=trust, location=location, left_out=left_out)
+    return Store(Places(opened), trust=trust, location=location, left_out=left_out)
 
 
-def _opened(spec: TierSpec, opening: Call[BlobBackend] | None) -> Tier:
+def _opened(spec: TierSpec, mode: TierMode, opening: Call[BlobBackend] | None) -> Tier:
     """The open place; raises why it cannot be used."""
     circuit = circuit_of(spec.location, spec.options)
     if opening is not None and not opening.has_ended:
         circuit.open(f"no answer within {spec.answer_s:g} s", where=spec.location)
-    if opening is None or circuit.is_open or spec.mode == "off":
-        raise away(spec.location, circuit.reason, required=spec.mode == "required")
+    if opening is None or circuit.is_open:
+        raise away(spec.location, circuit.reason, required=mode == "required")
     try:
         backend = opening.result()
     except StoreUnavailable as error:
         if error.transport:  # another fault is an answer, and may be mended while this process runs
             circuit.open(error.reason, where=spec.location)
-        raise error.but(required=spec.mode == "required") from error
-    return Tier(name=spec.location, backend=backend, mode=spec.mode, answer_s=spec.answer_s, circuit=circuit)
+        raise error.but(required=mode == "required") from error
+    return Tier(name=spec.location, backend=backend, mode=mode, answer_s=spec.answer_s, circuit=circuit)
 
 
 def open_backend(spec: TierSpec, *, create: bool) -> BlobBackend:
@@ -160,16 +158,6 @@ def _reading(verb: Callable[Concatenate[Documents, P], T]) -> Callable[Concatena
     return method
 
 
-def _on_view(verb: Callable[Concatenate[TieredBackend, P], T]) -> Callable[Concatenate[Store, P], T]:
-    """Likewise, for one that reads no sealed documents."""
-
-    def method(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return verb(self._view(), *args, **kwargs)
-
-    method.__doc__ = verb.__doc__
-    return method
-
-
 class Store:
     """One store and the trust with which this process uses it.
 
@@ -178,11 +166,9 @@ class Store:
     """
 
     def __init__(
-        self, backend: BlobBackend, *, trust: Trust, location: str, left_out: Sequence[TierState] = ()
+        self, places: BlobBackend | Places, *, trust: Trust, location: str, left_out: Sequence[TierState] = ()
     ) -> None:
-        self.places = (
-            backend.tiers if isinstance(backend, TieredBackend) else (Tier(name=location, backend=backend),)
-        )
+        self.places = places.tiers if isinstance(places, Places) else (Tier(name=location, backend=places),)
         self._trust = trust
         self._left_out = tuple(left_out)
         self.location = location
@@ -215,8 +201,8 @@ class Store:
     def put_blob(self, path: Path) -> tuple[Digest, bool]:
         """Add a private local file; see `publish.put_blob`."""
         return self._write(
-            lambda documents: publish.put_blob(documents.backend, path),
-            lambda view, added: view.fill([_blob(path, added[0])]),
+            lambda documents: publish.put_blob(documents.places, path),
+            lambda places, added: places.fill([_blob(path, added[0])]),
         )
 
     def publish_partition(self, launch_key: str, manifest: PartitionManifest, root: Path) -> PublishReport:
@@ -237,7 +223,7 @@ class Store:
         may name blobs that are not here. A fetch brings those.
         """
 
-        def fill(view: TieredBackend, reports: tuple[PublishReport, ...]) -> None:
+        def fill(places: Places, reports: tuple[PublishReport, ...]) -> None:
             agreed = [pair for pair in zip(manifests, reports, strict=True) if not pair[1].conflicts]
             entries = {entry.sha256: entry for manifest, _ in agreed for entry in manifest.artifacts}
             copies = [
@@ -245,7 +231,7 @@ class Store:
                 for sha256, entry in entries.items()
             ]
             if agreed:
-                view.fill(copies, [manifest_name(report.key) for _, report in agreed])
+                places.fill(copies, [manifest_name(report.key) for _, report in agreed])
 
         return self._write(
             lambda documents: publish.publish_partitions(documents, launch_key, manifests, files, root), fill
@@ -255,38 +241,40 @@ class Store:
         """Put a launch record into the store, last of all; see `publish.commit_launch`."""
         return self._write(
             lambda documents: publish.commit_launch(documents, record),
-            lambda view, sha256: view.fill([], [record_name("launch", record.launch_key, sha256)]),
+            lambda places, sha256: places.fill([], [record_name("launch", record.launch_key, sha256)]),
         )
 
     def push_directory(self, tool: str, root: Path, components: Mapping[str, str]) -> PushReport:
         """Store a directory of another tool; see `cache_store.sync.push.push`."""
         return self._write(lambda documents: push(documents, tool, root, components), lambda *_: None)
 
-    launch_keys = _reading(records.launch_keys)
-    stored_launches = _reading(records.read_launches)
-    launch_summaries = _reading(records.summarize_launches)
-    take_launches = _reading(records.take_launches)
     directories = _reading(newest_listings)
     standing = _reading(blobs.standing_refs)
     fetch_blob = _reading(fetch.fetch_blob)
+    pull_directory = _reading(pull)
+    newest_launches = _reading(Documents.launches)
+
+    def stored_launches(self, launch_key: str | None = None) -> tuple[StoredLaunch, ...]:
+        """All launch records, or those of one key, newest first; see `Documents.launches`."""
+        return tuple(self.newest_launches(launch_key))
 
     def launches(self, launch_key: str | None = None) -> tuple[LaunchRecord, ...]:
-        """All launch records, or those of one key, newest first; see `documents.read_launches`."""
-        return tuple(stored.record for stored in self.stored_launches(launch_key))
+        """The records of `stored_launches`."""
+        return tuple(stored.record for stored in self.newest_launches(launch_key))
 
     def last_uses(self) -> dict[str, datetime]:
-        """Time of the last use of each record that has a mark of it, by its name; see `trash.last_uses`."""
-        marks = trash.last_uses(self._view().list(USED))
+        """Time of the last use of each record that has a mark of it, by its name; see `last_uses`."""
+        marks = last_uses(self._view().list(USED))
         return {name: datetime.fromtimestamp(mark.modified_s, UTC) for name, mark in marks.items()}
 
     def mark_used(self, record_name: str) -> None:
-        """Note that the record of that name was used; see `trash.mark_used`."""
-        if (problem := trash.mark_used(self._view(), record_name)) and problem not in self.problems:
+        """Note that the record of that name was used; see `mark_used`."""
+        if (problem := mark_used(self._view(), record_name)) and problem not in self.problems:
             self.problems.append(problem)
 
     def manifest(self, key: str, *, expected_sha256: str | None = None) -> PartitionManifest:
-        """The manifest of a partition; see `Documents.take_manifest`."""
-        return self._documents().take_manifest(key, expected_sha256=expected_sha256).manifest
+        """The manifest of a partition; see `Documents.manifest`."""
+        return self._documents().manifest(key, expected_sha256=expected_sha256).manifest
 
     def fetch_partitions(
         self,
@@ -300,29 +288,18 @@ class Store:
     ) -> FetchOutcome:
         """Lay out partitions below ``cache_root``; see `fetch.fetch_partitions`.
 
-        One process of this node at a time, unless another one gets no further for ``lock_timeout_s``. The
+        One process of this node at a time, unless another one takes longer than ``lock_timeout_s``. The
         near place gets the blobs, the manifests, and those of ``records`` that name any.
         """
         options = options or FetchOptions()
-        with single_flight(cache_root, timeout_s=lock_timeout_s) as beat:
-
-            def tell(progress: Progress) -> None:
-                beat()
-                if options.on_progress is not None:
-                    options.on_progress(progress)
-
+        with single_flight(cache_root, timeout_s=lock_timeout_s):
             outcome = fetch.fetch_partitions(
-                self._documents(),
-                refs,
-                cache_root,
-                options=replace(options, on_progress=tell, beat=beat),
-                distinct=distinct,
+                self._documents(), refs, cache_root, options=options, distinct=distinct
             )
         options.held(outcome.copies)
         laid_out = {report.partition for report in outcome.partitions}
-        wanted = dict.fromkeys(ref for ref in refs if ref.partition in laid_out)
-        for fault in outcome.faults:
-            wanted.pop(fault.ref, None)
+        bad = {fault.ref for fault in outcome.faults}
+        wanted = dict.fromkeys(ref for ref in refs if ref.partition in laid_out and ref not in bad)
         named = (stored.name for stored in records if not wanted.keys().isdisjoint(stored.record.partitions))
         self._spread(outcome.copies, [*(manifest_name(ref.manifest_key) for ref in wanted), *named])
         return outcome
@@ -340,19 +317,11 @@ class Store:
         One process of this node at a time, as `fetch_partitions`; nearer places get their blobs.
         """
         options = options or FetchOptions()
-        with single_flight(cache_root, timeout_s=LOCK_TIMEOUT_S) as beat:
-            found = fetch_node_files(
-                self._documents(), launches, caches, cache_root, replace(options, beat=beat)
-            )
+        with single_flight(cache_root, timeout_s=LOCK_TIMEOUT_S):
+            found = fetch_node_files(self._documents(), launches, caches, cache_root, options)
         options.held(found.copies)
         self._spread(found.copies, [])
         return found
-
-    def pull_directory(
-        self, tool: str, root: Path, components: Mapping[str, str], *, replace: bool = False
-    ) -> PullReport:
-        """Restore a directory of another tool; see `cache_store.sync.pull`."""
-        return pull(self._documents(), tool, root, components, replaces=replace)
 
     def verify(
         self, *, repair: bool = False, cache_root: Path | None = None, on_progress: OnProgress | None = None
@@ -370,37 +339,38 @@ class Store:
     def evict(self, policy: EvictPolicy, *, place: str | None = None, dry_run: bool = False) -> EvictOutcome:
         """Take away what ``policy`` does not keep; see `evict.evict_places`."""
         return evict_places(
-            self.places,
-            policy,
-            trust=self._trust,
-            place=place,
-            dry_run=dry_run,
-            left_out=self._left_out,
+            self.places, policy, trust=self._trust, place=place, dry_run=dry_run, left_out=self._left_out
         )
 
-    pin = _on_view(pins.pin)
-    unpin = _on_view(pins.unpin)
-    pins = _on_view(pins.read_pins)
+    def pin(self, prefix: str, *, reason: str = "") -> tuple[Pin, ...]:
+        """Pin records; see `pins.pin`."""
+        return pins.pin(self._view(), prefix, reason=reason)
 
-    def _view(self) -> TieredBackend:
+    def unpin(self, prefix: str) -> tuple[str, ...]:
+        """Remove pins; see `pins.unpin`."""
+        return pins.unpin(self._view(), prefix)
+
+    def pins(self) -> tuple[Pin, ...]:
+        """All pins, sorted by record."""
+        return pins.read_pins(self._view())
+
+    def _view(self) -> Places:
         """Its places for one verb; raises `StoreUnavailable` where a required one, or every one, is away."""
         asked = [tier for tier in self.places if not tier.circuit.is_open]
-        for tier in self.places:
-            if tier.circuit.is_open:
-                error = tier.away()
-                if error.required or not asked:
-                    raise error
-                if str(error) not in self.problems:
-                    self.problems.append(str(error))
-        return TieredBackend(asked, self.problems)
+        for error in (tier.away() for tier in self.places if tier.circuit.is_open):
+            if error.required or not asked:
+                raise error
+            if str(error) not in self.problems:
+                self.problems.append(str(error))
+        return Places(asked, self.problems)
 
     def _documents(self) -> Documents:
-        return Documents(backend=self._view(), trust=self._trust, problems=self.problems)
+        return Documents(places=self._view(), trust=self._trust, problems=self.problems)
 
-    def _write(self, verb: Callable[[Documents], T], fill: Callable[[TieredBackend, T], None]) -> T:
+    def _write(self, verb: Callable[[Documents], T], fill: Callable[[Places, T], None]) -> T:
         """Do ``verb`` in the far place, then ``fill`` the near one."""
         view = self._view()
-        result = view.write_farthest(lambda place: verb(Documents(backend=place, trust=self._trust)))
+        result = view.write_farthest(lambda place: verb(Documents(places=place, trust=self._trust)))
         if view.near is not None:
             fill(view, result)
         return result

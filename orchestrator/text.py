@@ -14,6 +14,7 @@ __all__ = [
     "brief_names",
     "brief_ranks",
     "count_text",
+    "defused",
     "first_lines",
     "grouped",
     "runs_text",
@@ -43,6 +44,11 @@ def size_text(size_bytes: int) -> str:
             break
         size /= 1024
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def defused(text: str, *, instead: str = "?") -> str:
+    """``text`` without characters that are not printable; line feeds and tabs stay."""
+    return "".join(char if char.isprintable() or char in "\n\t" else instead for char in text)
 
 
 def runs_text(ranks: Iterable[int], *, max_runs: int = MAX_RUNS) -> str:

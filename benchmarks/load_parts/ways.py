@@ -304,7 +304,7 @@ class Warmrank(Way):
         backend.capture = remembered  # type: ignore[method-assign]
 
     def _watch_libraries(self) -> None:
-        from warmrank.worker.torch_private import libraries
+        from warmrank.worker.torch_private import warm as libraries
 
         open_library = libraries.open_library
 

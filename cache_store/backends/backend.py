@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, Self
 
 from warmrank.cache_store.cache_dir.private_files import open_owned, open_private, os_errors_are_unusable
 from warmrank.cache_store.digests import Digest, digest_bytes
-from warmrank.cache_store.errors import Corrupt, StoreUnavailable
+from warmrank.cache_store.errors import Corrupt, OsErrors, StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE, TOP_LEVEL
+from warmrank.cache_store.parallel import nothing
 from warmrank.cache_store.parsing import Strict, parse_document
 from warmrank.cache_store.paths import path_fault
 
@@ -30,6 +31,33 @@ STORE_FORMAT: Final = 1
 _PLAIN_NAME = re.compile(r"[0-9a-z]{1,64}(?:/[0-9a-z]{1,64}){0,4}", re.ASCII)
 
 
+class GuardedFile:
+    """A file for reading whose faults become ``errors``, so that the store's are told from the local disk's.
+
+    ``count`` is told how many bytes each read gave.
+    """
+
+    def __init__(self, file: BinaryIO, errors: OsErrors, count: Callable[[int], object] = nothing) -> None:
+        self._file, self._errors, self._count = file, errors, count
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read at most ``size`` bytes, or the rest."""
+        with self._errors:
+            data = self._file.read(size)
+        self._count(len(data))
+        return data
+
+    def fileno(self) -> int:
+        """Descriptor of a plain file; raises ``OSError`` for any other."""
+        return self._file.fileno()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewFile:
     """A file to create; a source that is not private must at least be writable by nobody else."""
@@ -39,17 +67,18 @@ class NewFile:
     expected: Digest
     is_private: bool = True
 
-    def open(self) -> BinaryIO:
+    def open(self) -> GuardedFile:
         """Open the source for reading.
 
         Opening and reading raise `UnusableCache` where it is absent, or others could have written it: what
         another user wrote must not be published under this user's signature.
         """
         if isinstance(self.source, bytes):
-            return io.BytesIO(self.source)
-        with os_errors_are_unusable("file", self.source):
+            return GuardedFile(io.BytesIO(self.source), os_errors_are_unusable("file", "memory"))
+        errors = os_errors_are_unusable("file", self.source)
+        with errors:
             file = open_private(self.source) if self.is_private else open_owned(self.source)
-        return _SourceFile(file, self.source)
+        return GuardedFile(file, errors)
 
     def fault(self, actual: str) -> Corrupt:
         """The error for a source that is not what was expected."""
@@ -65,18 +94,6 @@ class NewFile:
 def new_document(name: str, data: bytes) -> NewFile:
     """A file to create with these bytes."""
     return NewFile(name=name, source=data, expected=digest_bytes(data))
-
-
-class _SourceFile(io.BufferedReader):
-    """Keeps a fault of the local disk apart from one of the store, which the same copy can meet."""
-
-    def __init__(self, file: io.BufferedReader, path: Path) -> None:
-        super().__init__(file.detach())
-        self._path = path
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        with os_errors_are_unusable("file", self._path):
-            return super().read(size)
 
 
 class ChunkFile(io.RawIOBase):

@@ -7,21 +7,25 @@ there. Time in which this process itself did not run is no silence.
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import queue
-import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import BinaryIO, Generic, Literal, TypeVar, cast
+from typing import Generic, Literal, TypeVar, cast
 
-from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile
+from warmrank.cache_store.backends.backend import (
+    BlobBackend,
+    FileInfo,
+    GuardedFile,
+    NewFile,
+    new_document,
+)
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, os_errors_are_unavailable
-from warmrank.cache_store.layout import FORMAT_FILE
+from warmrank.cache_store.layout import FORMAT_FILE, quarantine_name
 from warmrank.cache_store.parallel import elsewhere
 
 logger = logging.getLogger(__name__)
@@ -30,8 +34,6 @@ TierMode = Literal["ro", "rw", "required"]
 ANSWER_S = 3.5  # and a second until a sign of life is asked for: 5 s in all, with the ticks
 PING_INTERVAL_S = 1.0
 TICK_S = 0.1
-_HEAD_BYTES = 64 << 10
-_PAGE = 1000  # of a listing, taken at once
 _ABSENT = f"{FORMAT_FILE}.ping"  # never there
 _idle: list[queue.SimpleQueue[Call[object]]] = []  # of threads that wait for a call
 os.register_at_fork(after_in_child=_idle.clear)  # they do not come along
@@ -96,8 +98,7 @@ class Ticks:
         clock: Callable[[], float] = time.monotonic,
         wait: Callable[[Call[object], float], bool] = Call.wait,
     ) -> None:
-        self._clock = clock
-        self._wait = wait
+        self._clock, self._wait = clock, wait
 
     def until(self, call: Call[T]) -> Iterator[float]:
         """The seconds that this process ran in each tick that passed before the call ended."""
@@ -133,9 +134,7 @@ def wait_for(calls: Iterable[tuple[Call[T], float]], *, ticks: Ticks | None = No
 class Circuit:
     """State of a place in this process: asked until it has a ``reason``. Threads may share one."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.reason = ""
+    reason = ""
 
     @property
     def is_open(self) -> bool:
@@ -144,11 +143,9 @@ class Circuit:
 
     def open(self, reason: str, *, where: str) -> None:
         """Leave the place alone from now on; the first reason stays."""
-        with self._lock:
-            if self.reason:
-                return
+        if not self.reason:
             self.reason = reason
-        logger.warning("%s is left alone for the rest of this process: %s", where, reason)
+            logger.warning("%s is left alone for the rest of this process: %s", where, reason)
 
 
 # One for each place, whatever the number of stores opened in this process: none waits for a dead one again.
@@ -207,8 +204,9 @@ class Tier:
     def state(self) -> TierState:
         """Its state so far."""
         reason = self.circuit.reason
-        state: Literal["used", "away"] = "away" if reason else "used"
-        return TierState(location=self.name, mode=self.mode, state=state, reason=reason)
+        return TierState(
+            location=self.name, mode=self.mode, state="away" if reason else "used", reason=reason
+        )
 
     def away(self) -> StoreUnavailable:
         """The error that says that this place is left alone, and why."""
@@ -218,23 +216,39 @@ class Tier:
         """See `BlobBackend.put_new`."""
         return self.call(lambda: self.backend.put_new(files))
 
-    def open(self, name: str) -> BinaryIO:
-        """See `BlobBackend.open`; each read is a call of the place too."""
-        return cast("BinaryIO", self.call(lambda: _TierFile(self, name)))
+    def read(self, name: str, use: Callable[[GuardedFile], T]) -> T:
+        """Return the result of ``use`` for a file, in the thread of the call; each read is a sign of life.
+
+        ``use`` may be left behind in its thread, so its caller clears away what it may have begun.
+        """
+
+        def read() -> T:
+            with self.backend.open(name) as file:
+                return use(GuardedFile(file, os_errors_are_unavailable("file", name), self._answered))
+
+        return self.call(read)
 
     def stat(self, names: Iterable[str]) -> dict[str, FileInfo]:
         """See `BlobBackend.stat`."""
         return self.call(lambda: self.backend.stat(names))
 
-    def list(self, prefix: str) -> Iterator[FileInfo]:
+    def list(self, prefix: str) -> list[FileInfo]:
         """See `BlobBackend.list`."""
-        infos = self.call(lambda: iter(self.backend.list(prefix)))
-        while page := self.call(lambda: tuple(islice(infos, _PAGE))):
-            yield from page
+        return self.call(lambda: list(self.backend.list(prefix)))
 
     def move(self, name: str, target: str | None) -> bool:
         """See `BlobBackend.move`."""
         return self.call(lambda: self.backend.move(name, target))
+
+    def quarantine(self, name: str, reason: str) -> None:
+        """Move a file out of the way, with the reason beside it, so that it can be put again.
+
+        A name that is gone already is no error; one that cannot be moved is `StoreUnavailable`.
+        """
+        target = quarantine_name(name, uuid.uuid4().hex)
+        if self.is_writable and self.move(name, target):
+            logger.warning("Quarantined %s as %s: %s", name, target, reason)
+            self.put_new([new_document(f"{target}.reason", f"{reason}\n".encode("utf-8", "replace"))])
 
     def call(self, function: Callable[[], T]) -> T:
         """Call the place in a thread; raises what it raises.
@@ -266,7 +280,10 @@ class Tier:
             self.circuit.open(error.reason, where=self.name)
             raise self.away() from error
         finally:
-            self._num_answers += 1
+            self._answered()
+
+    def _answered(self, _: int = 0) -> None:
+        self._num_answers += 1
 
     def ping(self) -> None:
         """Ask for a sign of life; any answer is one, a refusal too.
@@ -286,45 +303,5 @@ class Tier:
         except (StoreError, OSError):
             pass
         finally:
-            self._num_answers += 1
+            self._answered()
             self._is_pinged = False
-
-
-class _TierFile(io.BufferedIOBase):
-    """A file whose reads are calls of its place; what most files have is read as it is opened."""
-
-    def __init__(self, tier: Tier, name: str) -> None:
-        self._tier, self._name = tier, name
-        self._file = tier.backend.open(name)
-        self._head = b""
-        self._is_in_use = False  # by a read that perhaps never ends
-        try:
-            with os_errors_are_unavailable("file", name):
-                while len(self._head) < _HEAD_BYTES and (chunk := self._file.read(_HEAD_BYTES)):
-                    self._head += chunk
-        except BaseException:
-            self._file.close()
-            raise
-        self._is_all = len(self._head) < _HEAD_BYTES
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        size = sys.maxsize if size is None or size < 0 else size
-        data, self._head = self._head[:size], self._head[size:]
-        if self._is_all or (data and size < sys.maxsize):
-            return data
-        with os_errors_are_unavailable("file", self._name):
-            self._is_in_use = True
-            data += self._tier.call(lambda: self._file.read(-1 if size == sys.maxsize else size))
-            self._is_in_use = False
-        return data
-
-    def fileno(self) -> int:
-        return self._file.fileno()
-
-    def close(self) -> None:
-        if not self.closed:
-            super().close()
-            if self._is_in_use:
-                Call(self._file.close)  # it waits for that read
-            else:
-                self._file.close()

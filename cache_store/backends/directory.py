@@ -4,18 +4,21 @@ All bytes of a batch are flushed in a private directory under ``tmp/`` before th
 does not replace. Anybody who may write into a store may put anything there, so nothing is waited for that is
 no regular file, and no link is followed. Correctness rests on no lock: a process that stands still within a
 move takes no other file away; killed there, the file stands under both names.
+
+Measured on ext4 and xfs: renaming without a flush loses half of what was acknowledged in a power cut; one
+``syncfs`` for a whole batch loses nothing, at three times the speed of an fsync for each file. What it does
+on network file systems is not established, so they, and every unknown type, get an fsync for each file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import functools
 import logging
 import os
+import re
 import stat
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -30,15 +33,6 @@ from warmrank.cache_store.backends.backend import (
     new_document,
     not_empty,
 )
-from warmrank.cache_store.backends.durability import (
-    EarlyWriter,
-    Flush,
-    FlushChoice,
-    choose_flush,
-    flush_all,
-    libc,
-    type_of,
-)
 from warmrank.cache_store.cache_dir.private_files import (
     OTHERS_WRITE,
     discard_tree,
@@ -46,7 +40,7 @@ from warmrank.cache_store.cache_dir.private_files import (
     temporary_name,
 )
 from warmrank.cache_store.canonical import canonical_json
-from warmrank.cache_store.digests import copy_fault
+from warmrank.cache_store.digests import TooLong, copy_and_digest
 from warmrank.cache_store.errors import (
     Corrupt,
     NoStoreYet,
@@ -55,28 +49,28 @@ from warmrank.cache_store.errors import (
     os_errors_are_unavailable,
 )
 from warmrank.cache_store.layout import FORMAT_FILE, TMP, TRASH, file_depth
-from warmrank.cache_store.parallel import each, threads_for
+from warmrank.cache_store.parallel import NUM_THREADS, each
 from warmrank.cache_store.parsing import Strict
 from warmrank.cache_store.steps import Step, reached
 
 logger = logging.getLogger(__name__)
+Flush = Literal["syncfs", "fsync"]
+FlushChoice = Literal["auto", "syncfs", "fsync"]
+LOCAL_TYPES = frozenset(
+    {"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay", "zfs", "bcachefs"}
+)
+# A syncfs also writes what other programs left dirty, which for a few files costs more than their fsyncs.
+_FEW = 8
+_NUM_THREADS = 8  # they only wait
+_MOUNTS = Path("/proc/self/mounts")
 _MAX_FORMAT_BYTES = 4096
 _FORMAT_REMEDY = 'restore its one line, {"format":1,"digest":"sha256"}, or use another store'
 _OBJECTS_REMEDY = (
     "this is an object store's line, seen through a mount or a copy: an object store is opened by its URL, "
     "such as s3://bucket/warmrank"
 )
-# Where a rename is known to set the inode's time of change, which says since when a file has its name.
-# Network file systems need not do so, and have no rename that does not replace.
-_RENAME_TYPES = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "overlay"})
-_NO_REPLACE = 1
-_AT_FDCWD = -100
-_NO_SUCH_RENAME = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _MAX_REMOVALS = 10  # of one directory under the feet of one link
-
-
-_Names = list[str]  # `DirectoryBackend.list` hides the type's name in the class
 
 
 class _Format(Strict):
@@ -136,17 +130,9 @@ class DirectoryBackend:
         """See `BlobBackend.list`; a directory where the store's layout has a file counts as one."""
         directory = prefix.rpartition("/")[0]
         start = self._path(directory) if directory else self.root
-        strange: _Names = []
         with os_errors_are_unavailable("listing", start):
-            below = self._walk(f"{directory}/" if directory else "", strange)
+            below = self._walk(f"{directory}/" if directory else "")
             yield from (info for info in below if info.name.startswith(prefix))
-        if strange:
-            logger.warning(
-                "%d entries in %s have names that no store gives, such as %r; they are left alone",
-                len(strange),
-                start,
-                strange[0],
-            )
 
     def move(self, name: str, target: str | None) -> bool:
         """See `BlobBackend.move`."""
@@ -181,7 +167,7 @@ class DirectoryBackend:
         remedy = _OBJECTS_REMEDY if b'"blobs"' in data else _FORMAT_REMEDY
         check_format(_Format, data, where=str(path), remedy=remedy)
 
-    def _walk(self, prefix: str, strange: _Names) -> Iterator[FileInfo]:
+    def _walk(self, prefix: str) -> Iterator[FileInfo]:
         """List all files below but those on their way in; the depth is bounded by `file_depth`."""
         try:
             with os.scandir(f"{self.root}/{prefix}") as found:
@@ -191,10 +177,10 @@ class DirectoryBackend:
         for entry in entries:
             name = f"{prefix}{entry.name}"
             if name_fault(name):
-                strange.append(name)
+                logger.warning("%r in %s is no name of a store; it is left alone", name, self.root)
             elif entry.is_dir(follow_symlinks=False) and name.count("/") + 1 < file_depth(name):
                 if name != TMP.rstrip("/"):
-                    yield from self._walk(f"{name}/", strange)
+                    yield from self._walk(f"{name}/")
             else:
                 with contextlib.suppress(FileNotFoundError):  # another process moved it since
                     yield _info_of(name, entry.stat(follow_symlinks=False))
@@ -209,7 +195,7 @@ class DirectoryBackend:
             each(
                 lambda item: _stage(item[1], f"{temporary}/{item[0]}"),
                 order,
-                num_threads=threads_for(len(files), size_bytes),
+                num_threads=NUM_THREADS,
                 size_bytes=size_bytes,
             )
             reached(Step.PUT_STAGED)
@@ -252,8 +238,6 @@ class DirectoryBackend:
 
     def _move(self, path: Path, target: Path) -> bool:
         """Give what stands at ``path`` another name, whatever it is; False when something else has it."""
-        if self._renames and (moved := self._rename(path, target)) is not None:
-            return moved
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
             if os.path.lexists(target):
@@ -273,28 +257,14 @@ class DirectoryBackend:
         away.unlink()
         return is_moved
 
-    def _rename(self, path: Path, target: Path) -> bool | None:
-        """Move by one call; None where the rest is to be done by links."""
-        try:
-            self._with_parent(rename_new, path, target)
-        except FileExistsError:
-            return None if _is_same(path, target) else False  # the same: a move that was cut short
-        except OSError as error:
-            if error.errno not in _NO_SUCH_RENAME:
-                raise
-            return None
-        return True
-
     def _remove(self, path: Path) -> None:
-        try:
+        if not stat.S_ISDIR(path.lstat().st_mode):
             path.unlink()
-        except (IsADirectoryError, PermissionError):
-            if not stat.S_ISDIR(path.lstat().st_mode):
-                raise
-            away = self._away()
-            path.rename(away)
-            with contextlib.suppress(OSError):  # what stays costs space only
-                _remove_tree(away)
+            return
+        away = self._away()
+        path.rename(away)
+        with contextlib.suppress(RecursionError):  # what stays costs space only
+            discard_tree(away)
 
     def _prune(self, directory: Path) -> None:
         """Remove directories of the trash that are empty now; who wants one meanwhile makes it again.
@@ -345,25 +315,9 @@ class DirectoryBackend:
         """Mode for new directories: others may write only where they may in ``root``, whatever the umask."""
         return 0o777 & ~(OTHERS_WRITE & ~self.root.stat().st_mode)
 
-    @functools.cached_property
-    def _renames(self) -> bool:
-        return type_of(self.root) in _RENAME_TYPES
-
     def _path(self, name: str) -> Path:
         check_name(name, where=str(self.root))
         return self.root / name
-
-
-def rename_new(path: str | Path, target: str | Path) -> None:
-    """Rename without replacing, in one step; raises ``OSError``, also where the system has no such call."""
-    call = getattr(libc(), "renameat2", None)
-    number = errno.ENOSYS
-    if call is not None:
-        sys.audit("os.rename", path, target, -1, -1)  # as `os.rename` does for whoever listens
-        if call(_AT_FDCWD, os.fsencode(path), _AT_FDCWD, os.fsencode(target), _NO_REPLACE) == 0:
-            return
-        number = ctypes.get_errno()
-    raise OSError(number, os.strerror(number), str(path), None, str(target))
 
 
 def _open_regular(path: str | Path, name: str) -> BinaryIO:
@@ -405,11 +359,14 @@ def _info_of(name: str, status: os.stat_result) -> FileInfo:
 def _stage(file: NewFile, path: str) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with file.open() as source, os.fdopen(os.open(path, flags, mode=0o666), "wb") as target:
-        fault = copy_fault(source, EarlyWriter(target), file.expected)
+        try:
+            actual = copy_and_digest(source, target, limit_bytes=file.expected.size_bytes)
+        except TooLong as error:
+            raise file.fault(str(error)) from error
+        if actual != file.expected:
+            raise file.fault(str(actual))
         mode = os.fstat(target.fileno()).st_mode
         os.fchmod(target.fileno(), mode & 0o444)  # immutable; who may read is the umask's decision
-    if fault:
-        raise file.fault(fault)
 
 
 def _is_same(path: str | Path, target: str | Path) -> bool:
@@ -419,14 +376,67 @@ def _is_same(path: str | Path, target: str | Path) -> bool:
         return False
 
 
-def _remove_tree(root: Path) -> None:
-    """Remove a directory of any depth: what lies deeper is first brought up, so that no path gets long."""
-    waiting = [root]
-    while waiting:
-        directory = waiting.pop()
-        for path in list(directory.iterdir()):
-            if path.is_dir() and not path.is_symlink():
-                waiting.append(path.rename(root.with_name(temporary_name())))
-            else:
-                path.unlink()
-        directory.rmdir()
+def choose_flush(path: Path, choice: FlushChoice = "auto") -> Flush:
+    """Choose the flush for files below ``path``; ``auto`` is ``syncfs`` on what is known to be local."""
+    if choice != "auto":
+        return choice
+    try:
+        kind = file_system_type(path.resolve(), read_mounts())
+    except OSError:
+        kind = ""
+    return "syncfs" if kind in LOCAL_TYPES else "fsync"
+
+
+def read_mounts() -> str:
+    """The mount table of this process; raises ``OSError``."""
+    return _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
+
+
+def file_system_type(path: Path, mounts: str) -> str:
+    """Type of the file system that holds the resolved ``path``, from the text of ``/proc/mounts``.
+
+    A mount point hides what was mounted before at the same place or above. Empty when nothing holds it.
+    """
+    best, found = -1, ""
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        # Blanks, tabs, line feeds and backslashes stand as three octal digits.
+        mount_point = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1]))
+        if path.is_relative_to(mount_point) and len(mount_point.parts) >= best:
+            best, found = len(mount_point.parts), fields[2]
+    return found
+
+
+def flush_all(paths: Iterable[str | Path], *, root: Path, flush: Flush) -> None:
+    """Make files or directories, all on the file system of ``root``, durable; raises ``OSError``."""
+    distinct = set(paths)
+    if flush == "syncfs" and len(distinct) > _FEW:
+        _sync_file_system(root)
+    else:
+        each(_fsync, sorted(distinct, key=os.fspath), num_threads=_NUM_THREADS if len(distinct) > _FEW else 1)
+
+
+def _fsync(path: str | Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems make names durable at once, and cannot sync a directory.
+        if not (error.errno in (errno.EINVAL, errno.ENOTSUP) and Path(path).is_dir()):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _sync_file_system(path: Path) -> None:
+    import ctypes
+
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(descriptor) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), str(path))
+    finally:
+        os.close(descriptor)

@@ -15,16 +15,15 @@ seen it honour. Durable is what the server has acknowledged.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import io
 import itertools
 import logging
 import re
 import threading
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, BinaryIO, Final, Literal, NoReturn, cast
+from typing import BinaryIO, Final, Literal, NoReturn, cast
 
 from warmrank.cache_store.backends.backend import (
     STORE_FORMAT,
@@ -46,14 +45,10 @@ from warmrank.cache_store.parallel import each
 from warmrank.cache_store.parsing import Strict
 from warmrank.cache_store.steps import Step, reached
 
-if TYPE_CHECKING:
-    import zstandard
-
 logger = logging.getLogger(__name__)
 WHOLE_BYTES = 4 << 20
 """A blob up to this size is one request, made in memory; a larger one streams in parts."""
 _UNASKED_BYTES = 64 << 10  # so little is sent without asking first whether it is there: that costs as much
-_KEPT_BYTES = 64 << 20  # of sources that were verified, kept for the sending
 _NUM_AT_ONCE = 16
 _NUM_LARGE_AT_ONCE = 2
 _BUFFER_BYTES = 64 << 10
@@ -114,17 +109,15 @@ class ObjectBackend:
         wanted = list({file.name: file for file in files}.values())
         for file in wanted:
             check_name(file.name, where=self.url)
-        sizes = itertools.accumulate(file.expected.size_bytes for file in wanted)
-        kept = {file.name for file, total in zip(wanted, sizes, strict=True) if total <= _KEPT_BYTES}
-        contents = each(lambda file: self._verify(file, kept), wanted, num_threads=_NUM_AT_ONCE)
-        ready = [pair for pair in zip(wanted, contents, strict=True) if pair[1] is not None]
+        absent = each(self._is_absent, wanted, num_threads=_NUM_AT_ONCE)
+        ready = [file for file, is_absent in zip(wanted, absent, strict=True) if is_absent]
         reached(Step.PUT_STAGED)
-        small = [pair for pair in ready if not _is_large(pair[0])]
-        large = [file for file, _ in ready if _is_large(file)]
-        created = each(lambda pair: self._create(*pair), small, num_threads=_NUM_AT_ONCE)
+        small = [file for file in ready if not _is_large(file)]
+        large = [file for file in ready if _is_large(file)]
+        created = each(self._create, small, num_threads=_NUM_AT_ONCE)
         each(self._upload, large, num_threads=_NUM_LARGE_AT_ONCE)
         reached(Step.PUT_DURABLE)
-        new = [file for (file, _), is_new in zip(small, created, strict=True) if is_new]
+        new = [file for file, is_new in zip(small, created, strict=True) if is_new]
         return tuple(file.name for file in (*new, *large))
 
     def open(self, name: str) -> BinaryIO:
@@ -201,23 +194,21 @@ class ObjectBackend:
             return self._client.head(target) is None and self._client.copy(info.name, target)
         return self._client.create(target, self._client.read(info.name))
 
-    def _verify(self, file: NewFile, kept: Container[str]) -> bytes | None:
-        """Verify the source before any name appears; its content if kept, None where the name is taken."""
+    def _is_absent(self, file: NewFile) -> bool:
+        """Verify the source, before any name appears, of a file whose name is not taken, as far as known."""
         if file.expected.size_bytes > _UNASKED_BYTES and self._client.head(file.name) is not None:
-            return None
+            return False
         try:
-            if file.name in kept and not _is_large(file):
-                return b"".join(_verified(file))
             for _ in _verified(file):
                 pass
         except (Corrupt, UnusableCache):
             if self._client.head(file.name) is not None:
-                return None  # then what the source holds does not matter
+                return False  # then what the source holds does not matter
             raise
-        return b""
+        return True
 
-    def _create(self, file: NewFile, content: bytes | None) -> bool:
-        content = content or b"".join(_verified(file))
+    def _create(self, file: NewFile) -> bool:
+        content = b"".join(_verified(file))
         stored = encode(content) if is_framed(file.name, content) else content
         return self._client.create(file.name, stored)
 
@@ -268,7 +259,7 @@ def encode_stream(chunks: Iterable[bytes], size_bytes: int) -> Iterator[bytes]:
     """Stored form of a content of ``size_bytes``; whether it shrinks is tried on the first chunk."""
     chunks = iter(chunks)
     first = next(chunks, b"")
-    packed = _of_thread.compressor.compress(first) if len(first) >= _MIN_BYTES else first
+    packed = _compress(first) if len(first) >= _MIN_BYTES else first
     if len(packed) >= _WORTH * len(first):
         yield _header("raw", size_bytes) + first
         yield from chunks
@@ -311,17 +302,16 @@ def _header(form: str, size_bytes: int) -> bytes:
     return f"{STORED_FORM} {form} {size_bytes}\n".encode()
 
 
-class _OfThread(threading.local):
-    """A compressor of each thread: to make one costs as much as to compress a small blob."""
-
-    @functools.cached_property
-    def compressor(self) -> zstandard.ZstdCompressor:
-        import zstandard
-
-        return zstandard.ZstdCompressor(level=_LEVEL)
+_of_thread = threading.local()  # a compressor: to make one costs as much as to compress a small blob
 
 
-_of_thread = _OfThread()
+def _compress(data: bytes) -> bytes:
+    import zstandard
+
+    if not hasattr(_of_thread, "compressor"):
+        _of_thread.compressor = zstandard.ZstdCompressor(level=_LEVEL)
+    packed: bytes = _of_thread.compressor.compress(data)
+    return packed
 
 
 def _decompressed(body: Iterable[bytes], announced_bytes: int, name: str) -> Iterator[bytes]:

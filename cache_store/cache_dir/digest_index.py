@@ -3,7 +3,7 @@
 Layout: ``<cache root>/.index/<name>.json`` (of another tool's directory beside it), mode 0600, two lines of
 JSON, the first being the sha256 of the second::
 
-    {"files":{"<path>":[dev,ino,size,mtime_ns,ctime_ns,mode,uid,read_ns,"<sha256>"],...},"format":1}
+    {"files":{"<path>":[[dev,ino,size,mtime_ns,ctime_ns,mode,uid],read_ns,"<sha256>"],...},"format":2}
 
 A digest is given unread only if nothing that ``lstat`` says has changed, and if the file was by then so old,
 by its file system's own clock, that a later write must have changed its times (git calls the others racily
@@ -33,11 +33,11 @@ from warmrank.cache_store.cache_dir.private_files import (
     write_whole,
 )
 from warmrank.cache_store.canonical import canonical_json
-from warmrank.cache_store.digests import Digest, digest_bytes, digest_stream, is_sha256
+from warmrank.cache_store.digests import Digest, digest_bytes, digest_stream
 from warmrank.cache_store.errors import UnusableCache
 
 logger = logging.getLogger(__name__)
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _MAX_BYTES = 64 << 20  # 250 bytes a file
 # Times advance by the kernel's tick, at most 10 ms; where they have no fraction, by up to two seconds (FAT).
 _TICK_NS = 100_000_000
@@ -45,23 +45,17 @@ _COARSE_TICK_NS = 2_000_000_000
 
 
 class _Seen(NamedTuple):
-    """Identity and age of a file when it was read."""
+    """What `_identity` said of a file when it was read, at which time, and its digest."""
 
-    dev: int
-    ino: int
-    size: int
-    mtime_ns: int
-    ctime_ns: int
-    mode: int
-    uid: int
+    identity: tuple[int, ...]
     read_ns: int
     sha256: str
 
     def is_settled(self) -> bool:
         """Return True if the times are so old that a write after the read must have changed them."""
-        coarse = not (self.mtime_ns % 1_000_000_000 or self.ctime_ns % 1_000_000_000)
-        tick_ns = _COARSE_TICK_NS if coarse else _TICK_NS
-        return max(self.mtime_ns, self.ctime_ns) + tick_ns < self.read_ns
+        times_ns = self.identity[3:5]
+        is_coarse = all(time_ns % 1_000_000_000 == 0 for time_ns in times_ns)
+        return max(times_ns) + (_COARSE_TICK_NS if is_coarse else _TICK_NS) < self.read_ns
 
 
 class DigestIndex:
@@ -92,16 +86,16 @@ class DigestIndex:
         """Digest of a private file, which is read only if it may have changed; raises as `digest_private`."""
         identity, key = _identity(os.lstat(path)), self._key(path)
         seen = self._seen.get(key)
-        if seen is not None and seen[:7] == identity and seen.is_settled():
+        if seen is not None and seen.identity == identity and seen.is_settled():
             self._used.add(key)
-            return Digest(sha256=seen.sha256, size_bytes=seen.size)
+            return Digest(sha256=seen.sha256, size_bytes=identity[2])
         read_ns = self.now_ns()
         with self._opened(path) as file:
             before = _identity(os.fstat(file.fileno()))
             digest = digest_stream(file)
             after = _identity(os.fstat(file.fileno()))
         if before == after and digest.size_bytes == before[2]:
-            self._add(key, _Seen(*before, read_ns, digest.sha256))
+            self._add(key, _Seen(before, read_ns, digest.sha256))
         return digest
 
     def remember_own(self, path: Path, digest: Digest) -> None:
@@ -112,7 +106,7 @@ class DigestIndex:
             logger.debug("Not remembered: %s", error)
             return
         if identity[2] == digest.size_bytes:
-            self._add(self._key(path), _Seen(*identity, time.time_ns() + 2 * BACK_NS, digest.sha256))
+            self._add(self._key(path), _Seen(identity, time.time_ns() + 2 * BACK_NS, digest.sha256))
 
     def now_ns(self) -> int:
         """Time by the file system's clock, on NFS the server's; 0 where nothing can be remembered."""
@@ -156,16 +150,9 @@ class DigestIndex:
         return text.removeprefix(self._prefix) if text.startswith(self._prefix) else ""
 
 
-def _identity(status: os.stat_result) -> tuple[int, int, int, int, int, int, int]:
-    return (
-        status.st_dev,
-        status.st_ino,
-        status.st_size,
-        status.st_mtime_ns,
-        status.st_ctime_ns,
-        status.st_mode,
-        status.st_uid,
-    )
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    times_ns = status.st_mtime_ns, status.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_size, *times_ns, status.st_mode, status.st_uid
 
 
 def _read(path: Path) -> dict[str, _Seen]:
@@ -174,18 +161,13 @@ def _read(path: Path) -> dict[str, _Seen]:
         seal, _, line = data.rstrip(b"\n").partition(b"\n")
         document = json.loads(line)
         if (json.loads(seal), document["format"]) == (digest_bytes(line).sha256, _FORMAT):
-            return {key: _entry(item) for key, item in document["files"].items()}
+            return {
+                key: _Seen(tuple(identity), read_ns, sha256)
+                for key, (identity, read_ns, sha256) in document["files"].items()
+            }
         logger.info("Index of digests %s is not used: damaged, or of another format", path)
     except FileNotFoundError:
         pass
     except (OSError, UnusableCache, ValueError, LookupError, TypeError, RecursionError) as error:
         logger.info("Index of digests %s is not used: %s", path, error)
     return {}
-
-
-def _entry(item: list[int | str]) -> _Seen:
-    # The seal shows that a release of this program wrote it; this is against an edited file.
-    *numbers, sha256 = item
-    if len(item) == len(_Seen._fields) and set(map(type, numbers)) == {int} and is_sha256(str(sha256)):
-        return _Seen(*item)  # type: ignore[arg-type]  # as was just looked at
-    raise ValueError("an entry is not as expected")

@@ -33,7 +33,7 @@ from warmrank.cache_store.cache_dir.private_files import (
     set_aside,
     sweep_debris,
     sync_directory,
-    temporary_name,
+    temporary_path,
 )
 from warmrank.cache_store.digests import Digest, copy_and_digest, digest_bytes
 from warmrank.cache_store.errors import Corrupt, UnusableCache
@@ -43,7 +43,6 @@ VARIANT_NAME = "compiled_module"
 MAX_VARIANTS = 64
 FRESH_S = 3600.0
 _MAX_DIGITS = 9
-_TEMPORARY_SUFFIX = ".tmp"
 _CROWDED = MAX_VARIANTS // 2  # a touch changes what an index of digests goes by, so only where a trim is near
 _COMPANION = re.compile(r"ge_cache_([0-9a-f]{16})\.pt2", re.ASCII)
 _DigestOf = Callable[[Path], Digest]
@@ -97,11 +96,6 @@ def holds_what_it_says(name: str, digest: Digest) -> bool:
     return match is not None and digest.sha256.startswith(match[1])
 
 
-def temporary_file(function_dir: Path) -> Path:
-    """A name for a file on its way in; a file left under it is swept."""
-    return function_dir / f".{temporary_name()}{_TEMPORARY_SUFFIX}"
-
-
 def companions(function_dir: Path) -> tuple[Path, ...]:
     """Files beside the variants of a function, sorted by name."""
     return tuple(function_dir / name for name in sorted(_file_names(function_dir)) if is_companion_name(name))
@@ -143,7 +137,7 @@ def add_variant(
         return existing
     with os_errors_are_unusable("file", where):
         stream = io.BytesIO(source) if isinstance(source, bytes) else open_private(source)
-    staged = temporary_file(function_dir)
+    staged = temporary_path(function_dir)
     try:
         with stream, os_errors_are_unusable("file", staged):
             make_private_directories(function_dir)
@@ -181,7 +175,7 @@ def place_file(
             make_private_directories(function_dir)
             placed = _link_next(function_dir, staged, digest, digest_of)
             _trim(function_dir)
-            sweep_debris(function_dir, ".", _TEMPORARY_SUFFIX)
+            sweep_debris(function_dir, ".", ".tmp")
             return placed
     finally:
         staged.unlink(missing_ok=True)

@@ -40,7 +40,7 @@ from warmrank.cache_store.cache_dir.private_files import (
     open_private,
     os_errors_are_unusable,
     sweep_debris,
-    temporary_name,
+    temporary_path,
 )
 from warmrank.cache_store.digests import Digest, TooLong, Writable, copy_and_digest, is_sha256
 from warmrank.cache_store.errors import UnusableCache
@@ -49,7 +49,6 @@ from warmrank.cache_store.paths import path_fault
 logger = logging.getLogger(__name__)
 NODE = "node"
 KEPT_S = 30 * 24 * 3600.0
-_TEMPORARY = ".warmrank-"
 _NOTED_S = 24 * 3600.0  # each note of a use changes what the digest index knows of the file
 _CACHE_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}", re.ASCII)
 Identity = tuple[int, int, int, int]
@@ -148,8 +147,8 @@ def temporary_kept(cache_root: Path) -> Path:
     directory = cache_root / NODE / "tmp"
     with os_errors_are_unusable("directory", directory):
         make_private_directories(directory)
-    sweep_debris(directory)
-    return directory / temporary_name()
+    sweep_debris(directory, ".", ".tmp")
+    return temporary_path(directory)
 
 
 def place_kept(cache_root: Path, staged: Path, digest: Digest) -> Path:
@@ -242,7 +241,7 @@ def place_files(cache_root: Path, files: Sequence[NodeFile], caches: NodeCaches,
         except (_NotPlaced, UnusableCache) as reason:
             skipped.append(f"{file.path}: {reason}")
     for directory in {(Path(caches[file.cache].directory) / file.relative).parent for file in new}:
-        sweep_debris(directory, _TEMPORARY)
+        sweep_debris(directory, ".", ".tmp")
     return Placed(new=tuple(new), there=tuple(there), skipped=tuple(skipped))
 
 
@@ -268,7 +267,7 @@ def _place(cache_root: Path, file: NodeFile, cache: NodeCache | None, vouched: M
     check_parents(root)
     make_directories_below(root, path.parent)
     permit_copies(root, vouched.policy, vouched.signers)
-    temporary = path.parent / f"{_TEMPORARY}{temporary_name()}"
+    temporary = temporary_path(path.parent)
     try:
         with (
             os_errors_are_unusable("file", path),

@@ -25,7 +25,6 @@ from warmrank.cache_store.errors import OsErrors, UnusableCache, UnwritableDisk
 logger = logging.getLogger(__name__)
 FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
-MAX_ASIDE = 8
 WRITING = ".tmp-"  # begins the name of a file that is being written
 DEBRIS_AGE_S = 24 * 3600.0
 BACK_NS = 4_000_000_000  # twice the coarsest tick of a file system's times (FAT)
@@ -253,6 +252,11 @@ def temporary_name() -> str:
     return f"{os.uname().nodename}-{os.getpid()}-{uuid.uuid4().hex}"
 
 
+def temporary_path(directory: Path) -> Path:
+    """A path for a file on its way in; a file left under it is swept, by ``.`` and ``.tmp``."""
+    return directory / f".{temporary_name()}.tmp"
+
+
 def sweep_debris(directory: Path, prefix: str = "", suffix: str = "") -> None:
     """Remove what ended processes of this host left, named ``prefix`` + `temporary_name` + ``suffix``.
 
@@ -292,14 +296,12 @@ def sync_directory(path: Path) -> None:
 
 
 def set_aside(path: Path) -> None:
-    """Rename a damaged file, for a look at it, to a name that no load considers; at most `MAX_ASIDE` stay.
+    """Rename a damaged file, for a look at it, to a name that no load considers; the last one stays.
 
     What cannot be moved stays and is logged.
     """
-    names = [f"{path.name}.corrupt", *(f"{path.name}.corrupt.{number}" for number in range(1, MAX_ASIDE))]
-    free = next((name for name in names if not path.with_name(name).exists()), names[-1])
     try:
-        path.replace(path.with_name(free))
+        path.replace(path.with_name(f"{path.name}.corrupt"))
     except FileNotFoundError:
         return  # another process was faster
     except OSError as error:

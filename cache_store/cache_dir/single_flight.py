@@ -1,8 +1,7 @@
 """One fetch at a time into one cache directory, and one compile of the same, on one node.
 
-It saves work only; without it the result is the same. The wait ends when the holder makes no progress for too
-long. The lock is the kernel's, never a soft one, which would outlive its holder. A cache directory that
-cannot be used is `UnusableCache`.
+It saves work only; without it the result is the same, so no wait is for ever. The lock is the kernel's, never
+a soft one, which would outlive its holder. A cache directory that cannot be used is `UnusableCache`.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -21,15 +19,12 @@ from warmrank.cache_store.cache_dir.private_files import (
     make_private_directories,
     os_errors_are_unusable,
 )
-from warmrank.cache_store.parallel import nothing
 
 logger = logging.getLogger(__name__)
-LOCK_TIMEOUT_S = 60.0
+LOCK_TIMEOUT_S = 300.0
 COMPILE_TIMEOUT_S = 600.0
 LOCKS = ".locks"
 LOCK_NAME = "fetch.lock"
-_BEAT_NAME = "fetch.beat"
-_LOOK_EVERY_S = 1.0
 _compiled_here: set[str] = set()
 """Locks that this process holds: it does not wait for itself."""
 
@@ -43,32 +38,17 @@ def lock_in(cache_root: Path, name: str) -> FileLock:
 
 
 @contextlib.contextmanager
-def single_flight(cache_root: Path, *, timeout_s: float) -> Iterator[Callable[[], None]]:
-    """Hold the lock of a cache directory, made if absent; yields a call that notes progress.
-
-    Goes on beside its holder once that noted none for ``timeout_s``. Held around the whole of a fetch and its
-    retries: the first try, left behind, must not keep the second one waiting.
-    """
-    lock, beat_file = lock_in(cache_root, LOCK_NAME), cache_root / LOCKS / _BEAT_NAME
-
-    told_s = float("-inf")
-
-    def beat() -> None:
-        nonlocal told_s
-        if (now_s := time.monotonic()) - told_s < _LOOK_EVERY_S:
-            return  # called for each of very many files
-        told_s = now_s
-        with contextlib.suppress(OSError):  # then the others wait for as long as they do without
-            beat_file.touch(mode=0o600)
-
+def single_flight(cache_root: Path, *, timeout_s: float) -> Iterator[None]:
+    """Hold the lock of a cache directory, made if absent; goes on beside its holder after ``timeout_s``."""
+    lock = lock_in(cache_root, LOCK_NAME)
     try:
-        _acquire(lock, beat_file, timeout_s)
+        lock.acquire(timeout=timeout_s)
     except Timeout:
         logger.warning("%s was held for %.0f s; fetching beside its holder", lock.lock_file, timeout_s)
     except (OSError, NotImplementedError) as error:
         logger.warning("Fetching without a lock, which may copy twice: %s", error)
     try:
-        yield beat if lock.is_locked else nothing
+        yield
     finally:
         lock.release()
 
@@ -99,26 +79,3 @@ def one_compile(cache_root: Path, what: str) -> Iterator[bool]:
             _compiled_here.discard(path)
             Path(path).unlink(missing_ok=True)  # whoever waits has it open, and compiles without it
             lock.release()
-
-
-def _acquire(lock: FileLock, beat_file: Path, timeout_s: float) -> None:
-    """Wait for the lock for ``timeout_s``, counted anew each time its holder gets on; raises `Timeout`."""
-    last_beat, since_s = _beat_ns(beat_file), time.monotonic()
-    while True:
-        try:
-            lock.timeout = max(0.0, min(_LOOK_EVERY_S, since_s + timeout_s - time.monotonic()))
-            lock.acquire()
-        except Timeout:
-            if (beat := _beat_ns(beat_file)) != last_beat:
-                last_beat, since_s = beat, time.monotonic()
-            elif time.monotonic() - since_s >= timeout_s:
-                raise
-        else:
-            return
-
-
-def _beat_ns(beat_file: Path) -> int:
-    try:
-        return beat_file.stat().st_mtime_ns
-    except OSError:
-        return 0

@@ -12,19 +12,24 @@ import fcntl
 import io
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Generic, TypeVar
+from typing import BinaryIO, Generic, NamedTuple, TypeVar
 
-from warmrank.cache_store.backends.backend import BlobBackend, NewFile
-from warmrank.cache_store.backends.durability import EarlyWriter
-from warmrank.cache_store.backends.places import read_from_any
+from warmrank.cache_store.backends.backend import GuardedFile, NewFile
+from warmrank.cache_store.backends.places import Places
 from warmrank.cache_store.cache_dir.marks import Permit
-from warmrank.cache_store.cache_dir.private_files import create_private, open_private, os_errors_are_unusable
+from warmrank.cache_store.cache_dir.private_files import (
+    create_private,
+    open_private,
+    os_errors_are_unusable,
+    temporary_path,
+)
 from warmrank.cache_store.digests import (
     CHUNK_BYTES,
     Digest,
+    Readable,
     TooLong,
     copy_and_digest,
     digest_stream,
@@ -38,10 +43,10 @@ from warmrank.cache_store.errors import (
     os_errors_are_unavailable,
     outcome_of,
 )
-from warmrank.cache_store.gc.trash import bring_back
+from warmrank.cache_store.gc.inventory import bring_back
 from warmrank.cache_store.layout import blob_name, manifest_name
 from warmrank.cache_store.parallel import OnProgress, each, nothing
-from warmrank.cache_store.records.documents import READERS, Documents, StandingManifest, quarantine_if_damaged
+from warmrank.cache_store.records.documents import READERS, Documents, StandingManifest
 from warmrank.cache_store.records.manifest import MAX_FILE_BYTES, PartitionRef
 
 logger = logging.getLogger(__name__)
@@ -59,18 +64,17 @@ class FetchOptions:
     held: Callable[[Sequence[NewFile]], None] = nothing  # told of a verified private copy of each blob
     reread: bool = False  # read and verify what is there, though nothing says that it changed
     on_progress: OnProgress | None = None
-    beat: Callable[[], None] = nothing  # called now and then, for whoever waits for the cache directory
 
 
-def missing_blobs(backend: BlobBackend, digests: Iterable[Digest]) -> dict[Digest, StoreError]:
+def missing_blobs(places: Places, digests: Iterable[Digest]) -> dict[Digest, StoreError]:
     """Errors of the blobs that are neither there nor in the trash; raises only for a required place.
 
     Whether the others are whole is seen when they are copied.
     """
     wanted = {blob_name(digest.sha256): digest for digest in digests}
     try:
-        gone = wanted.keys() - backend.stat(wanted).keys() if wanted else set[str]()
-        missing = gone - bring_back(backend, gone) if gone else gone
+        gone = wanted.keys() - places.stat(wanted).keys()
+        missing = gone - bring_back(places, gone)
     except StoreUnavailable as error:
         if is_final(error):
             raise
@@ -78,15 +82,26 @@ def missing_blobs(backend: BlobBackend, digests: Iterable[Digest]) -> dict[Diges
     return {wanted[name]: NotInStore(what=f"{wanted[name]}", where=name) for name in missing}
 
 
+class _Counted(NamedTuple):
+    source: Readable
+    tell: Callable[[int], object]
+
+    def read(self, size: int, /) -> bytes:
+        """Read, and tell how much."""
+        chunk = self.source.read(size)
+        self.tell(len(chunk))
+        return chunk
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blobs:
     """Blobs of a store, on their way into one directory of this node."""
 
-    backend: BlobBackend
+    places: Places
     permit: Permit  # where copies may go
+    scratch: Path | None = None  # where they are made, as one may be left behind; else where they go
     shared: Callable[[str], BinaryIO] | None = None  # asked before the store
     count: Callable[[int], object] = nothing  # told of all bytes that are copied
-    is_flushed: bool = False  # the copies are to be flushed, so the disk begins with each at once
     unshared: set[int] = field(default_factory=set)  # devices of places from which no reflink can be made
     brought: set[Digest] = field(default_factory=set)  # blobs that ``shared`` gave
 
@@ -94,8 +109,7 @@ class Blobs:
         """Copy a blob into the new private file ``path``, below where it may go, verified.
 
         Its directory exists; ``size_bytes`` is None where nobody said it. It comes from where it is shared,
-        or else from the store. A damaged blob goes into quarantine, and is asked for once more: another place
-        may hold a good one. One that its place cannot read is asked of the next.
+        or else from the store.
 
         Raises:
             NotInStore: there is no such blob.
@@ -103,60 +117,63 @@ class Blobs:
         """
         name = blob_name(sha256)
         assert self.permit.covers(path)  # noqa: S101 - another directory bears no marks of it
-        if self.shared is not None and (digest := self._copy_shared(self.shared, name, size_bytes, path)):
-            self.brought.add(digest)
-            return digest
-        first: Corrupt | None = None
-        while True:
-            try:
-                return read_from_any(
-                    self.backend, name, lambda file: self._write(file, name, size_bytes, path)
-                )
-            except NotInStore as error:
-                raise first or error from None
-            except Corrupt as error:
-                quarantine_if_damaged(self.backend, name, error)
-                if first is not None:
-                    raise
-                first = error
+        copied = self._copy_shared(name, size_bytes, path) if self.shared is not None else None
+        if copied is not None:
+            self.brought.add(copied[1])
+        own, digest = copied or self.places.read(
+            name, lambda file: self._write(file, name, size_bytes, self.scratch or path.parent)
+        )
+        with os_errors_are_unusable("file", path):
+            own.rename(path)
+        return digest
 
-    def _copy_shared(
-        self, shared: Callable[[str], BinaryIO], name: str, size_bytes: int | None, path: Path
-    ) -> Digest | None:
+    def _copy_shared(self, name: str, size_bytes: int | None, path: Path) -> tuple[Path, Digest] | None:
         """Copy a blob that another node shares; None where it has none, or a damaged one."""
+        assert self.shared is not None  # noqa: S101 - as was just looked at
         try:
-            with shared(name) as file:
-                return self._write(file, name, size_bytes, path)
+            with self.shared(name) as file:
+                guarded = GuardedFile(file, os_errors_are_unavailable("blob", name))
+                return self._write(guarded, name, size_bytes, self.scratch or path.parent)
         except NotInStore:
             return None
         except (Corrupt, StoreUnavailable) as error:
             logger.warning("Read from the store instead: %s", error)
             return None
 
-    def _write(self, file: BinaryIO, name: str, size_bytes: int | None, path: Path) -> Digest:
+    def _write(
+        self, file: GuardedFile, name: str, size_bytes: int | None, directory: Path
+    ) -> tuple[Path, Digest]:
+        """Copy a file under a name that no other try has: one may be left behind, and go on much later."""
         # A place that compresses tells no size.
         limit_bytes = MAX_FILE_BYTES if size_bytes is None else size_bytes
-        reader = _StoreReader(file=file, name=name, count=self.count)
-        with _gone_on_failure(path):
+        path = temporary_path(directory)
+        try:
             try:
-                with os_errors_are_unusable("file", path), create_private(path) as target:
-                    if self._share_blocks(file, target):
-                        # Of the private file, not of the store's, which another process could change.
-                        with open_private(path) as reader.file:
-                            actual = digest_stream(reader, limit_bytes=limit_bytes)
-                    else:
-                        writer = EarlyWriter(target) if self.is_flushed else target
-                        actual = copy_and_digest(reader, writer, limit_bytes=limit_bytes)
-                found = str(actual)
-                if blob_name(actual.sha256) == name and size_bytes in (None, actual.size_bytes):
-                    return actual
+                actual = self._copied(file, path, limit_bytes)
             except TooLong as error:
                 found = str(error)
+            else:
+                if blob_name(actual.sha256) == name and size_bytes in (None, actual.size_bytes):
+                    return path, actual
+                found = str(actual)
             size = f"at most {limit_bytes}" if size_bytes is None else f"{size_bytes}"
             expected = f"sha256 {name.rpartition('/')[2][:12]} ({size} bytes)"
-            raise Corrupt(what="artifact", where=name, expected=expected, actual=found)
+            fault = Corrupt(what="artifact", where=name, expected=expected, actual=found)
+        except BaseException:
+            _discard(path)
+            raise
+        _discard(path)
+        raise fault
 
-    def _share_blocks(self, file: BinaryIO, target: io.BufferedWriter) -> bool:
+    def _copied(self, file: GuardedFile, path: Path, limit_bytes: int) -> Digest:
+        with os_errors_are_unusable("file", path), create_private(path) as target:
+            if self._share_blocks(file, target):
+                # Of the private file, not of the store's, which another process could change.
+                with open_private(path) as copy:
+                    return digest_stream(_Counted(copy, self.count), limit_bytes=limit_bytes)
+            return copy_and_digest(_Counted(file, self.count), target, limit_bytes=limit_bytes)
+
+    def _share_blocks(self, file: GuardedFile, target: io.BufferedWriter) -> bool:
         """Make the empty ``target`` a reflink of a whole plain file, where one file system can."""
         try:
             source = file.fileno()
@@ -178,44 +195,27 @@ def clone(source: Path, target: Path, count: Callable[[int], object] = nothing) 
 
     Raises `UnusableCache` where one of the two cannot be read or written; ``target`` is not there then.
     """
-    with (
-        _gone_on_failure(target),
-        os_errors_are_unusable("file", target),
-        open_private(source) as reader,
-        create_private(target) as writer,
-    ):
-        with contextlib.suppress(OSError):  # then it is copied below, which meets whatever is wrong
-            while num_bytes := os.copy_file_range(reader.fileno(), writer.fileno(), _CLONE_BYTES):
-                count(num_bytes)
-        while chunk := reader.read(CHUNK_BYTES):  # the rest, where the kernel could not
-            writer.write(chunk)
-            count(len(chunk))
-
-
-@dataclass(slots=True, kw_only=True)
-class _StoreReader:
-    """Keeps a fault of the store apart from one of the local disk, which the same copy can meet."""
-
-    file: BinaryIO
-    name: str
-    count: Callable[[int], object]
-
-    def read(self, size: int, /) -> bytes:
-        with os_errors_are_unavailable("blob", self.name):
-            chunk = self.file.read(size)
-        self.count(len(chunk))
-        return chunk
-
-
-@contextlib.contextmanager
-def _gone_on_failure(path: Path) -> Iterator[None]:
     try:
-        yield
+        with (
+            os_errors_are_unusable("file", target),
+            open_private(source) as reader,
+            create_private(target) as writer,
+        ):
+            with contextlib.suppress(OSError):  # then it is copied below, which meets whatever is wrong
+                while num_bytes := os.copy_file_range(reader.fileno(), writer.fileno(), _CLONE_BYTES):
+                    count(num_bytes)
+            while chunk := reader.read(CHUNK_BYTES):  # the rest, where the kernel could not
+                writer.write(chunk)
+                count(len(chunk))
     except BaseException:
-        # What cannot be removed lies in staging, goes with it or after it, and must not hide the first fault.
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
+        _discard(target)
         raise
+
+
+def _discard(path: Path) -> None:
+    # What cannot be removed lies in staging, goes with it or after it, and must not hide the first fault.
+    with contextlib.suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +239,7 @@ def take_pinned(
     signers: set[str] = set()
 
     def take(ref: PartitionRef) -> T:
-        standing = documents.take_manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256)
+        standing = documents.manifest(ref.manifest_key, expected_sha256=ref.manifest_sha256)
         signers.add(standing.signer_id)
         return keep(ref, standing)
 
@@ -249,17 +249,14 @@ def take_pinned(
 
     answers = take_each(list(dict.fromkeys(refs)))
     gone = [ref for ref, answer in answers.items() if isinstance(answer, NotInStore)]
-    back = bring_back(documents.backend, (manifest_name(ref.manifest_key) for ref in gone))
+    back = bring_back(documents.places, (manifest_name(ref.manifest_key) for ref in gone))
     answers |= take_each([ref for ref in gone if manifest_name(ref.manifest_key) in back])
     kept = {ref: answer for ref, answer in answers.items() if not isinstance(answer, StoreError)}
     taken = {ref.manifest_key for ref in kept}
+    errors = {ref: answer for ref, answer in answers.items() if isinstance(answer, StoreError)}
     return Pinned(
         kept=kept,
-        errors={
-            ref: answer
-            for ref, answer in answers.items()
-            if isinstance(answer, StoreError) and ref.manifest_key not in taken
-        },
+        errors={ref: error for ref, error in errors.items() if ref.manifest_key not in taken},
         signers=frozenset(signers - {""}),
     )
 
@@ -269,5 +266,5 @@ def standing_refs(documents: Documents, keys: Sequence[str]) -> dict[str, Partit
     refs: dict[str, PartitionRef] = {}
     for key in keys:
         with contextlib.suppress(NotInStore):
-            refs[key] = documents.take_manifest(key).ref(key)
+            refs[key] = documents.manifest(key).ref(key)
     return refs

@@ -27,7 +27,6 @@ from warmrank.cache_store.cache_dir.local import (
     is_companion_name,
     place_directory,
     place_file,
-    temporary_file,
     variant_name,
 )
 from warmrank.cache_store.cache_dir.marks import admit, permit_copies
@@ -39,12 +38,13 @@ from warmrank.cache_store.cache_dir.private_files import (
     os_errors_are_unusable,
     staging_directory,
     sweep_debris,
+    temporary_path,
 )
 from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache, is_final, outcome_of
 from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, clone, missing_blobs, take_pinned
-from warmrank.cache_store.gc.trash import bring_back
+from warmrank.cache_store.gc.inventory import bring_back
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.parallel import Meter, each, nothing
 from warmrank.cache_store.records.documents import Documents
@@ -124,11 +124,11 @@ def fetch_blob(
         Corrupt: its bytes are not what its name says; it is in quarantine.
     """
     name = blob_name(sha256)
-    backend, trust = documents.backend, documents.trust
+    places, trust = documents.places, documents.trust
     # A rank fetches many; its opening looked below.
     admit(cache_root, trust.policy, trust.revoked, below=False)
-    info = backend.stat([name]).get(name)
-    if info is None and name not in bring_back(backend, [name]):
+    info = places.stat([name]).get(name)
+    if info is None and name not in bring_back(places, [name]):
         raise NotInStore(what=f"blob {sha256[:12]}", where=name)
     if info is not None and info.content_bytes is not None:
         wanted = Digest(sha256=sha256, size_bytes=info.content_bytes)
@@ -137,9 +137,9 @@ def fetch_blob(
     # Whose word named the blob is not known here, so it may have been any key's that is believed.
     permit = permit_copies(cache_root, trust.policy, trust.believed)
     make_directories_below(cache_root, function_dir)
-    staged = temporary_file(function_dir)
+    staged = temporary_path(function_dir)
     # Of whatever size: one that a place tells may be that of a damaged copy, before a good one in the next.
-    digest = Blobs(backend=backend, permit=permit).copy(sha256, None, staged)
+    digest = Blobs(places=places, permit=permit).copy(sha256, None, staged)
     return place_file(function_dir, staged, digest, beside=beside)
 
 
@@ -168,9 +168,9 @@ def fetch_partitions(
     partitions = _without_equals(list(pinned.kept.values()), frozenset(distinct))
     index = DigestIndex(cache_root, _INDEX, reread=options.reread)
     targets = dict.fromkeys(target for partition in partitions for target in partition.functions)
-    paths, faults = _look(list(targets), cache_root, index, options.beat)
+    paths, faults = _look(list(targets), cache_root, index)
     absent = [target for target in targets if target not in paths and target not in faults]
-    missing = missing_blobs(documents.backend, (target.digest for target in absent))
+    missing = missing_blobs(documents.places, (target.digest for target in absent))
     faults |= {target: missing[target.digest] for target in absent if target.digest in missing}
     copied: dict[_Target, Path] = {}
     brought: set[Digest] = set()
@@ -183,8 +183,14 @@ def fetch_partitions(
             total_files=len(wanted),
             on_progress=options.on_progress,
         )
-        blobs = Blobs(backend=documents.backend, permit=permit, shared=options.shared, count=meter.count)
         with staging_directory(cache_root, _STAGING) as directory:
+            blobs = Blobs(
+                places=documents.places,
+                permit=permit,
+                scratch=directory,
+                shared=options.shared,
+                count=meter.count,
+            )
             staged = _staged_paths(directory, wanted)
             faults |= _fill(staged, blobs.copy, meter.count)
             reached(Step.FETCH_STAGED)
@@ -237,7 +243,7 @@ def replicate(manifests: Sequence[PartitionManifest], files: Mapping[str, Path],
         if actual != expected:
             raise Corrupt.since_made(path, expected, actual, again="build")
     index = DigestIndex(root, _INDEX, reread=True)
-    paths, faults = _look(list(known), root, index, nothing)
+    paths, faults = _look(list(known), root, index)
     absent = [target for target in known if target not in paths and target not in faults]
     with staging_directory(root, _STAGING) as directory:
         staged = _staged_paths(directory, absent)
@@ -273,17 +279,14 @@ def _without_faults(
 
 
 def _look(
-    targets: Sequence[_Target], cache_root: Path, index: DigestIndex, beat: Callable[[], None]
+    targets: Sequence[_Target], cache_root: Path, index: DigestIndex
 ) -> tuple[dict[_Target, Path], dict[_Target, StoreError]]:
     """Where the cache directory has targets, and errors of others; slow where all has to be read."""
 
     def look(target: _Target) -> Path | StoreError | None:
-        directory, find = (
-            cache_root / target.function_dir,
-            functools.partial(find_file, digest_of=index.digest),
-        )
-        beat()
-        return outcome_of(lambda: find(directory, target.digest, beside=target.name))
+        directory = cache_root / target.function_dir
+        find = functools.partial(find_file, directory, target.digest, beside=target.name)
+        return outcome_of(lambda: find(digest_of=index.digest))
 
     total_bytes = _size_of(target.digest for target in targets)
     answers = each(look, targets, num_threads=_NUM_THREADS, size_bytes=total_bytes)
@@ -296,15 +299,17 @@ def _without_equals(
     partitions: Sequence[_Partition], distinct: Collection[PartitionRef]
 ) -> tuple[_Partition, ...]:
     """Leave out the distinct ones that hold the same artifacts as one before; node artifacts do not count."""
+    if not distinct:
+        return tuple(partitions)
     kept: list[_Partition] = []
-    known: set[str] = set()
-    for part in partitions if distinct else ():
+    known: set[str] = set()  # digests, as the artifacts of all ranks together may be millions
+    for part in partitions:
         artifacts = sorted([function, target.digest.sha256] for target, function in part.functions.items())
         key = digest_bytes(canonical_json(artifacts)).sha256
         if part.ref not in distinct or key not in known:
             kept.append(part)
         known.add(key)
-    return tuple(kept if distinct else partitions)
+    return tuple(kept)
 
 
 def _reports(

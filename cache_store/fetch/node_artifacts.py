@@ -81,11 +81,9 @@ def fetch_node_files(
     index = DigestIndex(cache_root, _INDEX, reread=options.reread)
     wanted = dict.fromkeys(file.digest for several in offers.values() for file in several)
     kept = {digest: find_kept(cache_root, digest, digest_of=index.digest) for digest in wanted}
-    faults = missing_blobs(documents.backend, [digest for digest, path in kept.items() if path is None])
+    faults = missing_blobs(documents.places, [digest for digest, path in kept.items() if path is None])
     taken = _chosen(offers, faults, skipped)
-    blobs = Blobs(
-        backend=documents.backend, permit=permit, shared=options.shared, count=lambda _: options.beat()
-    )
+    blobs = Blobs(places=documents.places, permit=permit, shared=options.shared)
 
     def bring(digest: Digest) -> bool:
         if (path := kept[digest]) is not None:

@@ -18,13 +18,12 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Literal, NamedTuple, TypeVar
 
-from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, new_document
+from warmrank.cache_store.backends.backend import FileInfo, new_document
 from warmrank.cache_store.backends.deadline import Tier, TierState
-from warmrank.cache_store.backends.places import in_each
+from warmrank.cache_store.backends.places import Places, in_each
 from warmrank.cache_store.cache_dir.private_files import temporary_name
 from warmrank.cache_store.errors import EvictRefused, NotInStore, StoreUnavailable
-from warmrank.cache_store.gc.inventory import Inventory, take_inventory
-from warmrank.cache_store.gc.trash import DEBRIS_S, RESOLUTION_S, restore_from
+from warmrank.cache_store.gc.inventory import DEBRIS_S, RESOLUTION_S, Inventory, restore, take_inventory
 from warmrank.cache_store.layout import BLOBS, MANIFESTS, is_record, split_trash_name, trash_name
 from warmrank.cache_store.parallel import each
 from warmrank.cache_store.records.documents import age
@@ -60,7 +59,7 @@ class EvictPolicy:
             raise ValueError(f"a limit of an evict is not negative: {self}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One file, and why it goes, or stays."""
 
@@ -130,14 +129,14 @@ def evict_places(
         what = f"a writable place {place or 'at all'}"
         raise NotInStore(what=what, where="the store's tiers", remedy=remedy)
     reports, errors = in_each(
-        chosen, lambda tier, view: evict(view, policy, trust=trust, location=tier.name, dry_run=dry_run)
+        chosen, lambda tier, alone: evict(alone, policy, trust=trust, location=tier.name, dry_run=dry_run)
     )
     faults = (replace(tier.state, reason=str(error)) for tier, error in errors)
     return EvictOutcome(reports=tuple(reports), faults=(*faults, *away))
 
 
 def evict(
-    backend: BlobBackend,
+    places: Places,
     policy: EvictPolicy,
     *,
     trust: Trust,
@@ -152,16 +151,17 @@ def evict(
     Raises:
         EvictRefused: a document cannot be read, or the listing is implausible; nothing was taken away.
     """
-    inventory = take_inventory(backend, clock() if dry_run else store_time_s(backend), trust=trust)
+    inventory = take_inventory(places, clock() if dry_run else store_time_s(places), trust=trust)
     plan = plan_evict(inventory, policy)
     reached(Step.EVICT_MARKED)
     taken, deleted, restored = plan.take, plan.delete, plan.restore
     if not dry_run:
-        restored = _restore(backend, plan.restore, inventory)
-        deleted = _delete(backend, plan.delete)
-        taken = _take(backend, plan.take)
+        restored = _restore(places, plan.restore, inventory)
+        deleted = _in_threads(lambda info: _delete(places, info), plan.delete, _kind_in_trash)
+        at = datetime.now(UTC)
+        taken = _in_threads(lambda it: _take(places, it, at), plan.take, lambda choice: choice.kind)
     if taken and not dry_run:
-        returned = _mark_again(backend, inventory, policy, taken, trust=trust)
+        returned = _mark_again(places, inventory, policy, taken, trust=trust)
         taken = tuple(choice for choice in taken if choice.name not in returned)
         restored = (*restored, *sorted(returned))
     bytes_taken = sum(choice.stored_bytes for choice in taken)
@@ -184,67 +184,58 @@ def evict(
     )
 
 
-def store_time_s(backend: BlobBackend) -> float:
+def store_time_s(places: Places) -> float:
     """The time by the store's clock: when a file was created that was just created."""
     name = trash_name(f"probe/{temporary_name()}", datetime.now(UTC))
-    backend.put_new([new_document(name, b"")])
-    info = backend.stat([name]).get(name)
-    backend.move(name, None)
+    places.put_new([new_document(name, b"")])
+    info = places.stat([name]).get(name)
+    places.move(name, None)
     if info is None:
         reason = "a file that was just created is not there, so nothing can be said of the age of others"
         raise StoreUnavailable(what="clock", where=name, reason=reason)
     return info.modified_s
 
 
-def _take(backend: BlobBackend, choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """Move files into the trash, records before manifests before blobs; what is gone is left out."""
-    at = datetime.now(UTC)
-
-    def take(choice: Choice) -> bool:
-        moved = backend.move(choice.name, trash_name(choice.name, at))
-        reached(Step.EVICT_TRASHED)
-        return moved
-
-    return _in_threads(take, choices, lambda choice: choice.kind)
+def _take(places: Places, choice: Choice, at: datetime) -> bool:
+    """Move a file into the trash; False if it is gone."""
+    moved = places.move(choice.name, trash_name(choice.name, at))
+    reached(Step.EVICT_TRASHED)
+    return moved
 
 
-def _delete(backend: BlobBackend, infos: Sequence[FileInfo]) -> tuple[FileInfo, ...]:
-    """Remove files for good, if they are still those that were listed."""
-
-    def delete(info: FileInfo) -> bool:
-        removed = backend.stat([info.name]).get(info.name) == info and backend.move(info.name, None)
-        reached(Step.EVICT_DELETED)
-        return removed
-
-    def kind(info: FileInfo) -> int:
-        former = split_trash_name(info.name)
-        return _blobs_first(former[0])[0] if former else -1
-
-    return _in_threads(delete, infos, kind)
+def _delete(places: Places, info: FileInfo) -> bool:
+    """Remove a file for good, if it is still the one that was listed."""
+    removed = places.stat([info.name]).get(info.name) == info and places.move(info.name, None)
+    reached(Step.EVICT_DELETED)
+    return removed
 
 
-def _restore(backend: BlobBackend, names: Iterable[str], inventory: Inventory) -> tuple[str, ...]:
+def _kind_in_trash(info: FileInfo) -> int:
+    former = split_trash_name(info.name)
+    return _blobs_first(former[0])[0] if former else -1
+
+
+def _restore(places: Places, names: Iterable[str], inventory: Inventory) -> tuple[str, ...]:
     """Bring names back from the trash, what is needed before what needs it."""
     restored: list[str] = []
     for _, batch in groupby(sorted(names, key=_blobs_first), key=lambda name: _blobs_first(name)[0]):
-        restored += sorted(restore_from(backend, frozenset(batch), inventory.trash))
+        restored += sorted(restore(places, batch, inventory.trash))
     return tuple(restored)
 
 
 def _mark_again(
-    backend: BlobBackend, before: Inventory, policy: EvictPolicy, taken: Sequence[Choice], *, trust: Trust
+    places: Places, before: Inventory, policy: EvictPolicy, taken: Sequence[Choice], *, trust: Trust
 ) -> frozenset[str]:
     """Bring back what became needed since it was marked; also records pinned or used since."""
-    after = take_inventory(backend, store_time_s(backend), trust=trust, earlier=before)
+    after = take_inventory(places, store_time_s(places), trust=trust)
     reached(Step.EVICT_CHECKED)
     # Whatever stands now is kept: to decide about it is for the next run.
     keep_all = replace(policy, older_than_s=None, max_bytes=None, expects_records=False)
     wanted = set(plan_evict(after, keep_all).restore)
-    for choice in taken:
-        name = choice.name
-        if choice.kind == "record" and (name in after.pins or after.uses.get(name) != before.uses.get(name)):
+    for name in (choice.name for choice in taken if choice.kind == "record"):
+        if name in after.pins or after.uses.get(name) != before.uses.get(name):
             wanted |= before.closure([name]) - after.files.keys()
-    returned = frozenset(_restore(backend, wanted, after))
+    returned = frozenset(_restore(places, wanted, after))
     reached(Step.EVICT_RESTORED)
     return returned
 
@@ -366,13 +357,12 @@ def _spent(inventory: Inventory, policy: EvictPolicy, needed: Collection[str]) -
             yield from (info for info in inventory.trash[name] if is_older(info, policy.grace_s))
     yield from (info for info in inventory.quarantine if is_older(info, QUARANTINE_S))
     yield from (info for info in inventory.debris if is_older(info, DEBRIS_S))
-    newest = {info.name for record, info in inventory.uses.items() if record in inventory.files}
-    yield from (info for info in inventory.marks if info.name not in newest and is_older(info, 0.0))
+    yield from (info for info in inventory.spent if is_older(info, 0.0))
 
 
 def _choice(inventory: Inventory, name: str, reason: str) -> Choice:
     kind: Kind = "record" if is_record(name) else "manifest" if name.startswith(MANIFESTS) else "blob"
-    return Choice(kind=kind, name=name, stored_bytes=inventory.files[name].stored_bytes, reason=reason)
+    return Choice(kind, name, inventory.files[name].stored_bytes, reason)
 
 
 def _last_use_text(unused_s: float) -> str:

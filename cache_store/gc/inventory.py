@@ -1,28 +1,47 @@
-"""A store's files, read once by whoever decides what may go, and what each document needs.
+"""A store's files in one list, its trash, the marks of use, and what each document needs.
 
-A document that cannot be read stops everything, because what it needs is not known, unless no signature
+Layout: ``trash/<time of the evict>/<former name>``; ``used/<day>/<record>``, empty;
+``tmp/<host>-<pid>-<random>/<file>``. Who relies on a name that is gone brings it back before writing what
+refers to it, and looks again afterwards; a restored file counts as new. When a record was used is its mark's
+age by the store's clock.
+
+A document that cannot be read stops an evict, because what it needs is not known, unless no signature
 stands behind it that the policy asks for: that one is kept, and told. What another process moves meanwhile is
 looked for in the store and its trash.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
-from warmrank.cache_store.backends.backend import BlobBackend, FileInfo
+from warmrank.cache_store.backends.backend import FileInfo, new_document
+from warmrank.cache_store.backends.places import Places
 from warmrank.cache_store.canonical import key_of
-from warmrank.cache_store.errors import Corrupt, EvictRefused, NewerFormat, NotInStore, StoreError, Untrusted
-from warmrank.cache_store.gc.trash import last_uses, list_debris, trashed
+from warmrank.cache_store.errors import (
+    Corrupt,
+    EvictRefused,
+    NewerFormat,
+    NotInStore,
+    StoreError,
+    StoreUnavailable,
+    Untrusted,
+    is_final,
+)
 from warmrank.cache_store.layout import (
     BLOBS,
     DIRECTORIES,
     LAUNCHES,
     MANIFESTS,
     PINS,
+    PROBE,
     QUARANTINE,
+    TMP,
+    TRASH,
     USED,
     blob_name,
     is_record,
@@ -30,9 +49,11 @@ from warmrank.cache_store.layout import (
     split_fanned_name,
     split_pin_name,
     split_record_name,
+    split_trash_name,
+    split_used_name,
+    used_name,
 )
 from warmrank.cache_store.parallel import each
-from warmrank.cache_store.records.directory_listing import parse_listing
 from warmrank.cache_store.records.documents import (
     READERS,
     Documents,
@@ -40,16 +61,99 @@ from warmrank.cache_store.records.documents import (
     read_stored_form,
     seconds_of,
 )
-from warmrank.cache_store.records.manifest import parse_launch_record, parse_manifest
+from warmrank.cache_store.records.manifest import parse_launch_record, parse_listing, parse_manifest
 from warmrank.cache_store.signing.trust import DocumentKind, Trust, parse_envelope
 
+logger = logging.getLogger(__name__)
+RESOLUTION_S = 86400.0
+"""A mark of use stands for any time up to so much later, because the next is made on the next day only."""
+DEBRIS_S = 86400.0
+"""No publisher takes longer from the first byte of a batch to its names."""
 UNSIGNED, SIGNED, TRUSTED = range(3)
 """By nobody, or with a signature that must not count; by a key not known here; by a key trusted here."""
+Trash = Mapping[str, tuple[FileInfo, ...]]
+"""Files in the trash by their former names, the last that came first."""
 _UPGRADE = (
     "upgrade warmrank here, and evict with that release; "
     "where nobody uses a later one, remove that file by hand"
 )
 _REPAIR = "run `warmrank store verify --repair`, which moves it into quarantine, then evict again"
+
+
+def trashed(places: Places) -> Trash:
+    """List the trash."""
+    found: dict[str, list[FileInfo]] = {}
+    for info in sorted(places.list(TRASH), key=lambda info: (-info.modified_s, info.name)):
+        if former := split_trash_name(info.name):
+            found.setdefault(former[0], []).append(info)
+    return {name: tuple(infos) for name, infos in found.items()}
+
+
+def restore(places: Places, names: Iterable[str], trash: Trash | None = None) -> frozenset[str]:
+    """Bring back those of ``names`` that lie in the ``trash``, which is listed if need be.
+
+    Return those that stand in the store now, whoever put them there.
+    """
+    wanted = frozenset(names)
+    standing = frozenset(places.stat(wanted))
+    if not (gone := wanted - standing):
+        return standing
+    trash = trashed(places) if trash is None else trash
+    for name in sorted(gone & trash.keys()):
+        # Of several evicts the last has the bytes that stood last; an older copy serves if that one is gone.
+        if any(places.move(info.name, name) for info in trash[name]):
+            logger.info("Restored %s from the trash", name)
+    return standing | places.stat(gone & trash.keys()).keys()
+
+
+def bring_back(places: Places, names: Iterable[str]) -> frozenset[str]:
+    """As `restore`; a store that cannot be written restores nothing, unless it is required."""
+    wanted = frozenset(names)
+    try:
+        return restore(places, wanted)
+    except StoreUnavailable as error:
+        if is_final(error):
+            raise
+        logger.warning("%d files cannot be looked for in the trash: %s", len(wanted), error)
+        return frozenset()
+
+
+def mark_used(places: Places, record_name: str) -> str:
+    """Note that a record was used; best effort, at most one write for a record and a day (UTC).
+
+    Return why it was not noted, for a report; empty where it was.
+    """
+    name = used_name(record_name, datetime.now(UTC).date().isoformat())
+    try:
+        if not places.stat([name]):
+            places.put_new([new_document(name, b"")])
+    except StoreError as error:
+        logger.debug("The use of %s was not noted: %s", record_name, error)
+        return (
+            f"use not noted, so an evict may take {record_name} for unused: {error}; "
+            "`warmrank store pin` keeps it, from where the store is writable"
+        )
+    return ""
+
+
+def last_uses(marks: Iterable[FileInfo]) -> dict[str, FileInfo]:
+    """The newest mark of every record that has one, by the record's name."""
+    newest: dict[str, FileInfo] = {}
+    for mark in sorted(marks, key=lambda mark: mark.modified_s):
+        if parts := split_used_name(mark.name):
+            newest[parts[0]] = mark
+    return newest
+
+
+def list_debris(places: Places) -> tuple[tuple[FileInfo, ...], str]:
+    """The files on their way in, however old; or why they could not be listed.
+
+    These directories are private, so those of other users cannot be listed; that stops nothing.
+    """
+    try:
+        return tuple(info for info in places.list(TMP) if info.name != PROBE), ""
+    except StoreUnavailable as error:
+        return (), f"not all of {TMP} could be looked at: {error}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +173,10 @@ class Inventory:
     now_s: float
     files: Mapping[str, FileInfo]  # every record, manifest and blob that stands
     documents: Mapping[str, Document]  # those that stand, and what of the trash a standing record needs
-    trash: Mapping[str, tuple[FileInfo, ...]] = field(default_factory=dict)  # by former name
+    trash: Trash = field(default_factory=dict)
     pins: frozenset[str] = frozenset()  # names of records
     uses: Mapping[str, FileInfo] = field(default_factory=dict)  # the newest mark of use of each record
-    marks: tuple[FileInfo, ...] = ()  # all marks of use
+    spent: tuple[FileInfo, ...] = ()  # the other marks of use, and of records that are gone
     quarantine: tuple[FileInfo, ...] = ()
     debris: tuple[FileInfo, ...] = ()  # on its way in, perhaps for ever
     problems: tuple[str, ...] = ()  # what was left alone, one line each
@@ -116,31 +220,30 @@ def references(name: str, sealed: bytes) -> Document:
     return Document(references=names, created_s=seconds_of(created), environments=environments)
 
 
-def take_inventory(
-    backend: BlobBackend, now_s: float, *, trust: Trust, earlier: Inventory | None = None
-) -> Inventory:
+def take_inventory(places: Places, now_s: float, *, trust: Trust) -> Inventory:
     """List one place of a store and read its documents; ``trust`` judges the records.
 
     ``now_s`` is of before the call: a process that is stopped in here must not find that what it listed has
-    aged. Documents that stand unchanged since ``earlier`` are not read again.
+    aged.
 
     Raises:
         EvictRefused: a document cannot be read, or the listing leaves out what is there.
     """
     # Roots last: a record that was committed meanwhile is seen, with manifests that were there before it.
-    trash = trashed(backend)
+    trash = trashed(places)
     files: dict[str, FileInfo] = {}
     for prefix in (BLOBS, MANIFESTS):
-        files |= {info.name: info for info in backend.list(prefix) if split_fanned_name(prefix, info.name)}
-    marks = tuple(backend.list(USED))
-    pins = frozenset(name for info in backend.list(PINS) if (name := split_pin_name(info.name)))
+        files |= {info.name: info for info in places.list(prefix) if split_fanned_name(prefix, info.name)}
+    marks = places.list(USED)
+    pins = frozenset(name for info in places.list(PINS) if (name := split_pin_name(info.name)))
     for prefix in (LAUNCHES, DIRECTORIES):
-        files |= {info.name: info for info in backend.list(prefix) if is_record(info.name)}
+        files |= {info.name: info for info in places.list(prefix) if is_record(info.name)}
     uses = last_uses(marks)
-    _check_listing(backend, {*pins, *uses} - files.keys())
-    source = Documents(backend=backend, trust=trust)
-    documents = _read_documents(source, files, trash, earlier)
-    debris, problem = list_debris(backend)
+    _check_listing(places, {*pins, *uses} - files.keys())
+    current = {mark.name for record, mark in uses.items() if record in files}
+    source = Documents(places=places, trust=trust)
+    documents = _read_documents(source, files, trash)
+    debris, problem = list_debris(places)
     return Inventory(
         now_s=now_s,
         files={name: info for name, info in files.items() if name.startswith(BLOBS) or name in documents},
@@ -148,60 +251,43 @@ def take_inventory(
         trash=trash,
         pins=pins,
         uses=uses,
-        marks=marks,
-        quarantine=tuple(backend.list(QUARANTINE)),
+        spent=tuple(mark for mark in marks if mark.name not in current),
+        quarantine=tuple(places.list(QUARANTINE)),
         debris=debris,
         problems=(*sorted(source.problems), *([problem] if problem else [])),
     )
 
 
-def _check_listing(backend: BlobBackend, unlisted: Iterable[str]) -> None:
+def _check_listing(places: Places, unlisted: Iterable[str]) -> None:
     """Refuse a listing without records that are pinned or were used, and stand."""
-    if found := sorted(backend.stat(name for name in unlisted if is_record(name))):
+    if found := sorted(places.stat(name for name in unlisted if is_record(name))):
         what = f"{len(found)} records stand in the store but not in its listing"
         reason = "a listing that leaves things out would make an evict take what is needed"
         remedy = "evict again; if it stays, ask whoever runs this file system or object store"
         raise EvictRefused(what=what, where=found[0], reason=reason, remedy=remedy)
 
 
-def _read_documents(
-    source: Documents,
-    files: Mapping[str, FileInfo],
-    trash: Mapping[str, tuple[FileInfo, ...]],
-    earlier: Inventory | None,
-) -> dict[str, Document]:
-    def read(places: Mapping[str, str]) -> dict[str, Document]:
+def _read_documents(source: Documents, files: Mapping[str, FileInfo], trash: Trash) -> dict[str, Document]:
+    def read(lying: Mapping[str, str]) -> dict[str, Document]:
         """Read documents, given the names under which they lie by their own, without useless ones."""
-        answers = each(lambda item: _read(source, *item), list(places.items()), num_threads=READERS)
-        return {name: found for name, found in zip(places, answers, strict=True) if found is not None}
+        answers = each(lambda item: _read(source, *item), list(lying.items()), num_threads=READERS)
+        return {name: found for name, found in zip(lying, answers, strict=True) if found is not None}
 
-    documents = {
-        name: document
-        for name, document in (earlier.documents.items() if earlier else ())
-        if earlier and name in files and files[name] == earlier.files.get(name)
-    }
-    standing = [name for name in files if not name.startswith(BLOBS) and name not in documents]
-    documents |= read({name: name for name in standing})
-    gone = {
-        name
-        for record, document in documents.items()
-        if is_record(record)
-        for name in document.references
-        if name.startswith(MANIFESTS) and name not in documents
-    }
+    documents = read({name: name for name in files if not name.startswith(BLOBS)})
+    needed = {name for record in filter(is_record, documents) for name in documents[record].references}
+    gone = {name for name in needed - documents.keys() if name.startswith(MANIFESTS)}
     # Another evict may be at work: what it took is in the trash, what it restored stands again.
-    taken = {name: trash[name][0].name if name in trash else name for name in sorted(gone)}
-    return documents | read(taken)
+    return documents | read({name: trash[name][0].name if name in trash else name for name in sorted(gone)})
 
 
-def _read(source: Documents, name: str, place: str) -> Document | None:
+def _read(source: Documents, name: str, lying: str) -> Document | None:
     try:
-        sealed = read_stored_form(source.backend, place)
+        sealed = read_stored_form(source.places, lying)
         document = references(name, sealed)
     except NotInStore:
         return None
     except Corrupt as error:
-        if place != name:
+        if lying != name:
             return None  # nobody can use it, so it needs nothing
         raise _unreadable(error, _REPAIR) from error
     except NewerFormat as error:
@@ -221,9 +307,12 @@ def _refusal(name: str, sealed: bytes, trust: Trust) -> Untrusted | None:
     """Reason why this process must not use a document."""
     kind, key, _ = _made_for(name)
     try:
-        return trust.refusal(kind, key, sealed, where=name)
+        trust.open_envelope(kind, key, sealed, where=name)
+    except Untrusted as error:
+        return error
     except NewerFormat:
-        return None
+        pass
+    return None
 
 
 def _unreadable(error: StoreError, remedy: str) -> EvictRefused:

@@ -15,11 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from warmrank.cache_store.backends.backend import BlobBackend, new_document
-from warmrank.cache_store.backends.places import TieredBackend
+from warmrank.cache_store.backends.backend import new_document
+from warmrank.cache_store.backends.places import Places
 from warmrank.cache_store.errors import Conflict, NotInStore, StoreError, StoreUnavailable
-from warmrank.cache_store.gc.inventory import references
-from warmrank.cache_store.gc.trash import restore
+from warmrank.cache_store.gc.inventory import references, restore
 from warmrank.cache_store.layout import (
     BLOBS,
     DIRECTORIES,
@@ -44,7 +43,7 @@ class _PinDocument(Document):
     created: Utc
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Pin:
     """A pinned record; of a pin that cannot be read, the reason says what is wrong, and created is empty."""
 
@@ -53,7 +52,7 @@ class Pin:
     created: str
 
 
-def pin(view: TieredBackend, prefix: str, *, reason: str = "") -> tuple[Pin, ...]:
+def pin(places: Places, prefix: str, *, reason: str = "") -> tuple[Pin, ...]:
     """Pin the record, or all records of the launch key, that ``prefix`` begins.
 
     Raises:
@@ -61,43 +60,43 @@ def pin(view: TieredBackend, prefix: str, *, reason: str = "") -> tuple[Pin, ...
         Conflict: several launches or records begin so.
         Corrupt, NewerFormat: it cannot be read.
     """
-    names = (info.name for place in (LAUNCHES, DIRECTORIES) for info in view.list(place))
+    names = (info.name for kind in (LAUNCHES, DIRECTORIES) for info in places.list(kind))
     records = _choose(filter(is_record, names), prefix, what="record")
     data = _PinDocument(reason=reason, created=utc_now()).to_bytes()
-    created = view.put_new([new_document(pin_name(name), data) for name in records])
+    created = places.put_new([new_document(pin_name(name), data) for name in records])
     try:
         for record in records:
-            _check_stands(view, record)
+            _check_stands(places, record)
     except StoreError:
-        _remove(view, created)
+        _remove(places, created)
         raise
-    return tuple(_read(view, name) for name in records)
+    return tuple(_read(places, name) for name in records)
 
 
-def unpin(view: TieredBackend, prefix: str) -> tuple[str, ...]:
+def unpin(places: Places, prefix: str) -> tuple[str, ...]:
     """Remove pins from every place, and return their records, whose launch key or digest ``prefix`` begins.
 
     Raises:
         NotInStore: nothing pinned begins so.
         Conflict: several launches or records begin so.
     """
-    pinned = (pin.record for pin in read_pins(view))
-    chosen = {pin_name(name): name for name in _choose(pinned, prefix, what="pin")}
-    removed = _remove(view, chosen)
-    if staying := sorted(view.stat(chosen)):
+    chosen = _choose((pin.record for pin in read_pins(places)), prefix, what="pin")
+    names = [pin_name(record) for record in chosen]
+    _remove(places, names)
+    if staying := sorted(places.stat(names)):
         raise StoreUnavailable(
             what=staying[0],
-            where=", ".join(tier.name for tier in view.tiers if not tier.is_writable) or "the store",
+            where=", ".join(tier.name for tier in places.tiers if not tier.is_writable) or "the store",
             reason="the pin stands in a place that is not written from here",
             remedy="remove it where that place is writable",
         )
-    return tuple(record for name, record in chosen.items() if name in removed)
+    return chosen
 
 
-def read_pins(backend: BlobBackend) -> tuple[Pin, ...]:
+def read_pins(places: Places) -> tuple[Pin, ...]:
     """All pins, sorted by record."""
-    names = (split_pin_name(info.name) for info in backend.list(PINS))
-    return tuple(_read(backend, name) for name in sorted(name for name in names if name))
+    names = (split_pin_name(info.name) for info in places.list(PINS))
+    return tuple(_read(places, name) for name in sorted(name for name in names if name))
 
 
 def short_name(record: str) -> str:
@@ -106,18 +105,17 @@ def short_name(record: str) -> str:
     return f"{record.partition('/')[0]} {parts.key[:12]} {parts.sha256[:12]}" if parts else record
 
 
-def _remove(view: TieredBackend, names: Iterable[str]) -> set[str]:
-    """Remove pins from every place, also where one fails; return those that were removed anywhere."""
-    removed: set[str] = set()
+def _remove(places: Places, names: Iterable[str]) -> None:
+    """Remove pins from every place, also where one fails."""
     failure: StoreUnavailable | None = None
-    for place in view.alone():
+    for place in places.alone():
         try:
-            removed.update(name for name in names if place.move(name, None))
+            for name in names:
+                place.move(name, None)
         except StoreUnavailable as error:
             failure = failure or error
     if failure:
         raise failure
-    return removed
 
 
 def _choose(names: Iterable[str], prefix: str, *, what: str) -> tuple[str, ...]:
@@ -138,26 +136,26 @@ def _choose(names: Iterable[str], prefix: str, *, what: str) -> tuple[str, ...]:
     return tuple(sorted(by_key or by_digest))
 
 
-def _check_stands(backend: BlobBackend, record: str) -> None:
+def _check_stands(places: Places, record: str) -> None:
     """Bring a record back, and what it needs, if an evict took them meanwhile."""
     names: Sequence[str] = [record]
     while names:
-        if missing := sorted(set(names) - restore(backend, names)):
+        if missing := sorted(set(names) - restore(places, names)):
             remedy = "launch again, then pin what that commits"
             raise NotInStore(what=missing[0], where="the store or its trash", remedy=remedy)
         documents = [name for name in names if not name.startswith(BLOBS)]
-        needs = (references(name, read_stored_form(backend, name)).references for name in documents)
+        needs = (references(name, read_stored_form(places, name)).references for name in documents)
         names = [name for needed in needs for name in needed]
 
 
-def _read(backend: BlobBackend, record: str) -> Pin:
+def _read(places: Places, record: str) -> Pin:
     name = pin_name(record)
     try:
-        found = parse_document(_PinDocument, read_stored_form(backend, name), what="pin", where=name)
+        found = parse_document(_PinDocument, read_stored_form(places, name), what="pin", where=name)
     except NotInStore:
-        return Pin(record=record, reason="(removed meanwhile)", created="")
+        return Pin(record, "(removed meanwhile)", "")
     except StoreUnavailable:
         raise
     except StoreError as error:
-        return Pin(record=record, reason=f"({error})", created="")
-    return Pin(record=record, reason=found.reason, created=found.created)
+        return Pin(record, f"({error})", "")
+    return Pin(record, found.reason, found.created)

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import shutil
 import stat
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
-from warmrank.cache_store.backends.backend import BlobBackend, NewFile
+from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.deadline import Tier, TierState
-from warmrank.cache_store.backends.places import TieredBackend, in_each
+from warmrank.cache_store.backends.places import Places, in_each
 from warmrank.cache_store.cache_dir.private_files import create_private
-from warmrank.cache_store.digests import Digest, digest_stream
+from warmrank.cache_store.digests import Digest, copy_and_digest, digest_stream
 from warmrank.cache_store.errors import (
     Corrupt,
     NotInStore,
@@ -32,9 +32,8 @@ from warmrank.cache_store.errors import (
     UnusableCache,
     is_damage,
     is_final,
-    os_errors_are_unavailable,
 )
-from warmrank.cache_store.gc.trash import DEBRIS_S, list_debris, restore
+from warmrank.cache_store.gc.inventory import DEBRIS_S, list_debris, restore
 from warmrank.cache_store.layout import (
     BLOBS,
     DIRECTORIES,
@@ -46,19 +45,16 @@ from warmrank.cache_store.layout import (
     split_fanned_name,
 )
 from warmrank.cache_store.parallel import Meter, OnProgress, each
-from warmrank.cache_store.records.directory_listing import read_listing
 from warmrank.cache_store.records.documents import (
     READERS,
     Documents,
     StandingManifest,
-    quarantine,
-    read_launch,
+    read_listing,
     read_stored_form,
 )
 from warmrank.cache_store.records.manifest import LaunchRecord
 from warmrank.cache_store.signing.trust import Trust
 
-_ELSEWHERE = "this place is only read here: run `warmrank store verify --repair` where it may be written"
 _KINDS = {LAUNCHES: "record", DIRECTORIES: "record", MANIFESTS: "manifest", BLOBS: "blob"}
 _T = TypeVar("_T")
 
@@ -93,38 +89,48 @@ def verify_places(
     A repair also takes what is good in ``cache_root``; of ``left_out`` those that are away are faults.
     """
 
-    def verify(tier: Tier, view: TieredBackend) -> VerifyReport:
+    def verify(tier: Tier, alone: Places) -> _Audit:
         audit = _Audit(
-            documents=Documents(backend=view, trust=trust),
+            documents=Documents(places=alone, trust=trust, repairs=False),
             repair=repair and tier.is_writable,
             is_whole=tier is tiers[-1],
             is_writable=tier.is_writable,
-            places=[TieredBackend([other]) for other in tiers if other is not tier],
+            others=[Places([other]) for other in tiers if other is not tier],
             cache_root=cache_root,
         )
-        report = audit.run(on_progress)
-        if len(tiers) == 1:
-            return report
-        faults, repairs = (
-            tuple(f"{tier.name}: {line}" for line in lines) for lines in (report.faults, report.repairs)
-        )
-        return replace(report, faults=faults, repairs=repairs)
+        audit.run(on_progress)
+        return audit
 
-    reports, errors = in_each(tiers, verify)
+    audits, errors = in_each(tiers, verify)
     for _, error in errors:
         if is_final(error):
             raise error
     failed = [f"{tier.name}: {error}" for tier, error in errors]
     away = [f"{state.location}: {state.reason}" for state in left_out if state.state == "away"]
+
+    def said(lines: Callable[[_Audit], list[str]]) -> Iterator[str]:
+        for audit in audits:
+            prefix = f"{audit.documents.places.tiers[0].name}: " if len(tiers) > 1 else ""
+            yield from (f"{prefix}{line}" for line in lines(audit))
+
+    counts = sum((audit.counts for audit in audits), Counter[str]())
     return VerifyReport(
-        num_blobs=sum(report.num_blobs for report in reports),
-        num_manifests=sum(report.num_manifests for report in reports),
-        num_launches=sum(report.num_launches for report in reports),
-        num_listings=sum(report.num_listings for report in reports),
-        bytes_hashed=sum(report.bytes_hashed for report in reports),
-        faults=(*(line for report in reports for line in report.faults), *failed, *away),
-        repairs=tuple(line for report in reports for line in report.repairs),
+        num_blobs=counts[BLOBS],
+        num_manifests=counts[MANIFESTS],
+        num_launches=counts[LAUNCHES],
+        num_listings=counts[DIRECTORIES],
+        bytes_hashed=counts["bytes"],
+        faults=(*said(lambda audit: audit.faults), *failed, *away),
+        repairs=tuple(said(lambda audit: audit.repairs)),
     )
+
+
+class _Look(NamedTuple, Generic[_T]):
+    """What a file is, its fault, and whether it is damaged."""
+
+    value: _T | None = None
+    fault: str = ""
+    is_damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,83 +141,71 @@ class _Audit:
     repair: bool
     is_whole: bool  # what a document needs must be here; a near place may hold it in part
     is_writable: bool  # publishes write here too, so that they repair it
-    places: Sequence[BlobBackend]  # other places of the store, where a repair looks for good copies
+    others: Sequence[Places]  # where a repair looks for good copies
     cache_root: Path | None  # likewise
+    counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     repairs: list[str] = field(default_factory=list)
 
-    def run(self, on_progress: OnProgress | None) -> VerifyReport:
+    def run(self, on_progress: OnProgress | None) -> None:
         """Read everything; ages go by this machine's clock, as the store's own would need a write."""
         now_s = time.time()
-        launches = self._read_documents(LAUNCHES, read_launch)
+        records = self._read_documents(LAUNCHES, lambda documents, name: documents.launch(name).record)
         listings = self._read_documents(DIRECTORIES, _read_listing)
-        records = {name: record for name, record in launches.items() if record is not None}
-        refs = [ref for record in records.values() for ref in record.partitions]
-        manifests = self._read_documents(
-            MANIFESTS, _read_manifest, [manifest_name(ref.manifest_key) for ref in refs]
-        )
+        refs = [ref for record in records.values() if record for ref in record.partitions]
+        wanted = {manifest_name(ref.manifest_key) for ref in refs}
+        manifests = self._read_documents(MANIFESTS, _read_manifest, wanted)
         entries = [entry for found in manifests.values() if found for entry in found.manifest.artifacts]
         needed = {blob_name(entry.sha256): entry.digest for entry in entries}
         for blobs in listings.values():
             needed |= blobs or {}
         sizes = self._hash_blobs(needed, on_progress)
+        self.counts["bytes"] += sum(sizes.values())
         self._check_references(records, manifests, listings, sizes)
         self._check_debris(now_s)
-        return VerifyReport(
-            num_blobs=len(sizes),
-            num_manifests=len(manifests),
-            num_launches=len(launches),
-            num_listings=len(listings),
-            bytes_hashed=sum(sizes.values()),
-            faults=tuple(self.faults),
-            repairs=tuple(self.repairs),
-        )
 
     def _read_documents(
-        self, prefix: str, read: Callable[[Documents, str], _T], needed: Iterable[str] = ()
+        self, prefix: str, read: Callable[[Documents, str], _T], needed: AbstractSet[str] = frozenset()
     ) -> dict[str, _T | None]:
         """Documents by name; None for one that cannot be used."""
 
-        def look(name: str) -> tuple[_T | None, str, bool]:
+        def look(name: str) -> _Look[_T]:
             try:
-                return read(self.documents, name), "", False
+                return _Look(read(self.documents, name))
             except StoreError as error:
                 is_revoked = isinstance(error, Untrusted) and error.reason == "revoked"
-                return None, self._said(error), is_damage(error) or is_revoked
+                return _Look(None, str(error), is_damage(error) or is_revoked)
 
         def put_again(name: str) -> str:
-            for place in self.places:
+            for place in self.others:
                 with contextlib.suppress(StoreError):
-                    read(Documents(backend=place, trust=self.documents.trust), name)
+                    read(Documents(places=place, trust=self.documents.trust, repairs=False), name)
                     self.documents.write(name, read_stored_form(place, name))
                     return "another place of the store"
             return ""
 
-        listed = [info.name for info in self.documents.backend.list(prefix)]
-        return self._judge(prefix, listed, frozenset(needed), look, put_again)
+        listed = [info.name for info in self.documents.places.list(prefix)]
+        return self._judge(prefix, listed, needed, look, put_again)
 
     def _hash_blobs(self, needed: Mapping[str, Digest], on_progress: OnProgress | None) -> dict[str, int]:
         """Sizes of all blobs by name, the damaged ones included."""
-        backend = self.documents.backend
-        listed = {
-            info.name: info.content_bytes or info.stored_bytes for info in self.documents.backend.list(BLOBS)
-        }
-        meter = Meter(
-            "Verifying",
-            total_bytes=sum(listed.values()),
-            total_files=len(listed),
-            on_progress=on_progress,
-        )
+        places = self.documents.places
+        listed = {info.name: info.content_bytes or info.stored_bytes for info in places.list(BLOBS)}
+        total_bytes, total_files = sum(listed.values()), len(listed)
+        meter = Meter("Verifying", total_bytes=total_bytes, total_files=total_files, on_progress=on_progress)
 
-        def look(name: str) -> tuple[Digest | None, str, bool]:
-            answer = _digest(backend, name)
-            meter.count(listed.get(name, 0), 1)
-            if isinstance(answer, NotInStore) and not backend.stat([name]):
-                return None, "", False  # another process moved it since the listing
-            if isinstance(answer, StoreError):
-                return None, self._said(answer), is_damage(answer)
-            is_damaged = answer.sha256 != split_fanned_name(BLOBS, name)
-            return answer, f"{name}: its bytes have {answer}" if is_damaged else "", is_damaged
+        def look(name: str) -> _Look[int]:
+            try:
+                digest = places.read(name, digest_stream, repairs=False)
+            except NotInStore as error:
+                # Without a file: another process moved it since the listing.
+                return _Look(None, str(error) if places.stat([name]) else "")
+            except StoreError as error:
+                return _Look(None, str(error), is_damage(error))
+            finally:
+                meter.count(listed.get(name, 0), 1)
+            is_damaged = digest.sha256 != split_fanned_name(BLOBS, name)
+            return _Look(digest.size_bytes, f"{name}: its bytes have {digest}" * is_damaged, is_damaged)
 
         @functools.cache
         def local_files() -> Mapping[int, Sequence[Path]]:
@@ -220,62 +214,61 @@ class _Audit:
         def put_again(name: str) -> str:
             if name not in needed:
                 return ""
-            files = local_files().get(needed[name].size_bytes, ())
             with tempfile.TemporaryDirectory() as directory:
-                for path, where in self._copies(name, files, Path(directory)):
+                known = local_files().get(needed[name].size_bytes, ())
+                for path, where in self._copies(name, known, Path(directory)):
                     with contextlib.suppress(Corrupt, UnusableCache):  # then the file does not hold it
-                        if backend.put_new([NewFile(name=name, source=path, expected=needed[name])]):
+                        if places.put_new([NewFile(name=name, source=path, expected=needed[name])]):
                             return where
             return ""
 
         found = self._judge(BLOBS, list(listed), needed.keys(), look, put_again)
         meter.finish()
-        return {name: digest.size_bytes for name, digest in found.items() if digest is not None}
+        return {name: size for name, size in found.items() if size is not None}
 
     def _judge(
         self,
         prefix: str,
         listed: Iterable[str],
         needed: AbstractSet[str],
-        look: Callable[[str], tuple[_T | None, str, bool]],
+        look: Callable[[str], _Look[_T]],
         put_again: Callable[[str], str],
     ) -> dict[str, _T | None]:
-        """Look at files: what each is, its fault, and whether it is damaged.
+        """Look at files.
 
         A repair moves away what is still damaged when it is looked at again. Then comes back what was moved,
         or is ``needed`` and not there: from the trash, else from where ``put_again`` says that it found it.
         """
         found: dict[str, _T | None] = {}
+        places = self.documents.places
 
-        def judge(name: str) -> tuple[_T | None, str, bool]:
+        def judge(name: str) -> _Look[_T]:
             answer = look(name)
-            if answer[2] and self.repair:
-                answer = look(name)
-                if answer[2]:
-                    quarantine(self.documents.backend, name, answer[1])
-                    self.repairs.append(f"{name}: moved into quarantine")
+            if answer.is_damaged and self.repair and (answer := look(name)).is_damaged:
+                places.quarantine(name, answer.fault)
+                self.repairs.append(f"{name}: moved into quarantine")
             return answer
 
         def judge_all(names: Sequence[str]) -> set[str]:
             """Note what they are; return the damaged ones."""
             answers = dict(zip(names, each(judge, names, num_threads=READERS), strict=True))
-            self.faults.extend(fault for _, fault, _ in answers.values() if fault)
-            found.update({name: value for name, (value, _, _) in answers.items()})
-            return {name for name, (_, _, is_damaged) in answers.items() if is_damaged}
+            self.faults.extend(answer.fault for answer in answers.values() if answer.fault)
+            found.update({name: answer.value for name, answer in answers.items()})
+            return {name for name, answer in answers.items() if answer.is_damaged}
 
         damaged = judge_all([name for name in listed if self._is_named(prefix, name)])
-        if not self.repair:
-            return found
-        missing = needed - found.keys()
-        back = restore(self.documents.backend, damaged | missing)
-        self.repairs.extend(f"{name}: restored from the trash" for name in sorted(back))
-        bad_copies = judge_all(sorted(back))
-        for name in sorted(((damaged | missing) - back) | bad_copies):
-            # A near place need not have it, unless it had.
-            if (self.is_whole or name in found) and (where := put_again(name)):
-                self.repairs.append(f"{name}: put again from {where}")
-                found[name] = look(name)[0]
-        self.faults.extend(f"{name}: missing" for name in sorted(missing & found.keys()))
+        if self.repair:
+            missing = needed - found.keys()
+            back = restore(places, damaged | missing)
+            self.repairs.extend(f"{name}: restored from the trash" for name in sorted(back))
+            bad_copies = judge_all(sorted(back))
+            for name in sorted(((damaged | missing) - back) | bad_copies):
+                # A near place need not have it, unless it had.
+                if (self.is_whole or name in found) and (where := put_again(name)):
+                    self.repairs.append(f"{name}: put again from {where}")
+                    found[name] = look(name).value
+            self.faults.extend(f"{name}: missing" for name in sorted(missing & found.keys()))
+        self.counts[prefix] += sum(prefix != BLOBS or value is not None for value in found.values())
         return found
 
     def _is_named(self, prefix: str, name: str) -> bool:
@@ -299,29 +292,29 @@ class _Audit:
         """Files that may be a blob, not verified yet, and how people know them."""
         for path in files:
             yield path, str(path)
-        copy = directory / "copy"
-        for place in self.places:
-            copy.unlink(missing_ok=True)
+        for number, place in enumerate(self.others):
+            copy = directory / str(number)
             with contextlib.suppress(StoreError, OSError):
-                with place.open(name) as file, create_private(copy) as target:
-                    shutil.copyfileobj(file, target)
+                with create_private(copy) as target:
+                    place.read(name, lambda file, to=target: copy_and_digest(file, to), repairs=False)  # type: ignore[misc]
                 yield copy, "another place of the store"
 
     def _check_references(
         self,
-        launches: Mapping[str, LaunchRecord],
+        records: Mapping[str, LaunchRecord | None],
         manifests: Mapping[str, StandingManifest | None],
         listings: Mapping[str, Iterable[str] | None],
         sizes: Mapping[str, int],
     ) -> None:
-        for name, record in launches.items():
-            for ref in record.partitions:
-                manifest = manifest_name(ref.manifest_key)
-                standing = manifests.get(manifest)
-                if manifest not in manifests and self.is_whole:
-                    self.faults.append(f"{name}: the manifest of {ref.partition} is missing")
-                elif standing is not None and standing.sha256 != ref.manifest_sha256:
-                    self.faults.append(f"{name}: the manifest of {ref.partition} is another one than it pins")
+        for name, ref in (
+            (name, ref) for name, record in records.items() if record for ref in record.partitions
+        ):
+            manifest = manifest_name(ref.manifest_key)
+            standing = manifests.get(manifest)
+            if manifest not in manifests and self.is_whole:
+                self.faults.append(f"{name}: the manifest of {ref.partition} is missing")
+            elif standing is not None and standing.sha256 != ref.manifest_sha256:
+                self.faults.append(f"{name}: the manifest of {ref.partition} is another one than it pins")
         for name, standing in manifests.items():
             for entry in standing.manifest.artifacts if standing else ():
                 blob = blob_name(entry.sha256)
@@ -334,7 +327,7 @@ class _Audit:
             self.faults.extend(f"{name}: needs {blob}, which is missing" for blob in missing)
 
     def _check_debris(self, now_s: float) -> None:
-        found, _ = list_debris(self.documents.backend)  # what other users write now is no fault
+        found, _ = list_debris(self.documents.places)  # what other users write now is no fault
         where = "" if self.is_writable else " where this place may be written"
         for info in found:
             if (age_s := now_s - info.modified_s) > DEBRIS_S:
@@ -343,27 +336,11 @@ class _Audit:
                     f"by a process that must have died; `warmrank store evict` removes them{where}"
                 )
 
-    def _said(self, error: StoreError) -> str:
-        """An error with the remedy that there is for it in this place."""
-        if self.is_writable or not isinstance(error, Corrupt | Untrusted):
-            return str(error)
-        if isinstance(error, Untrusted) and error.reason == "unknown_signer":
-            return str(error)
-        return str(error.but(remedy=_ELSEWHERE))
-
 
 def _read_manifest(documents: Documents, name: str) -> StandingManifest:
-    return documents.read_manifest(split_fanned_name(MANIFESTS, name) or "")
+    return documents.manifest(split_fanned_name(MANIFESTS, name) or "")
 
 
 def _read_listing(documents: Documents, name: str) -> dict[str, Digest]:
     listing = read_listing(documents, name).listing
     return {blob_name(file.sha256): file.digest for file in listing.files}
-
-
-def _digest(backend: BlobBackend, name: str) -> Digest | StoreError:
-    try:
-        with backend.open(name) as file, os_errors_are_unavailable("blob", name):
-            return digest_stream(file)
-    except StoreError as error:
-        return error

@@ -1,70 +1,55 @@
-"""Sealed documents in a backend: how they are written, read and judged, and which of several is the newest.
+"""Sealed documents in a store: how they are written, read and judged, and which of several is the newest.
 
 A document is returned only after its envelope was judged for the kind and key that were asked for. What is
 damaged, whoever reads it, goes into quarantine; what is merely not trusted here stays until a publisher
-replaces it. Of launch records many are read as summaries, few whole: a summary says nothing about the
-partitions, so a record may turn out unusable when it is read whole.
+replaces it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import BinaryIO, Final, Literal, TypeVar
+from functools import partial
+from itertools import groupby
+from typing import Final, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict
-
-from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, new_document
-from warmrank.cache_store.backends.places import TieredBackend, read_from_any
-from warmrank.cache_store.cache_dir.private_files import temporary_name
+from warmrank.cache_store.backends.backend import FileInfo, GuardedFile, new_document
+from warmrank.cache_store.backends.places import Places
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import (
-    Conflict,
-    Corrupt,
-    NotInStore,
-    StoreError,
-    StoreUnavailable,
-    is_damage,
-    os_errors_are_unavailable,
-    outcome_of,
-)
+from warmrank.cache_store.errors import Conflict, Corrupt, NotInStore, StoreError, outcome_of
 from warmrank.cache_store.layout import (
+    DIRECTORIES,
     LAUNCHES,
     RecordKind,
     manifest_name,
-    quarantine_name,
     record_prefix,
     split_record_name,
 )
 from warmrank.cache_store.parallel import each
-from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES, parse_document
+from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
 from warmrank.cache_store.records.manifest import (
-    Components,
+    DirectoryListing,
     LaunchRecord,
     PartitionManifest,
     PartitionRef,
-    Sha256,
-    Utc,
-    WorldSize,
+    listing_key,
     parse_launch_record,
+    parse_listing,
     parse_manifest,
 )
 from warmrank.cache_store.signing.trust import DocumentKind, Trust, signer_id
+from warmrank.cache_store.text import explain_miss, time_text
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-R = TypeVar("R", LaunchRecord, "_Head")
-L = TypeVar("L", "StoredLaunch", "LaunchSummary")
 READERS: Final = 8
-_RECORD = "launch record"
 _MAX_ENVELOPE_BYTES = MAX_DOCUMENT_BYTES + 4096
 _USUAL_BYTES = 64 << 10  # a buffer of the limit's size would be mapped and unmapped for each of thousands
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandingManifest:
+class StandingManifest(NamedTuple):
     """A manifest in the store."""
 
     manifest: PartitionManifest
@@ -77,75 +62,150 @@ class StandingManifest:
         return PartitionRef(partition=partition, rank=rank, manifest_key=key, manifest_sha256=self.sha256)
 
 
+class StoredLaunch(NamedTuple):
+    """A launch record and its name in the store."""
+
+    name: str
+    record: LaunchRecord
+
+    @property
+    def created(self) -> str:
+        """The record's own date."""
+        return self.record.created
+
+
+class StoredListing(NamedTuple):
+    """A listing and its name in the store."""
+
+    name: str
+    listing: DirectoryListing
+    signer_id: str  # of the key that signed it; empty where nobody did
+
+    @property
+    def created(self) -> str:
+        """The listing's own date."""
+        return self.listing.created
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
     """Reads and writes the sealed documents of one store."""
 
-    backend: BlobBackend
+    places: Places
     trust: Trust
     problems: list[str] = field(default_factory=list)  # a line for each document that was skipped
+    repairs: bool = True  # what is damaged goes into quarantine
 
     def write(self, name: str, sealed: bytes) -> bool:
         """Create a sealed document; False when the name is taken."""
-        return bool(self.backend.put_new([new_document(name, sealed)]))
+        return bool(self.places.put_new([new_document(name, sealed)]))
 
-    def read(self, kind: DocumentKind, key: str, name: str) -> tuple[bytes, bytes]:
-        """Read a document without touching it; return its bytes and its stored form.
+    def read(
+        self, kind: DocumentKind, key: str, name: str, parse: Callable[[bytes, str], T]
+    ) -> tuple[T, bytes]:
+        """Read a document; return what ``parse`` makes of it, and its stored form.
 
         Raises:
             NotInStore: there is none.
             Corrupt, NewerFormat, Untrusted: as `Trust.open_envelope`.
         """
-        sealed = read_stored_form(self.backend, name)
-        return self.trust.open_envelope(kind, key, sealed, where=name), sealed
 
-    def read_record(self, kind: RecordKind, name: str) -> tuple[str, bytes, bytes]:
-        """Read the record that ``name`` announces: its key, bytes and stored form; raises as `read`."""
-        what, parts = _RECORD if kind == "launch" else "listing", split_record_name(name)
-        if parts is None or parts.kind != kind:
-            raise Corrupt(what=what, where=name, expected="a name of the layout", actual="another")
-        payload, sealed = self.read(kind, parts.key, name)
-        check_sha256(what, name, payload, parts.sha256)
-        return parts.key, payload, sealed
+        def judge(file: GuardedFile) -> tuple[T, bytes]:
+            sealed = _stored_form(file, name)
+            return parse(self.trust.open_envelope(kind, key, sealed, where=name), name), sealed
 
-    def read_manifest(self, key: str) -> StandingManifest:
-        """Read the manifest of a partition key without touching it; raises as `read` does."""
-        payload, sealed = self.read("manifest", key, name := manifest_name(key))
-        manifest, sha256 = parse_manifest(payload, name), digest_bytes(sealed).sha256
-        return StandingManifest(manifest=manifest, sha256=sha256, signer_id=signer_id(sealed))
+        return self.places.read(name, judge, repairs=self.repairs)
 
-    def take_manifest(self, key: str, *, expected_sha256: str | None = None) -> StandingManifest:
-        """Read a manifest for use: what is damaged goes into quarantine.
+    def read_record(
+        self, kind: RecordKind, name: str, parse: Callable[[bytes, str], T], key_of: Callable[[T], str]
+    ) -> tuple[T, bytes]:
+        """Read the record that ``name`` announces, by its key and digest; raises as `read`."""
+        parts = split_record_name(name)
+        key, sha256 = (parts.key, parts.sha256) if parts else ("", "")
 
-        Raises `Conflict` where it is not the one that a launch record pins, else as `read_manifest`.
+        def check(payload: bytes, name: str) -> T:
+            check_sha256(kind, name, payload, sha256)
+            record = parse(payload, name)
+            if key_of(record) != key:
+                raise Corrupt(what=kind, where=name, expected=f"key {key}", actual=key_of(record))
+            return record
+
+        return self.read(kind, key, name, check)
+
+    def manifest(self, key: str, *, expected_sha256: str | None = None) -> StandingManifest:
+        """Read the manifest of a partition key.
+
+        Raises `Conflict` where it is not the one that a launch record pins, else as `read`.
         """
-        try:
-            standing = self.read_manifest(key)
-        except StoreError as error:
-            quarantine_if_damaged(self.backend, manifest_name(key), error)
-            raise
+        manifest, sealed = self.read("manifest", key, name := manifest_name(key), parse_manifest)
+        standing = StandingManifest(manifest, digest_bytes(sealed).sha256, signer_id(sealed))
         if expected_sha256 in (None, standing.sha256):
             return standing
         raise Conflict(
             what=f"manifest {key[:12]}",
-            where=manifest_name(key),
+            where=name,
             expected=f"the stored form {str(expected_sha256)[:12]}",
             actual=standing.sha256[:12],
             remedy="it was published again since; the next launch commits a record that fits",
         )
 
+    def launch(self, name: str) -> StoredLaunch:
+        """Read one launch record; raises as `read`."""
+        record, _ = self.read_record("launch", name, parse_launch_record, lambda record: record.launch_key)
+        return StoredLaunch(name, record)
 
-def read_stored_form(backend: BlobBackend, name: str) -> bytes:
+    def launches(self, launch_key: str | None = None) -> Iterator[StoredLaunch]:
+        """All launch records that can be used, or those of one key; see `newest_first`."""
+        prefix = LAUNCHES if launch_key is None else record_prefix("launch", launch_key)
+        return self.newest_first(self.places.list(prefix), self.launch, lambda stored: stored.created)
+
+    def newest_first(
+        self,
+        infos: Iterable[FileInfo],
+        read: Callable[[str], T],
+        created: Callable[[T], str],
+        *,
+        at_once: int = READERS,
+    ) -> Iterator[T]:
+        """The results of ``read`` for records that can be used, the newest first, a few read ``at_once``.
+
+        Of those that cannot be used, each is a problem.
+        """
+        batch: dict[str, FileInfo] = {}
+        newest = sorted(infos, key=lambda info: -info.written_s)
+        for _, same_age in groupby(newest, lambda info: info.written_s):
+            batch |= {info.name: info for info in same_age}
+            if len(batch) >= at_once:
+                yield from self._usable(batch, read, created)
+                batch = {}
+        yield from self._usable(batch, read, created)
+
+    def _usable(
+        self, infos: dict[str, FileInfo], read: Callable[[str], T], created: Callable[[T], str]
+    ) -> list[T]:
+        found: list[tuple[tuple[float, float, str], T]] = []
+        outcomes = each(lambda name: outcome_of(lambda: read(name)), list(infos), num_threads=READERS)
+        for info, outcome in zip(infos.values(), outcomes, strict=True):
+            if not isinstance(outcome, StoreError):
+                found.append((age(info, seconds_of(created(outcome))), outcome))
+            elif not isinstance(
+                outcome, NotInStore
+            ):  # else evicted, or put into quarantine, since the listing
+                logger.info("Skipped a document: %s", outcome)  # callers show the problems
+                if str(outcome) not in self.problems:
+                    self.problems.append(str(outcome))
+        return [outcome for _, outcome in sorted(found, key=lambda item: item[0])]
+
+
+def read_stored_form(places: Places, name: str) -> bytes:
     """Read a document as it is stored, whatever it says; raises `Corrupt` for one that is too large."""
+    return places.read(name, lambda file: _stored_form(file, name), repairs=False)
 
-    def read(file: BinaryIO) -> bytes:
-        with os_errors_are_unavailable("file", name):
-            head = file.read(_USUAL_BYTES)
-            if len(head) < _USUAL_BYTES:
-                return head
-            return head + file.read(_MAX_ENVELOPE_BYTES + 1 - _USUAL_BYTES)
 
-    sealed = read_from_any(backend, name, read)
+def _stored_form(file: GuardedFile, name: str) -> bytes:
+    sealed = file.read(_USUAL_BYTES)
+    if len(sealed) == _USUAL_BYTES:
+        sealed += file.read(_MAX_ENVELOPE_BYTES + 1 - _USUAL_BYTES)
     if len(sealed) > _MAX_ENVELOPE_BYTES:
         expected = f"at most {_MAX_ENVELOPE_BYTES} bytes"
         raise Corrupt(what="document", where=name, expected=expected, actual="more")
@@ -158,53 +218,6 @@ def check_sha256(what: str, name: str, payload: bytes, sha256: str) -> None:
         raise Corrupt(what=what, where=name, expected=f"sha256 {sha256}", actual=actual)
 
 
-def quarantine_if_damaged(backend: BlobBackend, name: str, error: StoreError) -> None:
-    """Move a file away if ``error`` says that its bytes are wrong.
-
-    A store that cannot be written is no reason to hide the fault that led here: that is only logged.
-    """
-    if is_damage(error):
-        try:
-            quarantine(backend, name, str(error))
-        except StoreUnavailable as failure:
-            logger.warning("%s stays where it is: %s", name, failure)
-
-
-def quarantine(backend: BlobBackend, name: str, reason: str) -> None:
-    """Move a file out of the way, with the reason beside it in that place, so that it can be put again.
-
-    A name that is gone already is no error; one that cannot be moved is `StoreUnavailable`.
-    """
-    target = quarantine_name(name, temporary_name())
-    if not backend.move(name, target):
-        return
-    logger.warning("Quarantined %s as %s: %s", name, target, reason)
-    note = new_document(f"{target}.reason", f"{reason}\n".encode("utf-8", "replace"))
-    for place in backend.alone() if isinstance(backend, TieredBackend) else (backend,):
-        if place.stat([target]):
-            place.put_new([note])
-
-
-def take_usable(
-    documents: Documents, names: Sequence[str], read: Callable[[Documents, str], T]
-) -> tuple[T, ...]:
-    """Results of ``read`` for the documents that can be used, in the order of ``names``, several at a time.
-
-    Of those that cannot, the damaged go into quarantine, and ``documents`` notes each as a problem.
-    """
-    found: list[T] = []
-    outcomes = each(lambda name: outcome_of(lambda: read(documents, name)), names, num_threads=READERS)
-    for name, outcome in zip(names, outcomes, strict=True):
-        if not isinstance(outcome, StoreError):
-            found.append(outcome)
-        elif not isinstance(outcome, NotInStore):  # else evicted, or put into quarantine, since the listing
-            logger.info("Skipped a document: %s", outcome)  # callers show the problems
-            if str(outcome) not in documents.problems:
-                documents.problems.append(str(outcome))
-            quarantine_if_damaged(documents.backend, name, outcome)
-    return tuple(found)
-
-
 def age(info: FileInfo, created_s: float) -> tuple[float, float, str]:
     """Sorts records, the newest first, by when the store got them, then by their own date (epoch seconds)."""
     return -info.written_s, -created_s, info.name
@@ -215,107 +228,47 @@ def seconds_of(created: str) -> float:
     return datetime.fromisoformat(created).timestamp()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredLaunch:
-    """A launch record and its name in the store."""
+def newest_listing(documents: Documents, key: str) -> StoredListing:
+    """The newest usable listing under ``key``.
 
-    name: str
-    record: LaunchRecord
-
-    @property
-    def created(self) -> str:
-        """The record's own date."""
-        return self.record.created
+    Older ones are not read: each may have many MiB. Raises `NotInStore`.
+    """
+    where = record_prefix("directory", key)
+    if found := _newest_of(documents, documents.places.list(where)):
+        return found
+    raise NotInStore(what=f"listing {key[:12]}", where=where, remedy="push it first")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchSummary:
-    """Name of a launch record in the store, and the fields by which launches are chosen."""
-
-    name: str
-    world_size: int
-    environments: tuple[Mapping[str, str], ...]
-    created: str
-    payload: bytes = field(repr=False)  # the record, read once
-
-
-class _Other(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-    environment: Components
+def nearest_listing(documents: Documents, tool: str, components: dict[str, str]) -> str:
+    """One line that says which components differ from the nearest of the newest listings of ``tool``."""
+    candidates = [
+        (f"the directory pushed {time_text(found.created)}", found.listing.components)
+        for found in newest_listings(replace(documents, problems=[]))
+        if found.listing.tool == tool
+    ]
+    return explain_miss(components, candidates)
 
 
-class _Head(BaseModel):
-    """A launch record without its partitions, whose validation takes nine tenths of the time."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-    format: Literal[1, 2]
-    launch_key: Sha256
-    world_size: WorldSize
-    environment: Components
-    others: tuple[_Other, ...] = ()
-    created: Utc
-
-
-def read_launch(documents: Documents, name: str) -> LaunchRecord:
-    """Read one record without touching it; raises as `Documents.read`."""
-    return _read(documents, name, parse_launch_record)[1]
-
-
-def read_launches(documents: Documents, launch_key: str | None = None) -> tuple[StoredLaunch, ...]:
-    """Read all records that can be used, or those of one key, newest first; see `take_usable`."""
-    return _newest_first(documents, launch_key, _read_whole)
-
-
-def take_launches(documents: Documents, summaries: Sequence[LaunchSummary]) -> tuple[StoredLaunch, ...]:
-    """The records that were summarized, in their order; see `take_usable`."""
-    payloads = {summary.name: summary.payload for summary in summaries}
-
-    def parse(_: Documents, name: str) -> StoredLaunch:
-        return StoredLaunch(name=name, record=parse_launch_record(payloads[name], name))
-
-    return take_usable(documents, list(payloads), parse)
-
-
-def summarize_launches(documents: Documents, launch_key: str) -> tuple[LaunchSummary, ...]:
-    """Summaries of the records of one key, newest first; see `take_usable`."""
-    return _newest_first(documents, launch_key, _summarize)
-
-
-def launch_keys(documents: Documents) -> tuple[str, ...]:
-    """All keys under which records stand, sorted."""
-    names = (split_record_name(info.name) for info in documents.backend.list(LAUNCHES))
-    return tuple(sorted({parts.key for parts in names if parts}))
-
-
-def _newest_first(
-    documents: Documents, launch_key: str | None, read: Callable[[Documents, str], L]
-) -> tuple[L, ...]:
-    prefix = LAUNCHES if launch_key is None else record_prefix("launch", launch_key)
-    infos = {info.name: info for info in documents.backend.list(prefix)}
-    found = take_usable(documents, list(infos), read)
-    return tuple(sorted(found, key=lambda item: age(infos[item.name], seconds_of(item.created))))
-
-
-def _read_whole(documents: Documents, name: str) -> StoredLaunch:
-    return StoredLaunch(name=name, record=read_launch(documents, name))
-
-
-def _summarize(documents: Documents, name: str) -> LaunchSummary:
-    payload, head = _read(
-        documents, name, lambda data, where: parse_document(_Head, data, what=_RECORD, where=where)
+def newest_listings(documents: Documents) -> tuple[StoredListing, ...]:
+    """The newest usable listing of each key."""
+    infos = sorted(documents.places.list(DIRECTORIES), key=lambda info: info.name)
+    newest = (
+        _newest_of(documents, same_key)
+        for _, same_key in groupby(infos, lambda info: info.name.rpartition("/")[0])
     )
-    return LaunchSummary(
-        name=name,
-        world_size=head.world_size,
-        environments=(head.environment, *(other.environment for other in head.others)),
-        created=head.created,
-        payload=payload,
+    return tuple(found for found in newest if found is not None)
+
+
+def _newest_of(documents: Documents, infos: Iterable[FileInfo]) -> StoredListing | None:
+    newest = documents.newest_first(
+        infos, partial(read_listing, documents), lambda stored: stored.created, at_once=1
     )
+    return next(newest, None)
 
 
-def _read(documents: Documents, name: str, parse: Callable[[bytes, str], R]) -> tuple[bytes, R]:
-    key, payload, _ = documents.read_record("launch", name)
-    record = parse(payload, name)
-    if record.launch_key != key:
-        raise Corrupt(what=_RECORD, where=name, expected=key, actual=record.launch_key)
-    return payload, record
+def read_listing(documents: Documents, name: str) -> StoredListing:
+    """Read one listing; raises as `Documents.read`."""
+    listing, sealed = documents.read_record(
+        "directory", name, parse_listing, lambda made: listing_key(made.tool, made.components)
+    )
+    return StoredListing(name, listing, signer_id(sealed))

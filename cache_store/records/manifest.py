@@ -1,4 +1,4 @@
-"""The documents of the store, a partition's manifest and a launch's record, and their fields' types.
+"""The documents of the store, a manifest, a launch record and a listing of a directory, with their types.
 
 Layout: canonical JSON of the models below (field by field as declared), sealed by
 `cache_store.signing.trust`.
@@ -9,6 +9,9 @@ Layout: canonical JSON of the models below (field by field as declared), sealed 
     LaunchRecord        {"format":1,"launch_key":"...","identity":{...},"world_size":2,
                          "environment":{...},"partitions":[...],"created":"..."}
                         (format 2 has "others": the ranks of other environments than rank 0's)
+    DirectoryListing    {"format":1,"tool":"vllm","components":{...},"root":"/root/.cache/vllm","files":[
+                         {"path":"a/b","sha256":"...","size_bytes":N,"executable":false,"names_root":false}],
+                         "created":"..."}
 
 Every number, size and length has a limit, so that no document, not even a signed one, fills a node's disk or
 memory. A document gives no modes, owners or links. Every path may be joined to a directory
@@ -47,6 +50,8 @@ MAX_FILE_BYTES = 16 << 30  # kernels that come with an artifact have at most som
 MAX_PARTITION_BYTES = 64 << 30
 MAX_COMPONENTS = 10_000
 MAX_NAME_CHARS = 4096  # of a function, or of a component, which may hold the path of a source file
+MAX_LISTED_FILES = 100_000
+MAX_ROOT_CHARACTERS = 4096
 MAX_TEXT_CHARS = 1 << 20  # the value of a component, or the signature of a capture
 
 
@@ -306,6 +311,45 @@ def _summary(ranks: list[int]) -> str:
     return f"[{shown}{', ...' if len(ranks) > 8 else ''}]"
 
 
+class ListedFile(BlobEntry):
+    """One file of a directory, by its posix path below that."""
+
+    path: Annotated[str, AfterValidator(refusing(path_fault, "path"))]
+    executable: bool  # by its owner
+    names_root: bool  # its bytes contain the directory's absolute path
+
+
+class DirectoryListing(Document):
+    """All files of a directory, sorted by path.
+
+    ``tool`` says how it may be relocated; ``components`` must be equal for it to be restored; ``root`` is its
+    absolute path where it was read.
+    """
+
+    format: Literal[1] = 1
+    tool: Annotated[str, AfterValidator(refusing(part_fault, "name"))]
+    components: Components
+    root: Annotated[str, Field(max_length=MAX_ROOT_CHARACTERS)]
+    files: Annotated[tuple[ListedFile, ...], Field(max_length=MAX_LISTED_FILES)]
+    created: Utc
+
+    @model_validator(mode="after")
+    def _check(self) -> DirectoryListing:
+        if fault := collision(file.path for file in self.files):
+            raise ValueError(fault)
+        return self
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size_bytes for file in self.files)
+
+
+def listing_key(tool: str, components: dict[str, str]) -> str:
+    """Key under which listings of ``tool`` with these components stand."""
+    return key_of({"tool": tool, **{f"component {name}": value for name, value in components.items()}})
+
+
 def utc_now() -> str:
     """The current time as the documents spell it, such as ``2026-01-31T12:00:00.000000+00:00``."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
@@ -340,3 +384,8 @@ def parse_manifest(data: bytes, where: str) -> PartitionManifest:
 def parse_launch_record(data: bytes, where: str) -> LaunchRecord:
     """Read a launch record's canonical JSON; raises as `parse_document`."""
     return parse_document(LaunchRecord, data, what="launch record", where=where)
+
+
+def parse_listing(data: bytes, where: str) -> DirectoryListing:
+    """Read a listing's canonical JSON; raises as `parse_document`."""
+    return parse_document(DirectoryListing, data, what="listing", where=where)

@@ -8,8 +8,8 @@ Layout::
       revoked/KEY_ID.json     {"format":1,"name":"ci","reason":"...","when":"2026-01-31T12:00:00+00:00"}
 
 Whatever somebody but this user and root could have written is refused, and a private key that others could
-read. Files are created whole and never overwritten, one for each key, so no revocation is lost, also where
-locks do nothing; a damaged one is an error, never passed over.
+read. Files are created whole and never overwritten, one for each key, so no revocation is lost and no lock is
+needed; a damaged one is an error, never passed over.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -27,10 +26,8 @@ from typing import Literal
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from filelock import FileLock
 
 from warmrank.cache_store.cache_dir.private_files import (
-    FILE_MODE,
     check_parents,
     check_status,
     make_private_directories,
@@ -49,7 +46,6 @@ PRIVATE_SUFFIX, PUBLIC_SUFFIX = ".pem", ".pub.pem"
 _BAD_PEM = (ValueError, TypeError, UnsupportedAlgorithm)
 _MAX_PEM_BYTES = 16 << 10
 _MAX_REVOCATION_BYTES = 1 << 20
-_LOCK_TIMEOUT_S = 10.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _KEY_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _FILE_REMEDY = "check whose key it is, then copy it to a file of your own, or chmod 644 {path}"
@@ -204,12 +200,12 @@ def generate(keyring: Path, name: str) -> Signer:
     """
     signer = generate_key_pair(name)
     private, public = private_path(keyring, name), public_path(keyring, name)
-    with _changing(keyring):
-        for path in (private, public):
-            if path.exists():
-                raise _taken(path, "choose another name; a key is never overwritten")
-        save_private_key(signer, private)
-        save_public_key(signer.public_key, public)
+    _prepare(keyring)
+    for path in (private, public):
+        if path.exists():
+            raise _taken(path, "choose another name; a key is never overwritten")
+    save_private_key(signer, private)
+    save_public_key(signer.public_key, public)
     return signer
 
 
@@ -221,20 +217,20 @@ def trust_key(keyring: Path, name: str, public_key: Ed25519PublicKey) -> bool:
         ValueError: the name is none.
     """
     path, wanted = public_path(keyring, name), key_id(public_key)
-    with _changing(keyring):
-        if revocation := read_keyring(keyring).revoked.get(wanted):
-            raise Conflict(
-                what=f"key {wanted}",
-                where=str(keyring),
-                expected="a key that is not revoked",
-                actual=str(revocation),
-                remedy=f"ask for a new key; revocation wins, until {REVOKED}/{wanted}.json is removed",
-            )
-        if path.exists():
-            if key_id(load_public_key(path)) == wanted:
-                return False
-            raise _taken(path, "it is another key; choose another name with --name")
-        save_public_key(public_key, path)
+    _prepare(keyring)
+    if revocation := read_keyring(keyring).revoked.get(wanted):
+        raise Conflict(
+            what=f"key {wanted}",
+            where=str(keyring),
+            expected="a key that is not revoked",
+            actual=str(revocation),
+            remedy=f"ask for a new key; revocation wins, until {REVOKED}/{wanted}.json is removed",
+        )
+    if path.exists():
+        if key_id(load_public_key(path)) == wanted:
+            return False
+        raise _taken(path, "it is another key; choose another name with --name")
+    save_public_key(public_key, path)
     return True
 
 
@@ -242,13 +238,14 @@ def revoke(keyring: Path, revocation: Revocation) -> tuple[Revocation, bool]:
     """Revoke a key, known here or not; return the first revocation, which counts, and whether it is new."""
     item = _RevokedFile(name=revocation.name, reason=revocation.reason, when=revocation.when)
     path = keyring / REVOKED / f"{revocation.key_id}.json"
+    _prepare(keyring)
     is_new = True
-    with _changing(keyring):
+    with os_errors_are_unusable("keyring", keyring):
         try:
             write_whole(path, canonical_json(item.model_dump(mode="json")), replace=False)
         except FileExistsError:
             is_new = False
-        return _read_revocation(path) or revocation, is_new
+    return _read_revocation(path) or revocation, is_new
 
 
 def _read_revocation(path: Path) -> Revocation | None:
@@ -285,18 +282,12 @@ def _is_usable_directory(path: Path) -> bool:
     return True
 
 
-@contextmanager
-def _changing(keyring: Path) -> Iterator[None]:
-    """Hold the keyring for a change; makes its directories."""
-    directories = (keyring, keyring / TRUSTED, keyring / REVOKED)
-    with os_errors_are_unusable("keyring", keyring):
-        for directory in directories:
+def _prepare(keyring: Path) -> None:
+    """Make a keyring's directories; no lock is needed, as no file is ever overwritten."""
+    for directory in (keyring, keyring / TRUSTED, keyring / REVOKED):
+        with os_errors_are_unusable("keyring", directory):
             make_private_directories(directory)
-    for directory in directories:
         _is_usable_directory(directory)
-    lock = FileLock(keyring / ".lock", timeout=_LOCK_TIMEOUT_S, mode=FILE_MODE, fallback_to_soft=False)
-    with os_errors_are_unusable("keyring", keyring), lock:
-        yield
 
 
 def _read_vouched(path: Path, *, limit_bytes: int) -> bytes | None:

@@ -30,7 +30,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import AfterValidator, Field
 
-from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type, read_mounts
+from warmrank.cache_store.backends.directory import LOCAL_TYPES, file_system_type, read_mounts
 from warmrank.cache_store.cache_dir.private_files import OTHERS_WRITE, way_to
 from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.digests import digest_bytes
@@ -182,52 +182,28 @@ class Trust:
             Corrupt: no envelope, or not the payload that it was made for.
             Untrusted: made for another kind or key, or refused by the policy.
         """
-        envelope, doubt = self._judge(kind, key, data, where=where)
-        if doubt and self._refuses(doubt):
-            raise doubt
-        if doubt:
-            logger.warning("Taken all the same under trust policy 'warn': %s", doubt)
-        return envelope.payload
-
-    def refusal(
-        self, kind: DocumentKind, key: str, data: bytes, *, where: str = "memory"
-    ) -> Untrusted | None:
-        """Reason why this process must not use a document, or None; raises `Corrupt` and `NewerFormat`."""
-        try:
-            _, doubt = self._judge(kind, key, data, where=where)
-        except Untrusted as error:
-            return error
-        return doubt if doubt and self._refuses(doubt) else None
-
-    def _refuses(self, doubt: Untrusted) -> bool:
-        return self.policy == "require" or doubt.reason in _ALWAYS_REFUSED
-
-    def _judge(
-        self, kind: DocumentKind, key: str, data: bytes, *, where: str
-    ) -> tuple[Envelope, Untrusted | None]:
-        """The envelope, and why it is not to be believed where the policy looks at that."""
         what = f"{kind} {key[:12]}"
+
+        def untrusted(reason: UntrustedReason, detail: str, remedy: str) -> Untrusted:
+            return Untrusted(reason=reason, what=what, where=where, detail=detail, remedy=remedy)
+
         try:
-            envelope = parse_envelope(data, what=what, where=where)
+            header, payload = parse_envelope(data, what=what, where=where)
         except NewerFormat as error:
             if self.policy != "require":
                 raise
             # Anybody can write a higher number: without a signature that counts here, it must make way.
             detail = f"it carries no signature that this release can check: {error}"
-            remedy = "a publish with this release replaces it"
-            raise Untrusted(
-                reason="unsigned", what=what, where=where, detail=detail, remedy=remedy
-            ) from error
-        header = envelope.header
+            raise untrusted("unsigned", detail, "a publish with this release replaces it") from error
         if (header.kind, header.key) != (kind, key):
             detail = f"it was made for {header.kind!r} {header.key!r}"
-            remedy = "somebody copied it there; publish again"
-            raise Untrusted(reason="replayed", what=what, where=where, detail=detail, remedy=remedy)
-        fault = None if self.policy == "off" else self._fault(header)
-        if fault is None:
-            return envelope, None
-        reason, detail, remedy = fault
-        return envelope, Untrusted(reason=reason, what=what, where=where, detail=detail, remedy=remedy)
+            raise untrusted("replayed", detail, "somebody copied it there; publish again")
+        if self.policy != "off" and (fault := self._fault(header)):
+            doubt = untrusted(*fault)
+            if self.policy == "require" or doubt.reason in _ALWAYS_REFUSED:
+                raise doubt
+            logger.warning("Taken all the same under trust policy 'warn': %s", doubt)
+        return payload
 
     def _fault(self, header: Header) -> tuple[UntrustedReason, str, str] | None:
         """Reason, detail and remedy where a signature is not enough; None when it is."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from warmrank.cache_store.backends.durability import choose_flush, flush_all
+from warmrank.cache_store.backends.directory import choose_flush, flush_all
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.cache_dir.marks import Permit, admit, check_marks, permit_copies
 from warmrank.cache_store.cache_dir.private_files import (
@@ -36,16 +36,16 @@ from warmrank.cache_store.cache_dir.single_flight import LOCK_TIMEOUT_S, single_
 from warmrank.cache_store.digests import CHUNK_BYTES, Digest
 from warmrank.cache_store.errors import Conflict, NotInStore, UnusableCache
 from warmrank.cache_store.fetch.blobs import Blobs, missing_blobs
-from warmrank.cache_store.gc.trash import mark_used
+from warmrank.cache_store.gc.inventory import mark_used
 from warmrank.cache_store.parallel import NUM_THREADS, each
-from warmrank.cache_store.records.directory_listing import (
-    ListedFile,
+from warmrank.cache_store.records.documents import (
+    READERS,
+    Documents,
     StoredListing,
-    listing_key,
     nearest_listing,
     newest_listing,
 )
-from warmrank.cache_store.records.documents import READERS, Documents
+from warmrank.cache_store.records.manifest import ListedFile, listing_key
 from warmrank.cache_store.sync.tools import Relocation, beside, is_ours, relocation, shortened, tool_named
 
 logger = logging.getLogger(__name__)
@@ -126,8 +126,8 @@ def _lay_out(
     kinds: dict[str, _Kind] = {}
     if wanted:
         sweep_debris(place, _STAGING)
-        with staging_directory(place, _STAGING) as staging:
-            _stage(documents, stored, moved, wanted, staging)
+        with staging_directory(place, _STAGING) as staging, staging_directory(place, _STAGING) as scratch:
+            _stage(documents, stored, moved, wanted, (staging, scratch))
             kinds = {file.path: _kind(root / file.path, staging / file.path) for file in wanted}
             if not replaces:
                 _refuse_others([path for path, kind in kinds.items() if kind == "other"], root)
@@ -137,7 +137,7 @@ def _lay_out(
     for path in kinds.keys() - moved.paths:
         index.remember_own(root / path, files[path].digest)
     index.save()
-    mark_used(documents.backend, stored.name)
+    mark_used(documents.places, stored.name)
     logger.info("Pulled %s of %s: %d of %d files came", root, listing.tool, len(kinds), len(files))
     num_replaced = sum(kind == "other" for kind in kinds.values())
     return PullReport(
@@ -165,10 +165,12 @@ def _stage(
     stored: StoredListing,
     moved: Relocation,
     files: Sequence[ListedFile],
-    staging: Path,
+    directories: tuple[Path, Path],
 ) -> None:
-    """Make files in a staging directory, as they are to be."""
-    blobs = Blobs(backend=documents.backend, permit=_permit(documents, stored, staging), is_flushed=True)
+    """Make files in a staging directory, as they are to be; copies that are left behind lie in another."""
+    staging, scratch = directories
+    permit = _permit(documents, stored, staging)
+    blobs = Blobs(places=documents.places, permit=permit, scratch=scratch)
     for directory in _directories(file.path for file in files):
         with os_errors_are_unusable("directory", staging / directory):
             (staging / directory).mkdir(mode=DIRECTORY_MODE)
@@ -280,7 +282,7 @@ def _holds(path: Path, digest: Digest, index: DigestIndex) -> bool:
 
 
 def _check_complete(documents: Documents, files: Sequence[ListedFile]) -> None:
-    faults = missing_blobs(documents.backend, (file.digest for file in files))
+    faults = missing_blobs(documents.places, (file.digest for file in files))
     for error in faults.values():
         if not isinstance(error, NotInStore):
             raise error

@@ -11,9 +11,11 @@ import logging
 import mmap
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.marks import check_marks
@@ -22,18 +24,18 @@ from warmrank.cache_store.digests import digest_bytes, digest_stream
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache
 from warmrank.cache_store.layout import blob_name, record_name
 from warmrank.cache_store.parallel import NUM_THREADS, each
+from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES, faults_of
 from warmrank.cache_store.paths import collisions, path_fault
 from warmrank.cache_store.publish import put_blobs
-from warmrank.cache_store.records.directory_listing import (
+from warmrank.cache_store.records.documents import Documents, newest_listing
+from warmrank.cache_store.records.manifest import (
+    MAX_FILE_BYTES,
     DirectoryListing,
     ListedFile,
     listing_key,
-    make_listing,
-    newest_listing,
+    utc_now,
 )
-from warmrank.cache_store.records.documents import Documents
-from warmrank.cache_store.records.manifest import MAX_FILE_BYTES
-from warmrank.cache_store.sync.tools import is_left_out, is_ours, is_own_work, is_unread, tool_named
+from warmrank.cache_store.sync.tools import is_left_out, is_ours, is_unread, tool_named
 
 logger = logging.getLogger(__name__)
 
@@ -88,18 +90,34 @@ def push(documents: Documents, tool: str, root: Path, components: Mapping[str, s
     )
 
 
+def make_listing(
+    tool: str, components: Mapping[str, str], root: Path, files: Iterable[ListedFile]
+) -> DirectoryListing:
+    """A listing made now, which `parse_listing` takes; raises `UnusableCache` for what it cannot hold."""
+    expected = "names and numbers that a listing can hold"
+    try:
+        listing = DirectoryListing(
+            tool=tool, components=dict(components), root=str(root), files=tuple(files), created=utc_now()
+        )
+        if (size_bytes := len(listing.to_bytes())) <= MAX_DOCUMENT_BYTES:
+            return listing
+        expected = f"a listing of at most {MAX_DOCUMENT_BYTES} bytes"
+        actual = f"{size_bytes} bytes for {len(listing.files)} files"
+    except ValidationError as error:
+        actual = faults_of(error)
+    remedy = "push its directories one by one, under plain names and keys of a few characters"
+    raise UnusableCache(what="directory", where=str(root), expected=expected, actual=actual, remedy=remedy)
+
+
 def _walk(root: Path, prefix: str, left_out: list[str]) -> Iterator[tuple[str, os.stat_result]]:
     """The files below a directory by path; what is not taken goes to ``left_out``, save locks and such."""
     with os.scandir(root / prefix) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             path = f"{prefix}{entry.name}"
             is_directory = entry.is_dir(follow_symlinks=False)
-            if is_left_out(entry.name, directory=is_directory):
+            if is_left_out(entry.name, directory=is_directory) or is_ours(path):
                 continue
-            if is_ours(path):
-                if not is_own_work(entry.name, directory=is_directory):
-                    left_out.append(f"{path}: warmrank keeps this name for itself")
-            elif fault := path_fault(path):
+            if fault := path_fault(path):
                 left_out.append(f"{path!r}: its name {fault}")
             elif is_directory:
                 check_owned(root / path, entry.stat(follow_symlinks=False), directory=True)
@@ -177,7 +195,7 @@ def _put_blobs(
             for file in files.values()
         }
         try:
-            new = put_blobs(documents.backend, blobs, restore=True)
+            new = put_blobs(documents.places, blobs, restores=True)
         except (Corrupt, UnusableCache) as error:
             _drop_changed(root, files, left_out, error)
         else:

@@ -27,7 +27,7 @@ from pathlib import Path
 from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
 from warmrank.cache_store.cache_dir.single_flight import LOCKS
 from warmrank.cache_store.errors import Conflict
-from warmrank.cache_store.records.directory_listing import ListedFile
+from warmrank.cache_store.records.manifest import ListedFile
 
 _LEFT_OUT_FILES = ("*.lock", "*.tmp", "*.tmp.*", ".tmp*", "tmp.pid_*", ".nfs*", "*.swp", "*~", ".DS_Store")
 _LEFT_OUT_DIRECTORIES = ("locks", "tmp.*", ".tmp*", "__pycache__")
@@ -93,11 +93,6 @@ def is_ours(path: str) -> bool:
             part in _MARKS or (part.startswith(".") and part.endswith(_BESIDE)) for part in (first, *others)
         )
     )
-
-
-def is_own_work(name: str, *, directory: bool) -> bool:
-    """Return True if a file of our name is warmrank's work by its kind too, and so not worth a word."""
-    return directory == (name != UNVERIFIED)
 
 
 def shortened(paths: Sequence[str]) -> str:

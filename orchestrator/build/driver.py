@@ -385,10 +385,10 @@ def _manifests(
     """The partitions of each record that a launch would take, those of its own size where there are any."""
     environment = options.target.environment
     picked = pick_launches(
-        store.launch_summaries(launch_key(config)), environment=environment, world_size=config.ranks
+        store.newest_launches(launch_key(config)), environment=environment, world_size=config.ranks
     )
-    own = [item for item in picked if item.world_size == config.ranks]
-    records = [taken.record for taken in store.take_launches(own or picked)]
+    own = [stored.record for stored in picked if stored.record.world_size == config.ranks]
+    records = own or [stored.record for stored in picked]
     if not records:
         stages.problem("the store holds no launch of this config for this environment")
     return [

@@ -10,28 +10,27 @@ libraries print on stdout goes to stderr.
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import os
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from enum import IntEnum
-from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import typer
 from pydantic_core import to_jsonable_python
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
-from typer.models import ArgumentInfo
 
 from warmrank.cache_store.errors import NoStoreYet, StoreError, StoreUnavailable
+from warmrank.cache_store.parallel import OnProgress, Progress
 from warmrank.orchestrator import signals
 from warmrank.orchestrator.errors import (
     BadInput,
@@ -43,6 +42,7 @@ from warmrank.orchestrator.errors import (
     OrchestratorError,
     policy_of,
 )
+from warmrank.orchestrator.text import count_text, defused, size_text
 from warmrank.orchestrator.ui.table import pairs
 from warmrank.worker.errors import NotYet, WorkerError
 
@@ -65,24 +65,9 @@ class ExitCode(IntEnum):
     TERMINATED = signals.EXIT_TERMINATED
 
 
-_CODES: dict[type[Exception], ExitCode] = {
-    BadInput: ExitCode.BAD_INPUT,
-    NotYet: ExitCode.BAD_INPUT,
-    CompileForbidden: ExitCode.MISSED,
-    StoreError: ExitCode.FAULT,
-}
-_EXPECTED = (OrchestratorError, StoreError, WorkerError, OSError)
-
-
 _CONTROL = re.compile(r"[\x7f-\x9f]")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def defused(text: str) -> str:
-    """``text`` with a question mark for each character that is not printable; line feeds and tabs stay."""
-    if text.isprintable():
-        return text
-    return "".join(char if char.isprintable() or char in "\n\t" else "?" for char in text)
+_PADDING = re.compile(r" +$", re.MULTILINE)
 
 
 def defused_json(value: object, *, indent: int | None = 2) -> str:
@@ -93,19 +78,25 @@ def defused_json(value: object, *, indent: int | None = 2) -> str:
 
 
 class SafeConsole(Console):
-    """A `Console` whose texts are defused."""
+    """A `Console` whose texts are defused; but in a terminal no line ends in blanks."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         """See `Console.print`; writes nothing for codes alone, such as colorama's reset at the end."""
         plain = tuple(_COLOURS.sub("", each) if isinstance(each, str) else each for each in objects)
-        if plain == objects or any(plain):
+        if plain != objects and not any(plain):
+            return
+        if self.is_terminal:
             super().print(*plain, **options)
+            return
+        with self.capture() as captured:
+            super().print(*plain, **options)
+        self.file.write(_PADDING.sub("", captured.get()))
+        self.file.flush()
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """See `Console.render`."""
         for segment in super().render(renderable, options):
-            is_ours = segment.control or segment.text.isprintable()
-            yield segment if is_ours else Segment(defused(segment.text), segment.style)
+            yield segment if segment.control else Segment(defused(segment.text), segment.style)
 
 
 class SafeFormatter(logging.Formatter):
@@ -114,174 +105,6 @@ class SafeFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """See `Formatter.format`."""
         return defused(super().format(record))
-
-
-def output(*, stderr: bool = False) -> Console:
-    """A console for stdout or stderr as they are now; plain and of fixed width where there is no terminal."""
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
-    return SafeConsole(file=stream, width=width, highlight=False, emoji=False)
-
-
-def say(*lines: str, stderr: bool = False) -> None:
-    """Print lines as they are, neither folded nor read as markup."""
-    console = output(stderr=stderr)
-    for line in lines:
-        console.print(line, soft_wrap=True, markup=False)
-
-
-def answer(found: T, render: Callable[[T], RenderableType], *, as_json: bool) -> None:
-    """Print what a command found: as JSON for programs, else rendered for people."""
-    if as_json:
-        print_json(found)
-    else:
-        output().print(render(found))
-
-
-def print_json(value: object) -> None:
-    """Write a plain value, or a dataclass or model of such, to stdout as JSON."""
-    typer.echo(defused_json(value))
-
-
-@contextmanager
-def session(*, debug: bool = False, bad_input: tuple[type[StoreError], ...] = ()) -> Iterator[None]:
-    """Configure logging, and turn an error into its block on stderr and its exit code.
-
-    Errors of the store that are ``bad_input`` come of what this command was given, and end so.
-    What is no expected kind of error is a defect of warmrank and keeps its traceback.
-    """
-    handler = logging.StreamHandler()
-    handler.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler])
-    try:
-        with signals.sigterm_raises():
-            yield
-    except KeyboardInterrupt as stop:
-        output(stderr=True).print("stopped")
-        raise typer.Exit(signals.exit_code_of(stop)) from None
-    except _EXPECTED as error:
-        if debug:
-            traceback.print_exc()
-            for cause in getattr(error, "causes", ()):
-                output(stderr=True).print(Text(f"rank {cause.ranks[0]}: {cause.traceback}".rstrip()))
-        show_error(error)
-        raise typer.Exit(
-            ExitCode.BAD_INPUT if isinstance(error, bad_input) else exit_code_of(error)
-        ) from None
-
-
-_DEBUG = Annotated[bool, typer.Option("--debug", help="Log everything, and show the traceback of an error.")]
-_CONFIG = Annotated[Path | None, typer.Option("--config", metavar="FILE", hidden=True)]
-
-
-def command(
-    function: Callable[..., None] | None = None, *, bad_input: tuple[type[StoreError], ...] = ()
-) -> Callable[..., Any]:
-    """Decorate a command: it takes ``--debug``, and its argument CONFIG as an option too."""
-    if function is None:
-        return partial(command, bad_input=bad_input)
-    signature = inspect.signature(function, eval_str=True)
-    parameters = dict(signature.parameters)
-    config = parameters.get("config")
-    kinds = getattr(config.annotation, "__metadata__", ()) if config is not None else ()
-    is_argument = any(isinstance(each, ArgumentInfo) for each in kinds)
-
-    @wraps(function)
-    def run(*, debug: bool = False, config_file: Path | None = None, **options: Any) -> None:
-        if is_argument:
-            if config_file is not None and str(options["config"] or "-") != "-":
-                raise typer.BadParameter("expected one config, found two", param_hint="CONFIG")
-            options["config"] = config_file or options["config"]
-            if options["config"] is None and config is not None and config.default is config.empty:
-                raise typer.BadParameter("expected a config", param_hint="CONFIG")
-        with session(debug=debug, bad_input=bad_input):
-            function(**options)
-
-    if is_argument and config is not None:
-        parameters["config"] = config.replace(default=None)
-        parameters["config_file"] = _option("config_file", None, _CONFIG)
-    parameters["debug"] = _option("debug", False, _DEBUG)
-    for each in parameters.values():
-        flag, *infos = get_args(each.annotation) or (None,)
-        for info in infos if flag is bool else ():
-            info.metavar = ""  # else --help would name a value, which a flag does not take
-    # Typer reads it; an argument that may be left out need not stand last there.
-    run.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[each.replace(kind=each.KEYWORD_ONLY) for each in parameters.values()]
-    )
-    return run
-
-
-def _option(name: str, default: object, annotation: object) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def exit_code_of(error: BaseException) -> int:
-    """The exit code that stands for an error."""
-    if isinstance(error, KeyboardInterrupt):
-        return signals.exit_code_of(error)
-    if isinstance(error, DemoFailed):
-        return error.exit_code
-    if isinstance(error, CannotStart) and error.is_lost:
-        return ExitCode.LOST
-    if isinstance(error, LaunchFailed):
-        kinds = {failure.kind for failure in error.failures}
-        code = ExitCode[policy_of(*kinds).exit]
-        return code if len(kinds) == 1 or code is ExitCode.LOST else ExitCode.FAILED
-    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), ExitCode.FAILED)
-
-
-def show_error(error: Exception) -> None:
-    """Print an error as one block on stderr."""
-    console = output(stderr=True)
-    head, blocks, rest = _describe(error)
-    console.print(Text.assemble(("error: ", "bold red"), head))
-    for index, block in enumerate(blocks):
-        if index:
-            console.print()
-        console.print(pairs([(name, text) for name, text in block if text], style="bold"))
-    for line in rest:
-        console.print(Text(line))
-
-
-def _describe(error: Exception) -> tuple[str, list[list[tuple[str, str]]], list[str]]:
-    """An error as a head line, blocks of named rows, and further lines."""
-    if isinstance(error, ConfigError):
-        num = len(error.problems)
-        head = f"the {error.document} cannot be used" + (f": {num} problems" if num > 1 else "")
-        blocks = [
-            [
-                ("where", f"{problem.place}: {problem.key}" if problem.key else problem.place),
-                ("found", problem.found),
-                ("expected", problem.expected),
-                ("remedy", f"did you mean {problem.nearest}?" if problem.nearest else problem.remedy),
-            ]
-            for problem in error.problems
-        ]
-        return head, blocks, [f"  note: {note}" for note in getattr(error, "__notes__", ())]
-    if isinstance(error, StoreError):
-        rows = [(name, str(getattr(error, field))) for field, name in _STORE_ROWS if hasattr(error, field)]
-        if isinstance(error, NoStoreYet) and "://" not in error.where:
-            rows.append(("note", f"relative paths are read from {Path.cwd()}"))
-        if isinstance(error, StoreUnavailable) and error.required:
-            rows.append(("required", "mode: required stands in the config, so nothing goes on without it"))
-        name = re.sub(r"(?<!^)([A-Z])", r" \1", type(error).__name__).lower()
-        return f"{name}: {error.what}", [rows], []
-    head, *rest = (str(error).strip() or type(error).__name__).splitlines()
-    return head, [], rest
-
-
-_STORE_ROWS = (
-    ("where", "where"),
-    ("reason", "reason"),
-    ("detail", "why"),
-    ("supported", "reads up to"),
-    ("expected", "expected"),
-    ("actual", "found"),
-    ("found", "found"),
-    ("remedy", "remedy"),
-)
-"""Fields of the store's errors, by the names under which they are shown."""
 
 
 class _PlainStderr:
@@ -306,3 +129,159 @@ def others_on_stderr() -> Iterator[None]:
     stream: Any = _PlainStderr()
     with redirect_stdout(stream):
         yield
+
+
+def output(*, stderr: bool = False) -> Console:
+    """A console for stdout or stderr as they are now; plain and of fixed width where there is no terminal."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
+    return SafeConsole(file=stream, width=width, highlight=False, emoji=False)
+
+
+def say(*lines: str, stderr: bool = False) -> None:
+    """Print lines as they are, neither folded nor read as markup."""
+    console = output(stderr=stderr)
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def print_json(value: object) -> None:
+    """Write a plain value, or a dataclass or model of such, to stdout as JSON."""
+    typer.echo(defused_json(value))
+
+
+def answer(found: T, render: Callable[[T], RenderableType], *, as_json: bool) -> None:
+    """Print what a command found: as JSON for programs, else rendered for people."""
+    if as_json:
+        print_json(found)
+    else:
+        output().print(render(found))
+
+
+FETCH_LINE_EVERY_S = 10.0
+
+
+@contextmanager
+def fetch_progress(what: str = "fetch") -> Iterator[OnProgress]:
+    """A listener to the progress of a fetch, or of ``what`` else, for as long as the context lasts."""
+    from rich import progress
+
+    console = output(stderr=True)
+    if not console.is_terminal:
+        told_s = time.monotonic()
+
+        def tell(state: Progress) -> None:
+            nonlocal told_s
+            if time.monotonic() - told_s >= FETCH_LINE_EVERY_S:
+                told_s = time.monotonic()
+                done = f"{size_text(state.done_bytes)} of {size_text(state.total_bytes)}"
+                files = f"{state.done_files} of {count_text(state.total_files, 'file')}"
+                say(f"{what}: {done}, {files}", stderr=True)
+
+        yield tell
+        return
+    text, speed = progress.TextColumn(what), progress.TransferSpeedColumn()
+    columns = (text, progress.BarColumn(), progress.DownloadColumn(), speed, progress.TimeRemainingColumn())
+    with progress.Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda state: bar.update(task, completed=state.done_bytes, total=state.total_bytes)
+
+
+@contextmanager
+def session(*, debug: bool = False, bad_input: tuple[type[StoreError], ...] = ()) -> Iterator[None]:
+    """Configure logging, and turn an error into its block on stderr and its exit code.
+
+    Errors of the store that are ``bad_input`` come of what this command was given, and end so.
+    What is no expected kind of error is a defect of warmrank and keeps its traceback.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler])
+    try:
+        with signals.sigterm_raises():
+            yield
+    except KeyboardInterrupt as stop:
+        say("stopped", stderr=True)
+        raise typer.Exit(exit_code_of(stop)) from None
+    except (OrchestratorError, StoreError, WorkerError, OSError) as error:
+        if debug:
+            traceback.print_exc()
+            for cause in getattr(error, "causes", ()):
+                say(f"rank {cause.ranks[0]}: {cause.traceback}".rstrip(), stderr=True)
+        show_error(error)
+        code = ExitCode.BAD_INPUT if isinstance(error, bad_input) else exit_code_of(error)
+        raise typer.Exit(code) from None
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code that stands for an error."""
+    match error:
+        case KeyboardInterrupt():
+            return signals.exit_code_of(error)
+        case DemoFailed():
+            return error.exit_code
+        case CannotStart(is_lost=True):
+            return ExitCode.LOST
+        case LaunchFailed():
+            kinds = {failure.kind for failure in error.failures}
+            code = ExitCode[policy_of(*kinds).exit]
+            return code if len(kinds) == 1 or code is ExitCode.LOST else ExitCode.FAILED
+        case BadInput() | NotYet():
+            return ExitCode.BAD_INPUT
+        case CompileForbidden():
+            return ExitCode.MISSED
+        case StoreError():
+            return ExitCode.FAULT
+    return ExitCode.FAILED
+
+
+def show_error(error: Exception) -> None:
+    """Print an error as one block on stderr: a head line, blocks of named rows, and further lines."""
+    head, *rest = (str(error).strip() or type(error).__name__).splitlines()
+    blocks: list[list[tuple[str, str]]] = []
+    if isinstance(error, ConfigError):
+        num = len(error.problems)
+        head = f"the {error.document} cannot be used" + (f": {num} problems" if num > 1 else "")
+        rest = [f"  note: {note}" for note in getattr(error, "__notes__", ())]
+        blocks = [
+            [
+                ("where", f"{problem.place}: {problem.key}" if problem.key else problem.place),
+                ("found", problem.found),
+                ("expected", problem.expected),
+                ("remedy", f"did you mean {problem.nearest}?" if problem.nearest else problem.remedy),
+            ]
+            for problem in error.problems
+        ]
+    elif isinstance(error, StoreError):
+        name = re.sub(r"(?<!^)([A-Z])", r" \1", type(error).__name__).lower()
+        head, rest, blocks = f"{name}: {error.what}", [], [_rows_of(error)]
+    console = output(stderr=True)
+    console.print(Text.assemble(("error: ", "bold red"), head))
+    for index, block in enumerate(blocks):
+        if index:
+            console.print()
+        console.print(pairs([(name, text) for name, text in block if text], style="bold"))
+    for line in rest:
+        console.print(Text(line))
+
+
+_FIELDS = {
+    "where": "where",
+    "reason": "reason",
+    "detail": "why",
+    "supported": "reads up to",
+    "expected": "expected",
+    "actual": "found",
+    "found": "found",
+    "remedy": "remedy",
+}
+"""Fields of the store's errors, with the names under which they are shown."""
+
+
+def _rows_of(error: StoreError) -> list[tuple[str, str]]:
+    rows = [(shown, str(getattr(error, name))) for name, shown in _FIELDS.items() if hasattr(error, name)]
+    if isinstance(error, NoStoreYet) and "://" not in error.where:
+        rows.append(("note", f"relative paths are read from {Path.cwd()}"))
+    if isinstance(error, StoreUnavailable) and error.required:
+        rows.append(("required", "mode: required stands in the config, so nothing goes on without it"))
+    return rows

@@ -6,15 +6,16 @@ Importing this module imports neither torch nor Ray; a command imports what it n
 from __future__ import annotations
 
 import importlib.metadata
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from warmrank.orchestrator.cli import build, config, exec, inspect, keys, launch, preseed, store, submit  # noqa: A004
-from warmrank.orchestrator.cli.options import group_of_commands
+from warmrank.orchestrator.cli import launch, look, nodes, store
+from warmrank.orchestrator.cli.options import Commands, PlainCommand
 from warmrank.orchestrator.signals import leave_at_once_if_needed
 
-app = group_of_commands(
+app = Commands(
     "Every rank starts warm: compile a model once for a cluster, load it in milliseconds everywhere.",
     name="warmrank",
     pretty_exceptions_enable=False,
@@ -49,24 +50,21 @@ def root(
     """Take the options of the program itself."""
 
 
-for _name, _command in {
-    "launch": launch.launch,
-    "submit": submit.submit,
-    "preseed": preseed.preseed,
-    "build": build.build,
-    "audit": build.audit,
-}.items():
-    app.command(_name, rich_help_panel="Launch")(_command)
-app.command("exec", cls=exec.ExecCommand, rich_help_panel="Launch")(exec.exec_)
+_launch = partial(app.register, rich_help_panel="Launch")
+_launch("launch")(launch.launch)
+_launch("submit")(launch.submit)
+_launch("preseed")(nodes.preseed)
+_launch("build")(nodes.build)
+_launch("audit")(nodes.audit)
+_launch("exec", cls=nodes.ExecCommand)(nodes.exec_)
 _AS_GIVEN = {"ignore_unknown_options": True, "allow_interspersed_args": False}  # options are the script's
-app.command("run", context_settings=_AS_GIVEN, rich_help_panel="Launch")(exec.run)
-for _name, _command in {
-    "explain": inspect.explain,
-    "report": launch.report,
-    "ls": inspect.list_,
-    "show": inspect.show,
-    "doctor": inspect.doctor,
-}.items():
-    app.command(_name, rich_help_panel="Look")(_command)
-for _group, _of in {"store": store.app, "keys": keys.app, "config": config.app}.items():
-    app.add_typer(_of, name=_group, rich_help_panel="Store, keys and config")
+_run = partial(app.command, cls=PlainCommand, rich_help_panel="Launch")
+_run("run", context_settings=_AS_GIVEN)(nodes.run)
+_look = partial(app.register, rich_help_panel="Look")
+_look("explain")(look.explain)
+_look("report")(launch.report)
+_look("ls")(look.list_)
+_look("show")(look.show)
+_look("doctor")(look.doctor)
+for _name, _group in {"store": store.app, "keys": store.keys_app, "config": look.config_app}.items():
+    app.add_typer(_group, name=_name, rich_help_panel="Store, keys and config")

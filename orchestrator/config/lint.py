@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from warmrank.cache_store.backends.deadline import all_within
-from warmrank.cache_store.backends.durability import LOCAL_TYPES, file_system_type, read_mounts
+from warmrank.cache_store.backends.directory import LOCAL_TYPES, file_system_type, read_mounts
 from warmrank.orchestrator import SHADOW_REMEDY, shadow_here
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload, RayConfig, ScriptWorkload
 from warmrank.orchestrator.config.store import LOOK_S, StoreConfig, choice_of, is_url

@@ -31,7 +31,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from warmrank.cache_store.backends.deadline import ANSWER_S, all_within
-from warmrank.cache_store.backends.durability import FlushChoice
+from warmrank.cache_store.backends.directory import FlushChoice
 from warmrank.cache_store.backends.object_client import KNOWN_OPTIONS, SCHEMES, is_usable
 from warmrank.cache_store.signing.trust import PolicyChoice, TrustPolicy, choose_policy
 from warmrank.cache_store.store import SpecMode

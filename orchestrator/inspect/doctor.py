@@ -8,7 +8,6 @@ and no directory is made.
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,14 +16,19 @@ from pathlib import Path
 
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.deadline import all_within
-from warmrank.cache_store.cache_dir.private_files import check_private, create_private, temporary_name
+from warmrank.cache_store.cache_dir.private_files import (
+    check_private,
+    create_private,
+    ensure_cache_dir,
+    temporary_name,
+)
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.layout import TMP
 from warmrank.cache_store.store import open_backend
 from warmrank.orchestrator import stores
 from warmrank.orchestrator.config.models import Config
-from warmrank.orchestrator.config.store import StoreConfig, TierConfig, is_url
+from warmrank.orchestrator.config.store import StoreConfig, TierConfig
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.gang.node_group import Lost
@@ -79,15 +83,15 @@ def diagnose(config: Config | None, device: str | None, *, all_nodes: bool = Fal
     there = next((kind for kind in ("npu", "cuda") if machine.device_files(kind)), "cpu")
     device = device or (config.device if config else there)
     cluster: Sequence[Finding] = ()
-    if config is not None and all_nodes:
-        if way == "local":
-            raise BadArgument(
-                f"--all-nodes: expected a cluster, and config {config.name} starts a Ray of its own here; "
-                "set ray.address (or RAY_ADDRESS), or leave --all-nodes out"
-            )
-        nodes, cluster = _on_nodes(config, device)
-    else:
+    if config is None or not all_nodes:
         nodes = [examine(device, config, this_node(), in_cluster=way != "local")[0]]
+    elif way == "local":
+        raise BadArgument(
+            f"--all-nodes: expected a cluster, and config {config.name} starts a Ray of its own here; "
+            "set ray.address (or RAY_ADDRESS), or leave --all-nodes out"
+        )
+    else:
+        nodes, cluster = _on_nodes(config, device)
     every = [*cluster, *(finding for node in nodes for finding in node.findings)]
     return Diagnosis(
         schema_version=SCHEMA_VERSION,
@@ -103,31 +107,29 @@ def examine(
     device: str, config: Config | None, node: Node, *, in_cluster: bool
 ) -> tuple[NodeFindings, float]:
     """Check the machine that this process runs on; what its clock shows at the end comes along."""
+    environ = os.environ
+    probe = machine.probe_torch(device, environ)
+    address = (config.ray.address or environ.get("RAY_ADDRESS", "")) if config and in_cluster else ""
+    checks: dict[str, Callable[[], Iterable[Finding]]] = {  # by topic, in the order in which people read them
+        "versions": partial(machine.check_software, device, probe),
+        "limits": machine.check_limits,
+        "network": partial(
+            machine.check_network, device, environ, spans_nodes=in_cluster, ray_address=address
+        ),
+    }
+    if device != "cpu":
+        checks["devices"] = partial(machine.check_devices, device, environ, probe)
+    if config is not None and config.store is not None:
+        checks["store"] = partial(check_store, config.store)
+    if config is not None:
+        checks["disk"] = partial(check_disk, config.cache_dir)
     findings: list[Finding] = []
-    for topic, check in _checks(device, config, os.environ, in_cluster=in_cluster):
+    for topic, check in checks.items():
         try:
             findings += check()
         except Exception as fault:  # noqa: BLE001 - a node with one odd file must still hear of all else
             findings.append(Finding(topic, "note", f"not checked: {type(fault).__name__}: {fault}"))
     return NodeFindings(node=node, findings=tuple(findings), environment=dict(environment())), time.time()
-
-
-def _checks(
-    device: str, config: Config | None, environ: Mapping[str, str], *, in_cluster: bool
-) -> Iterator[tuple[str, Callable[[], Iterable[Finding]]]]:
-    """Topics and their checks, in the order in which people read them."""
-    probe = machine.probe_torch(device, environ)
-    yield "versions", partial(machine.check_software, device, probe)
-    if device != "cpu":
-        yield "devices", partial(machine.check_devices, device, environ, probe)
-    yield "limits", machine.check_limits
-    address = (config.ray.address or environ.get("RAY_ADDRESS", "")) if config and in_cluster else ""
-    network = partial(machine.check_network, spans_nodes=in_cluster, ray_address=address)
-    yield "network", partial(network, device, environ)
-    if config is not None and config.store is not None:
-        yield "store", partial(check_store, config.store)
-    if config is not None:
-        yield "disk", partial(check_disk, config.cache_dir)
 
 
 class NodeDoctor:
@@ -149,15 +151,13 @@ def _on_nodes(config: Config, device: str) -> tuple[list[NodeFindings], list[Fin
         answers = group.ask(NodeDoctor.examine, asked, timeout_s=NODE_S)
         received_s = time.time()
     nodes = []
-    for each in known:
-        answer = answers[each.node.node_id]
+    for node, answer in ((each.node, answers[each.node.node_id]) for each in known):
         if isinstance(answer, Lost):
             what = f"the node belongs to the cluster and gave no findings: {answer.reason}"
-            remedy = (
-                "look into Ray's logs there (/tmp/ray/session_latest/logs), or run `warmrank doctor` there"
-            )
+            logs = "/tmp/ray/session_latest/logs"  # noqa: S108 - Ray's own
+            remedy = f"look into Ray's logs there ({logs}), or run `warmrank doctor` there"
             lost = Finding("cluster.answer", "error", what, remedy)
-            nodes.append(NodeFindings(node=each.node, findings=(lost,)))
+            nodes.append(NodeFindings(node=node, findings=(lost,)))
         else:
             found, clock_s = answer
             clock = check_clock(clock_s, sent_s=sent_s, received_s=received_s)
@@ -201,17 +201,17 @@ def check_resources(
 def check_environments(nodes: Iterable[NodeFindings]) -> Iterator[Finding]:
     """Check that artifacts of one node can be loaded on the others."""
     answered = [node for node in nodes if node.environment]
-    differing = False
+    differing = {}
     for name in sorted({name for node in answered for name in node.environment}):
         hosts = grouped((node.environment.get(name, ""), node.node.host) for node in answered)
         if len(hosts) > 1:
-            differing = True
-            values = "; ".join(
+            differing[name] = "; ".join(
                 f"{value!r} on {brief_names(who, max_names=8)}" for value, who in hosts.items()
             )
-            what = f"nodes differ in {name}, so they do not share artifacts: {values}"
-            remedy = "install the same versions on all nodes, or make a cluster of each kind"
-            yield Finding("cluster.environment", "warning", what, remedy)
+    for name, values in differing.items():
+        what = f"nodes differ in {name}, so they do not share artifacts: {values}"
+        remedy = "install the same versions on all nodes, or make a cluster of each kind"
+        yield Finding("cluster.environment", "warning", what, remedy)
     if len(answered) > 1 and not differing:
         what = f"{len(answered)} nodes have one environment, so they share artifacts"
         yield Finding("cluster.environment", "ok", what)
@@ -221,31 +221,31 @@ def check_store(config: StoreConfig) -> Iterator[Finding]:
     """Check that each place of the store answers and takes files, side by side; then the keys."""
     patience_s = max(tier.answer_s for tier in config.tiers) + 1.0
     found = all_within([partial(_tier, tier) for tier in config.tiers], timeout_s=patience_s)
-    for index, (tier, findings) in enumerate(zip(config.tiers, found, strict=True)):
-        is_farthest = index == len(config.tiers) - 1
-        for finding in findings or [_unusable(tier, "no answer in time", "")]:
+    for tier, findings in zip(config.tiers, found, strict=True):
+        for finding in findings or [_unusable(tier, "no answer in time")]:
             # A launch goes on without a nearer place, unless it is required.
-            spared = finding.level == "error" and tier.mode != "required" and not is_farthest
+            spared = finding.level == "error" and tier.mode != "required" and tier is not config.tiers[-1]
             yield replace(finding, level="warning") if spared else finding
     try:
         num_trusted = len(stores.load(config, to_sign=True).trusted)
+    except (StoreError, BadArgument, OSError) as fault:
+        remedy = str(getattr(fault, "remedy", "")) or "see `warmrank keys --help`"
+        yield Finding("store.keys", "error", f"keys of the config: {_reason(fault)}", remedy)
+    else:
         what = f"trust policy {stores.decided(config).trust.policy}, {count_text(num_trusted, 'trusted key')}"
         yield Finding("store.keys", "ok", what)
-    except (StoreError, BadArgument, OSError) as fault:
-        reason, remedy = _described(fault)
-        what = f"keys of the config: {reason}"
-        yield Finding("store.keys", "error", what, remedy or "see `warmrank keys --help`")
 
 
 def _tier(tier: TierConfig) -> list[Finding]:
     """One place; raises nothing."""
     try:
-        backend = open_backend(stores.tier_spec(tier), create=False)
-    except (StoreError, OSError) as fault:
-        if not is_url(tier.path) and tier.mode == "rw" and _can_be_made(tier.path):
+        is_new = tier.mode == "rw" and can_be_made(tier.path)
+        if is_new and os.access(_nearest_there(Path(tier.path)), os.W_OK | os.X_OK):
             what = f"there is no store at {tier.path} yet; the first launch makes it"
             return [Finding("store.reachable", "ok", what)]
-        return [_unusable(tier, *_described(fault))]
+        backend = open_backend(stores.tier_spec(tier), create=False)
+    except (StoreError, OSError) as fault:
+        return [_unusable(tier, _reason(fault), str(getattr(fault, "remedy", "")))]
     reachable = Finding("store.reachable", "ok", f"{tier.path} ({tier.mode}) is a store")
     if tier.mode == "ro":
         return [reachable]
@@ -255,7 +255,7 @@ def _tier(tier: TierConfig) -> list[Finding]:
         backend.put_new([NewFile(name=name, source=data, expected=digest_bytes(data))])
         backend.move(name, None)
     except (StoreError, OSError) as fault:
-        problem = _described(fault)[0]
+        problem = _reason(fault)
     writable = judged(
         "store.writable",
         not problem,
@@ -267,18 +267,14 @@ def _tier(tier: TierConfig) -> list[Finding]:
     return [reachable, writable]
 
 
-def _unusable(tier: TierConfig, why: str, remedy: str) -> Finding:
+def _unusable(tier: TierConfig, why: str, remedy: str = "") -> Finding:
     what = f"a launch {'fails' if tier.mode == 'required' else 'goes on'} without {tier.path} ({tier.mode})"
     usual = "check that its file system is mounted, or its server up, on this node"
     return Finding("store.reachable", "error", f"{what}: {why}", remedy or usual)
 
 
-def _can_be_made(path: str) -> bool:
-    """True if a launch could make a store there: nothing is there, or only parts of one."""
-    try:
-        return os.access(_nearest_there(Path(path)), os.W_OK | os.X_OK) and can_be_made(path)
-    except StoreError:
-        return False
+def _reason(fault: Exception) -> str:
+    return str(getattr(fault, "reason", "") or getattr(fault, "actual", "") or fault)
 
 
 def check_disk(path: Path) -> Iterator[Finding]:
@@ -291,11 +287,14 @@ def _disk(path: Path) -> list[Finding]:
     """The findings on a cache directory, or on the nearest one above it that is there; raises nothing."""
     there = _nearest_there(path)
     try:
-        why, room = _directory_fault(there, exists=there == path), os.statvfs(there)
+        if there == path:
+            ensure_cache_dir(path)
+            _try_private_file(path)
+        elif not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+            return [_no_cache(f"it cannot be made in {there}, where this user may not write")]
+        room = os.statvfs(there)
     except (StoreError, OSError) as fault:
-        why = str(fault)
-    if why:
-        return [_no_cache(f"{there}: {why}")]
+        return [_no_cache(str(fault))]
     findings = [Finding("disk.cache_dir", "ok", f"{path} {'is private' if there == path else 'can be made'}")]
     free_bytes = room.f_frsize * room.f_bavail
     num_files = room.f_favail if room.f_files else LEAST_FREE_INODES  # 0 of 0: without such a limit
@@ -317,28 +316,17 @@ def _disk(path: Path) -> list[Finding]:
     return findings
 
 
-def _directory_fault(there: Path, *, exists: bool) -> str:
-    """Obstacle to private files in a directory, or to making it there; empty for none."""
-    status = there.stat()
-    if not stat.S_ISDIR(status.st_mode):
-        return "it is no directory"
-    if exists and status.st_uid != os.geteuid():
-        return f"it belongs to uid {status.st_uid}, not {os.geteuid()}"
-    if exists and status.st_mode & 0o022:
-        return f"others can write it (mode {stat.S_IMODE(status.st_mode):04o}); chmod 700 makes it private"
-    if not os.access(there, os.R_OK | os.W_OK | os.X_OK):
-        return "this user may not write it"
-    trial = there / f".doctor-{temporary_name()}"
+def _try_private_file(directory: Path) -> None:
+    """Write a private file; file systems without owners and modes (vfat, SMB, squashed NFS) keep none."""
+    trial = directory / f".doctor-{temporary_name()}"
     try:
-        if exists:
-            with create_private(trial) as file:
-                file.write(bytes(4096))
-                file.flush()
-                os.fsync(file.fileno())
-            check_private(trial)  # file systems without owners and modes: vfat, SMB, squashed NFS
+        with create_private(trial) as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+        check_private(trial)
     finally:
         trial.unlink(missing_ok=True)
-    return ""
 
 
 def _no_cache(why: str) -> Finding:
@@ -350,9 +338,3 @@ def _nearest_there(path: Path) -> Path:
     """The path, or the nearest directory above it that can be looked at."""
     places = (path.absolute(), *path.absolute().parents)
     return next((place for place in places if os.path.lexists(place)), Path("/"))
-
-
-def _described(fault: Exception) -> tuple[str, str]:
-    """Reason and remedy of an error."""
-    reason = str(getattr(fault, "reason", "") or getattr(fault, "actual", "") or fault)
-    return reason, str(getattr(fault, "remedy", ""))

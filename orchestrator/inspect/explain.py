@@ -21,14 +21,13 @@ from warmrank.cache_store.text import nearest
 from warmrank.orchestrator.config.models import identity, launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.inspect.store_contents import (
-    OtherRanks,
+    Contents,
+    RecordView,
     cached_files,
-    nearest_record,
-    num_artifacts,
+    contents_of,
     open_if_there,
-    other_ranks,
     read_manifests,
-    record_changes,
+    view_of,
 )
 from warmrank.orchestrator.text import count_text, grouped, time_text
 from warmrank.worker.keys.request import environment
@@ -43,24 +42,11 @@ GUARDS_NOTE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordView:
-    """One record of this launch in the store."""
-
-    created: str  # ISO 8601, UTC
-    world_size: int
-    chosen: bool  # a launch here would take this one
-    changes: tuple[str, ...]  # components that differ, from the nearest stored environment to here
-    others: tuple[OtherRanks, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionView:
     """Stored artifacts of one cached function, over all ranks."""
 
     function: str
-    num_artifacts: int  # distinct ones
-    num_files: int  # these and the distinct files beside them, such as compiled kernels
-    size_bytes: int  # of the files
+    contents: Contents
     num_on_this_node: int  # of the files, those in this node's cache directory already
     requests: tuple[tuple[RequestEntry, tuple[int, ...]], ...]  # distinct ones, each with its ranks
 
@@ -78,7 +64,7 @@ class Explanation:
     cache_dir: str
     outlook: Outlook
     verdict: str  # the outlook in one line, and why
-    records: tuple[RecordView, ...]  # under the launch key, newest first
+    records: tuple[RecordView, ...]  # under the launch key, newest first; a launch here would take the marked
     functions: tuple[FunctionView, ...]  # of the record that would be taken, else of the nearest
     cached: dict[str, int]  # directories of the cache directory, of any launch: number of artifacts
     nearest_launch: tuple[str, ...]  # where the store holds other launches only: how the nearest differs
@@ -103,12 +89,17 @@ def explain(config: Config, store: Store | None, here: Mapping[str, str] | None 
     asked, key, root = identity(config), launch_key(config), config.cache_dir
     records = store.launches(key) if store else ()
     chosen = pick_launch(records, environment=here, world_size=config.ranks)
-    shown, near = chosen or nearest_record(records, here), None
+    views = tuple(view_of(record, here, marked=record is chosen) for record in records)
+    near = min(views, key=lambda view: len(view.changes), default=None)
+    shown = chosen or next(
+        (record for record, view in zip(records, views, strict=True) if view is near), None
+    )
     problems: list[str] = []
     manifests = read_manifests(store, shown, problems) if store and shown else []
+    other = None
     if store and not records:
-        near = nearest(asked, ((record.launch_key, record.identity) for record in store.launches()))
-    outlook, verdict = judge(config, records, chosen, here, has_store=store is not None)
+        other = nearest(asked, ((record.launch_key, record.identity) for record in store.launches()))
+    outlook, verdict = judge(config, chosen, near, here, has_store=store is not None)
     return Explanation(
         name=config.name,
         launch_key=key,
@@ -119,21 +110,44 @@ def explain(config: Config, store: Store | None, here: Mapping[str, str] | None 
         cache_dir=str(root),
         outlook=outlook,
         verdict=verdict,
-        records=tuple(
-            RecordView(
-                created=record.created,
-                world_size=record.world_size,
-                chosen=record is chosen,
-                changes=record_changes(record, here),
-                others=other_ranks(record, here),
-            )
-            for record in records
-        ),
+        records=views,
         functions=_functions(config, [manifest for _, manifest in manifests]),
         cached=dict(Counter(path.parent.relative_to(root).as_posix() for path in cached_files(root))),
-        nearest_launch=tuple(map(str, near.changes)) if near else (),
+        nearest_launch=tuple(map(str, other.changes)) if other else (),
         problems=tuple(dict.fromkeys((*(store.problems if store else ()), *problems))),
     )
+
+
+def judge(
+    config: Config,
+    chosen: LaunchRecord | None,
+    near: RecordView | None,
+    here: Mapping[str, str],
+    *,
+    has_store: bool,
+) -> tuple[Outlook, str]:
+    """The ranks' next action, and the reason, in one line that begins with the action."""
+    if chosen:
+        stored = count_text(chosen.world_size, "rank")
+        if chosen.world_size != config.ranks:
+            why = "ranks adopt what their guards allow, and compile the rest"
+            return "adopt", f"adopt: stored by {stored}, launched with {config.ranks}: {why}"
+        num_here = len(chosen.made_in(here))
+        of = "" if num_here == chosen.world_size else f"the {num_here} in this environment of "
+        what = f"loads what {of}{stored} stored at {time_text(chosen.created)}"
+        return "load", f"load, if the model's code is unchanged: a launch here {what}"
+    action = "compile"
+    if config.store is None:
+        why = "no store is configured: ranks load what their own cache directory holds, or compile"
+    elif not has_store:
+        action = "compile, unless the cache holds it"
+        absent = NoStoreYet(what="store", where=config.store.location)
+        why = f"{absent}; relative paths are read from {Path.cwd()}"
+    elif near:
+        why = f"stored for another environment only: {'; '.join(near.changes)}"
+    else:
+        why = "this launch is not in the store: a launch here compiles, unless its cache holds it"
+    return "compile", f"{action}: {why}"
 
 
 def _functions(config: Config, manifests: Sequence[PartitionManifest]) -> tuple[FunctionView, ...]:
@@ -141,13 +155,10 @@ def _functions(config: Config, manifests: Sequence[PartitionManifest]) -> tuple[
     asked = [(entry, manifest.rank) for manifest in manifests for entry in manifest.requests]
     views = []
     for name, own in grouped((entry.function, entry) for entry in entries).items():
-        distinct = {entry.sha256: entry for entry in own}
         alike = grouped((entry.to_bytes(), (entry, rank)) for entry, rank in asked if entry.function == name)
         view = FunctionView(
             function=name,
-            num_artifacts=num_artifacts(distinct.values()),
-            num_files=len(distinct),
-            size_bytes=sum(entry.size_bytes for entry in distinct.values()),
+            contents=contents_of(own),
             num_on_this_node=len({entry.sha256 for entry in own if _is_here(config, entry)}),
             requests=tuple((same[0][0], tuple(rank for _, rank in same)) for same in alike.values()),
         )
@@ -164,35 +175,3 @@ def _is_here(config: Config, entry: ArtifactEntry) -> bool:
         # A launch refuses such a file too; `warmrank store verify` lists them.
         logger.warning("%s", error)
         return False
-
-
-def judge(
-    config: Config,
-    records: Sequence[LaunchRecord],
-    chosen: LaunchRecord | None,
-    here: Mapping[str, str],
-    *,
-    has_store: bool,
-) -> tuple[Outlook, str]:
-    """The ranks' next action, and the reason, in one line that begins with the action."""
-    if chosen:
-        stored = count_text(chosen.world_size, "rank")
-        if chosen.world_size != config.ranks:
-            why = "ranks adopt what their guards allow, and compile the rest"
-            return "adopt", f"adopt: stored by {stored}, launched with {config.ranks}: {why}"
-        num_here = len(chosen.made_in(here))
-        of = "" if num_here == chosen.world_size else f"the {num_here} in this environment of "
-        what = f"loads what {of}{stored} stored at {time_text(chosen.created)}"
-        return "load", f"load, if the model's code is unchanged: a launch here {what}"
-    if config.store is None:
-        why = "no store is configured: ranks load what their own cache directory holds, or compile"
-        return "compile", f"compile: {why}"
-    if not has_store:
-        absent = NoStoreYet(what="store", where=config.store.location)
-        why = f"{absent}; relative paths are read from {Path.cwd()}"
-        return "compile", f"compile, unless the cache holds it: {why}"
-    if near := nearest_record(records, here):
-        changes = "; ".join(record_changes(near, here))
-        return "compile", f"compile: stored for another environment only: {changes}"
-    why = "this launch is not in the store: a launch here compiles, unless its cache holds it"
-    return "compile", f"compile: {why}"

@@ -6,7 +6,7 @@ config nobody is trusted, so signatures go unchecked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,10 +101,62 @@ def read_manifests(
     return found
 
 
-def num_artifacts(entries: Iterable[ArtifactEntry]) -> int:
-    """Number of rank artifacts among a manifest's files; others are companions of one, or the node's."""
-    own = (entry.path.rpartition("/")[2] for entry in entries if entry.scope == "rank")
-    return sum(not is_companion_name(name) for name in own)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """Distinct files of some partitions."""
+
+    num_artifacts: int  # the other files are companions of one, or the node's
+    num_files: int
+    size_bytes: int
+
+
+def contents_of(entries: Iterable[ArtifactEntry]) -> Contents:
+    """Count files, each of equal ones once."""
+    distinct = {entry.sha256: entry for entry in entries}.values()
+    own = [entry.path.rpartition("/")[2] for entry in distinct if entry.scope == "rank"]
+    return Contents(
+        num_artifacts=sum(not is_companion_name(name) for name in own),
+        num_files=len(distinct),
+        size_bytes=sum(entry.size_bytes for entry in distinct),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherRanks:
+    """Stored ranks that ran in another environment than this one; ``changes`` are from there to here."""
+
+    ranks: tuple[int, ...]
+    changes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordView:
+    """One launch record of a store."""
+
+    launch_key: str  # several records may have the same
+    created: str  # ISO 8601, UTC
+    world_size: int
+    marked: bool  # it is the one that was asked for
+    changes: tuple[str, ...]  # from the nearest environment to here, such as `torch 2.13.0 -> 2.13.1`
+    others: tuple[OtherRanks, ...]  # empty where all ranks ran in a single environment
+
+
+def view_of(record: LaunchRecord, here: Mapping[str, str], *, marked: bool) -> RecordView:
+    """A record, seen from this environment."""
+    every = [(stored, changes_of(stored, here)) for stored in record.environments]
+    others = [
+        OtherRanks(ranks=tuple(ref.rank for ref in record.made_in(stored)), changes=changes)
+        for stored, changes in every
+        if changes and record.others
+    ]
+    return RecordView(
+        launch_key=record.launch_key,
+        created=record.created,
+        world_size=record.world_size,
+        marked=marked,
+        changes=min((changes for _, changes in every), key=len),
+        others=tuple(others),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,29 +212,20 @@ class PartitionLine:
     partition: str
     rank: int
     key: str
-    num_artifacts: int
-    num_files: int
-    size_bytes: int
+    contents: Contents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchLine:
-    """One launch record of the store."""
+    """One launch of the store."""
 
-    launch_key: str  # several records may have the same
+    view: RecordView
     record: str  # sha256 that names the record among those of its key
     pinned: bool
     last_used: str  # ISO 8601, UTC, to about a day; empty if no use was noted
-    of_config: bool  # it is the launch of the config that was named
-    created: str  # ISO 8601, UTC
     what: str  # entrypoint or script
     identity: dict[str, str]
-    world_size: int
-    num_artifacts: int  # distinct ones
-    num_files: int  # these, the distinct files beside them, and node artifacts
-    size_bytes: int  # of the files
-    changes: tuple[str, ...]  # from the nearest environment to here, such as `torch 2.13.0 -> 2.13.1`
-    others: tuple[OtherRanks, ...]
+    contents: Contents
     partitions: tuple[PartitionLine, ...]
 
 
@@ -204,36 +247,26 @@ def list_store(store: Store, config: Config | None = None) -> Listing:
     for stored in store.stored_launches():
         record, used = stored.record, uses.get(stored.name)
         found = read_manifests(store, record, problems)
-        distinct = {entry.sha256: entry for _, manifest in found for entry in manifest.artifacts}
-        lines.append(
-            LaunchLine(
-                launch_key=record.launch_key,
-                record=stored.name.rpartition("/")[2],
-                pinned=stored.name in pinned,
-                last_used=used.isoformat(timespec="seconds") if used else "",
-                of_config=record.launch_key == wanted,
-                created=record.created,
-                what=next((record.identity[key] for key in _NAMED_BY if key in record.identity), "(unnamed)"),
-                identity=record.identity,
-                world_size=record.world_size,
-                num_artifacts=num_artifacts(distinct.values()),
-                num_files=len(distinct),
-                size_bytes=sum(entry.size_bytes for entry in distinct.values()),
-                changes=record_changes(record, environment()),
-                others=other_ranks(record, environment()),
-                partitions=tuple(
-                    PartitionLine(
-                        partition=ref.partition,
-                        rank=ref.rank,
-                        key=ref.manifest_key,
-                        num_artifacts=num_artifacts(manifest.artifacts),
-                        num_files=len(manifest.artifacts),
-                        size_bytes=sum(entry.size_bytes for entry in manifest.artifacts),
-                    )
-                    for ref, manifest in found
-                ),
+        partitions = tuple(
+            PartitionLine(
+                partition=ref.partition,
+                rank=ref.rank,
+                key=ref.manifest_key,
+                contents=contents_of(manifest.artifacts),
             )
+            for ref, manifest in found
         )
+        line = LaunchLine(
+            view=view_of(record, environment(), marked=record.launch_key == wanted),
+            record=stored.name.rpartition("/")[2],
+            pinned=stored.name in pinned,
+            last_used=used.isoformat(timespec="seconds") if used else "",
+            what=next((record.identity[key] for key in _NAMED_BY if key in record.identity), "(unnamed)"),
+            identity=record.identity,
+            contents=contents_of(entry for _, manifest in found for entry in manifest.artifacts),
+            partitions=partitions,
+        )
+        lines.append(line)
     return Listing(store=store.location, launches=tuple(lines), problems=(*store.problems, *problems))
 
 
@@ -251,7 +284,8 @@ class DirectoryLine:
 
 def list_directories(store: Store) -> tuple[DirectoryLine, ...]:
     """The directories of other tools in a store, newest first."""
-    lines = [
+    listings = sorted((stored.listing for stored in store.directories()), key=lambda one: one.created)
+    return tuple(
         DirectoryLine(
             tool=one.tool,
             created=one.created,
@@ -260,9 +294,8 @@ def list_directories(store: Store) -> tuple[DirectoryLine, ...]:
             size_bytes=one.size_bytes,
             components=one.components,
         )
-        for one in (stored.listing for stored in store.directories())
-    ]
-    return tuple(sorted(lines, key=lambda line: line.created, reverse=True))
+        for one in reversed(listings)
+    )
 
 
 def _keys_of(components: Mapping[str, str]) -> str:
@@ -276,35 +309,6 @@ def _keys_of(components: Mapping[str, str]) -> str:
     }
     machine = environment()
     return ", ".join(f"{name}={value}" for name, value in own.items() if name not in machine)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OtherRanks:
-    """Stored ranks that ran in another environment than this one; ``changes`` are from there to here."""
-
-    ranks: tuple[int, ...]
-    changes: tuple[str, ...]
-
-
-def nearest_record(records: Sequence[LaunchRecord], here: Mapping[str, str]) -> LaunchRecord | None:
-    """The record with the environment that differs least; none without records."""
-    return min(records, key=lambda record: len(record_changes(record, here)), default=None)
-
-
-def record_changes(record: LaunchRecord, here: Mapping[str, str]) -> tuple[str, ...]:
-    """Components that differ, from the nearest environment of a record to here; none where one is equal."""
-    return min((changes_of(stored, here) for stored in record.environments), key=len)
-
-
-def other_ranks(record: LaunchRecord, here: Mapping[str, str]) -> tuple[OtherRanks, ...]:
-    """The ranks of other environments than this one; empty where all ranks ran in a single environment."""
-    if not record.others:
-        return ()
-    return tuple(
-        OtherRanks(ranks=tuple(ref.rank for ref in record.made_in(stored)), changes=changes)
-        for stored in record.environments
-        if (changes := changes_of(stored, here))
-    )
 
 
 def changes_of(stored: Mapping[str, str], here: Mapping[str, str]) -> tuple[str, ...]:

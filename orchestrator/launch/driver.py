@@ -129,6 +129,7 @@ class Launch:
         try:
             access = stages.open_store(self._run)
             self._blank = replace(self._blank, tiers=access.found() if access is not None else ())
+            self._forget()
             with turn(self._config):
                 return self._attempts(access)
         finally:

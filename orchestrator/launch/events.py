@@ -264,7 +264,6 @@ class LaunchState:
     num_nodes: int = 0
     stages: dict[str, StageState] = field(default_factory=dict)  # of this attempt, in order
     running: StageState | None = None
-    cut: StageState | None = None  # what the attempt failed in
     stage_seconds: dict[str, float] = field(default_factory=dict)  # of all attempts and rounds
     spans: list[StageSpan] = field(default_factory=list)  # of stages that are over, of all attempts
     round: int | None = None
@@ -362,7 +361,7 @@ class LaunchState:
             memory.clear()
         self.planned, self.audits = [], []
         self._hosts = {}
-        self.running, self.cut, self.ending_s, self.round, self.num_nodes = None, None, None, None, 0
+        self.running, self.ending_s, self.round, self.num_nodes = None, None, None, 0
 
     def _end(self, stage: StageState, end_s: float, seconds: float, *, ok: bool) -> None:
         stage.seconds += seconds
@@ -384,7 +383,7 @@ class LaunchState:
             self.running = None
 
     def _fail(self, event: AttemptFailed) -> None:
-        self.is_over, self.cut, self.ending_s = event.is_last, self.running, event.at_s
+        self.is_over, self.ending_s = event.is_last, event.at_s
         if self.attempts:
             self.attempts[-1] = replace(
                 self.attempts[-1], end_s=event.at_s, failed_stage=event.stage, error=event.text

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,15 @@ from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import Event, LaunchState
 from warmrank.orchestrator.launch.report import (
+    FunctionReport,
     Report,
-    held_bytes,
     make_way,
     spelled_out,
     sum_seconds,
     to_json,
     write_whole,
 )
-from warmrank.worker.results import Outcome, StageSeconds
+from warmrank.worker.results import FunctionResult
 
 STDOUT = Path("-")
 
@@ -80,19 +80,10 @@ class Outputs:
             ("trace", self.trace, trace_json),
             ("metrics", self.metrics, exposition),
         )
-        written = []
-        for what, path, text_of in writers:
-            if path is not None:
-                write_whole(path, text_of(report))
-                written.append((what, path))
-        return tuple(written)
-
-
-_US = 1_000_000
-_STEPS = {"compile": ("trace", "compile"), "load": ("load",)}
-"""Steps of a function whose seconds are known, by the stage that they belong to."""
-
-_DRIVER = (1, 1)  # process and thread of what concerns all ranks; those of nodes and ranks follow
+        written = [(what, path, text_of) for what, path, text_of in writers if path is not None]
+        for _, path, text_of in written:
+            write_whole(path, text_of(report))
+        return tuple((what, path) for what, path, _ in written)
 
 
 def trace_json(report: Report) -> str:
@@ -106,100 +97,89 @@ def trace_json(report: Report) -> str:
     take ``displayTimeUnit`` for the unit of times, and read no numeric escapes in the keys before ``ph`` and
     ``ts``: the first is left out, these two come first, and text is not escaped to ASCII.
     """
+    timeline = _Timeline(report)
     trace = {
         "otherData": {"launch": report.name, "outcome": report.outcome, "started": report.started},
-        "traceEvents": [*_names(report), *_stages(report), *_functions(report)],
+        "traceEvents": [*timeline.names(), *timeline.stages(), *timeline.functions()],
     }
     return spelled_out(json.dumps(trace, separators=(",", ":"), ensure_ascii=False, allow_nan=False)) + "\n"
 
 
-def _names(report: Report) -> Iterator[dict[str, Any]]:
-    yield _event("M", "process_name", _DRIVER, {"name": f"{report.name} (driver)"})
-    yield _event("M", "thread_name", _DRIVER, {"name": "attempts and stages"})
-    places = _places(report)
-    for rank in {rank.node_rank: rank for rank in reversed(report.ranks)}.values():
-        place = places[rank.rank]
-        yield _event("M", "process_name", place, {"name": f"node {rank.node_rank}: {rank.host}"})
-        yield _event("M", "process_sort_index", place, {"sort_index": place[0]})
-    for number, place in places.items():
-        yield _event("M", "thread_name", place, {"name": f"rank {number}"})
+_US = 1_000_000
+_STEPS = {"compile": ("trace", "compile"), "load": ("load",)}
+"""Steps of a function whose seconds are known, by the stage that they belong to."""
+
+_DRIVER = -1
+"""In place of a rank, for what concerns all of them; its process and thread are 1, the first."""
 
 
-def _places(report: Report) -> dict[int, tuple[int, int]]:
-    """Process and thread of every rank; of one that no node is known of, in the driver's process."""
-    taking_part = sorted({rank for span in report.course.timeline for rank in span.ranks})
-    known = {rank.rank: (rank.node_rank + 2, rank.rank + 2) for rank in report.ranks}
-    return {rank: (_DRIVER[0], rank + 2) for rank in taking_part} | known
+class _Timeline:
+    """The events of a launch; a rank that no node is known of belongs to the driver's process."""
 
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._nodes = {rank: 1 for span in report.course.timeline for rank in span.ranks}
+        self._nodes |= {_DRIVER: 1} | {rank.rank: rank.node_rank + 2 for rank in report.ranks}
 
-def _stages(report: Report) -> Iterator[dict[str, Any]]:
-    """Attempts; then every stage once for the driver, and once for each rank that took part."""
-    for attempt in report.course.attempts:
-        name = f"attempt {attempt.attempt}"
-        yield _mark(name, attempt.start_s, {"reason": attempt.reason})
-        if attempt.error:
-            about = {"stage": attempt.failed_stage, "error": attempt.error}
-            yield _mark(f"{name} failed", attempt.end_s, about)
-    places = _places(report)
-    for span in report.course.timeline:
-        facts = {"attempt": span.attempt, "ok": span.ok, "ranks": len(span.ranks)}
-        yield _slice(span.stage, _DRIVER, span.start_s, span.end_s, facts)
-        for rank, end_s in zip(span.ranks, span.rank_end_s, strict=True):
-            yield _slice(span.stage, places[rank], span.start_s, end_s, {"attempt": span.attempt})
+    def names(self) -> Iterator[dict[str, Any]]:
+        """Names of processes and threads."""
+        report = self._report
+        yield self._event("M", "process_name", _DRIVER, {"name": f"{report.name} (driver)"})
+        for first in {rank.node_rank: rank for rank in reversed(report.ranks)}.values():
+            name = {"name": f"node {first.node_rank}: {first.host}"}
+            yield self._event("M", "process_name", first.rank, name)
+        for number in sorted(self._nodes):
+            name = {"name": "attempts and stages" if number == _DRIVER else f"rank {number}"}
+            yield self._event("M", "thread_name", number, name)
 
-
-def _functions(report: Report) -> Iterator[dict[str, Any]]:
-    """The seconds of functions' steps, inside their stage, one function after the other."""
-    last = report.course.attempts[-1].attempt if report.course.attempts else 0
-    spans: dict[tuple[str, int], tuple[float, float]] = {}
-    for span in report.course.timeline:
-        if span.attempt == last:
+    def stages(self) -> Iterator[dict[str, Any]]:
+        """Attempts; then every stage once for the driver, and once for each rank that took part."""
+        for attempt in self._report.course.attempts:
+            name = f"attempt {attempt.attempt}"
+            marks = [(name, attempt.start_s, {"reason": attempt.reason})]
+            if attempt.error:
+                about = {"stage": attempt.failed_stage, "error": attempt.error}
+                marks.append((f"{name} failed", attempt.end_s, about))
+            for text, at_s, about in marks:
+                yield self._event("i", text, _DRIVER, about, at_s=at_s, s="g", cat="attempt")
+        for span in self._report.course.timeline:
+            facts = {"attempt": span.attempt, "ok": span.ok, "ranks": len(span.ranks)}
+            yield self._slice(span.stage, _DRIVER, span.start_s, span.end_s, facts)
             for rank, end_s in zip(span.ranks, span.rank_end_s, strict=True):
-                spans.setdefault((span.stage, rank), (span.start_s, end_s))
-    places = _places(report)
-    for each in report.ranks:
-        for stage, steps in _STEPS.items():
-            at_s, end_s = spans.get((stage, each.rank), (0.0, 0.0))
-            for function in each.functions:
-                about = {
-                    "outcome": function.outcome,
-                    "reason": function.reason,
-                    "digest": function.digest[:12],
-                }
-                for step in steps:
-                    stop_s = min(at_s + getattr(function.seconds, f"{step}_s"), end_s)
-                    if at_s < stop_s:
-                        yield _slice(f"{step} {function.function}", places[each.rank], at_s, stop_s, about)
-                        at_s = stop_s
+                yield self._slice(span.stage, rank, span.start_s, end_s, {"attempt": span.attempt})
 
+    def functions(self) -> Iterator[dict[str, Any]]:
+        """The seconds of functions' steps, inside their stage, one function after the other."""
+        course = self._report.course
+        spans: dict[tuple[str, int], tuple[float, float]] = {}
+        for span in course.timeline:
+            if span.attempt == course.attempts[-1].attempt:
+                for rank, end_s in zip(span.ranks, span.rank_end_s, strict=True):
+                    spans.setdefault((span.stage, rank), (span.start_s, end_s))
+        for each in self._report.ranks:
+            for stage, steps in _STEPS.items():
+                at_s, end_s = spans.get((stage, each.rank), (0.0, 0.0))
+                for function in each.functions:
+                    digest = function.digest[:12]
+                    about = {"outcome": function.outcome, "reason": function.reason, "digest": digest}
+                    for step in steps:
+                        stop_s = min(at_s + getattr(function.seconds, f"{step}_s"), end_s)
+                        if at_s < stop_s:
+                            yield self._slice(f"{step} {function.function}", each.rank, at_s, stop_s, about)
+                            at_s = stop_s
 
-def _mark(name: str, at_s: float, about: dict[str, Any]) -> dict[str, Any]:
-    return _event("i", name, _DRIVER, about, at_s=at_s, s="g", cat="attempt")
+    def _slice(
+        self, name: str, rank: int, start_s: float, end_s: float, about: dict[str, Any]
+    ) -> dict[str, Any]:
+        duration = max(round(end_s * _US) - round(start_s * _US), 0)
+        return self._event("X", name, rank, about, at_s=start_s, dur=duration, cat="launch")
 
+    def _event(
+        self, phase: str, name: str, rank: int, about: dict[str, Any], *, at_s: float = 0.0, **more: object
+    ) -> dict[str, Any]:
+        where = {"pid": self._nodes[rank], "tid": rank + 2}
+        return {"ph": phase, "ts": round(at_s * _US), "name": name, **where, "args": about, **more}
 
-def _slice(
-    name: str, place: tuple[int, int], start_s: float, end_s: float, about: dict[str, Any]
-) -> dict[str, Any]:
-    duration = max(round(end_s * _US) - round(start_s * _US), 0)
-    return _event("X", name, place, about, at_s=start_s, dur=duration, cat="launch")
-
-
-def _event(
-    phase: str, name: str, place: tuple[int, int], about: dict[str, Any], *, at_s: float = 0.0, **more: object
-) -> dict[str, Any]:
-    common = {"ph": phase, "ts": round(at_s * _US), "name": name, "pid": place[0], "tid": place[1]}
-    return {**common, "args": about, **more}
-
-
-OUTCOMES: tuple[Outcome, ...] = ("compiled", "loaded", "adopted")
-SET_EVERY_S = 1.0
-_ENDS = (
-    events.Placed,
-    events.StageFinished,
-    events.StageStarted,
-    events.AttemptFailed,
-    events.AttemptStarted,
-)
 
 Samples = Iterator[tuple[str, float, dict[str, str]]]
 """Metrics by name with value, and labels without the launch's own; `docs/launch.md` says what each is."""
@@ -229,23 +209,18 @@ def report_samples(report: Report) -> Samples:
         failed_attempts=sum(bool(attempt.error) for attempt in attempts),
         ranks=report.world_size,
         nodes=len({rank.node_rank for rank in report.ranks}),
-        artifacts=totals.num_artifacts,
-        artifact_bytes=totals.artifact_bytes,
-        held_bytes=held_bytes(report),
+        problems=len(report.problems),
         fetched_bytes=totals.fetched_bytes,
         published_bytes=totals.published_bytes,
         queued_partitions=totals.num_queued,
         nondeterministic_functions=totals.num_nondeterministic,
-        problems=len(report.problems),
     )
     yield from _each("stage_seconds", "stage", {stage.stage: stage.seconds for stage in report.stages})
-    yield from _steps(totals.function_seconds)
-    yield from _each("functions", "outcome", {each: getattr(totals, f"num_{each}") for each in OUTCOMES})
+    yield from _functions([each for rank in report.ranks for each in rank.functions])
     yield from _each("audits", "outcome", Counter(audit.outcome for audit in report.course.audits))
-    failed: dict[str, set[int]] = {}
-    for cause in report.failure.causes if report.failure else ():
-        failed.setdefault(cause.kind, set()).update(cause.ranks)
-    yield from _each("failed_ranks", "kind", {kind: len(ranks) for kind, ranks in failed.items()})
+    causes = report.failure.causes if report.failure else ()
+    failed = Counter(kind for kind, _ in {(cause.kind, rank) for cause in causes for rank in cause.ranks})
+    yield from _each("failed_ranks", "kind", failed)
 
 
 def progress_samples(state: LaunchState) -> Samples:
@@ -265,19 +240,33 @@ def progress_samples(state: LaunchState) -> Samples:
             yield "warmrank_stage_ranks", number, {"stage": stage.stage, "state": name}
 
 
-def result_samples(state: LaunchState) -> Samples:
-    """Outcomes of functions so far, over all ranks; costs as much as there are of them."""
-    results = [result for result in state.results.values() if result.ok]
-    sizes = {result.digest: result.size_bytes for result in results if result.digest}
-    files = sizes | {sha256: size for result in results for sha256, size in result.beside}
+def _functions(results: Iterable[FunctionReport | FunctionResult]) -> Samples:
+    """Outcomes of functions, over all ranks."""
+    every = tuple(results)
+    artifacts = {each.digest: each.size_bytes for each in every if each.digest}
+    files = artifacts | {sha256: size for each in every for sha256, size in each.beside}
     yield from _plain(
-        artifacts=len(sizes),
+        artifacts=len(artifacts),
         artifact_bytes=sum(files.values()),
-        held_bytes=sum(result.size_bytes + sum(size for _, size in result.beside) for result in results),
+        held_bytes=sum(each.size_bytes + sum(size for _, size in each.beside) for each in every),
     )
-    outcomes = Counter(result.outcome for result in results)
+    outcomes = Counter[str](each.outcome for each in every)
     yield from _each("functions", "outcome", {each: outcomes[each] for each in OUTCOMES})
-    yield from _steps(sum_seconds(result.seconds for result in results))
+    seconds = asdict(sum_seconds(each.seconds for each in every))
+    yield from _each(
+        "function_seconds", "step", {name.removesuffix("_s"): value for name, value in seconds.items()}
+    )
+
+
+OUTCOMES = ("compiled", "loaded", "adopted")
+SET_EVERY_S = 1.0
+_ENDS = (
+    events.Placed,
+    events.StageFinished,
+    events.StageStarted,
+    events.AttemptFailed,
+    events.AttemptStarted,
+)
 
 
 class RayMetrics:
@@ -297,8 +286,8 @@ class RayMetrics:
         ray = sys.modules.get("ray")
         if ray is not None and ray.is_initialized():
             self._set(progress_samples(state))
-            if is_end:
-                self._set(result_samples(state))
+            if is_end:  # costs as much as there are results
+                self._set(_functions(result for result in state.results.values() if result.ok))
 
     def _set(self, found: Samples) -> None:
         from ray.util.metrics import Gauge
@@ -319,8 +308,3 @@ def _plain(**values: float) -> Samples:
 
 def _each(name: str, label: str, values: Mapping[str, float]) -> Samples:
     return ((f"warmrank_{name}", value, {label: key}) for key, value in values.items())
-
-
-def _steps(seconds: StageSeconds) -> Samples:
-    by_step = {name.removesuffix("_s"): value for name, value in asdict(seconds).items()}
-    return _each("function_seconds", "step", by_step)

@@ -13,8 +13,8 @@ import base64
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from statistics import median_low
 from typing import Any, Literal, NamedTuple
@@ -24,10 +24,9 @@ from markupsafe import Markup
 
 from warmrank.cache_store.text import changed_components
 from warmrank.orchestrator.errors import policy_of, ranks_text
-from warmrank.orchestrator.launch.events import STAGES, Course, RankClass
+from warmrank.orchestrator.launch.events import STAGES, Course
 from warmrank.orchestrator.launch.report import (
     Failure,
-    FunctionReport,
     RankReport,
     Report,
     config_words,
@@ -38,6 +37,7 @@ from warmrank.orchestrator.text import (
     brief_names,
     brief_ranks,
     count_text,
+    defused,
     first_lines,
     grouped,
     runs_text,
@@ -45,8 +45,10 @@ from warmrank.orchestrator.text import (
     size_text,
 )
 from warmrank.orchestrator.ui.report_table import (
+    AUDITED,
     STEPS,
     alike,
+    audit_text,
     headline,
     publish_command,
     slowest,
@@ -55,19 +57,6 @@ from warmrank.orchestrator.ui.report_table import (
 
 MAX_TIMELINE_ROWS = 64
 
-_TITLES = {
-    "failure": "Why it failed",
-    "next": "What to do next",
-    "timeline": "Timeline",
-    "stages": "Stages and attempts",
-    "classes": "Classes of ranks",
-    "lookups": "Hits and misses",
-    "bytes": "Bytes",
-    "nodes": "Nodes",
-    "ranks": "Ranks",
-    "problems": "Problems",
-    "facts": "What was launched",
-}
 _GLOBALS = {
     "ranks": brief_ranks,
     "runs": runs_text,
@@ -81,12 +70,7 @@ _GLOBALS = {
     "slowest": lambda members: asdict(slowest(members)).values(),
     "outcomes_of": lambda functions: Counter(each.outcome for each in functions).items(),
     "spent": lambda functions: sum(getattr(each.seconds, step) for each in functions for step in STEPS),
-    "audited": {
-        "equal": "equal",
-        "guarded": "differs, as conditions say",
-        "apart": "differs, on nodes that cannot have it",
-        "differs": "differs behind all conditions",
-    },
+    "audited": AUDITED,
     "known_stages": STAGES,
     "max_causes": 40,
     "max_open_rows": 32,  # longer tables are closed until they are asked for
@@ -124,28 +108,31 @@ def _asset(name: str) -> str:
 
 def _printable(value: object) -> object:
     """A text with a replacement for each character that is not printable."""
-    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
-        return value
-    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in value)
+    is_text = isinstance(value, str) and not isinstance(value, Markup)
+    return defused(str(value), instead="\ufffd") if is_text else value
 
 
 def _context(report: Report) -> dict[str, Any]:
     totals, course, failure = report.totals, report.course, report.failure
     nodes = grouped((rank.node_rank, rank) for rank in report.ranks)
-    functions = {(rank.rank, each.function): each for rank in report.ranks for each in rank.functions}
+    functions = {
+        (rank.rank, own.function): (rank.rank, own) for rank in report.ranks for own in rank.functions
+    }
     outcomes = [(getattr(totals, f"num_{name}"), name) for name in ("compiled", "adopted", "loaded")]
     steps, held = next_steps(report), held_bytes(report)
-    shown = {
-        "failure": failure,
-        "next": steps,
-        "stages": course.timeline or report.stages,
-        "classes": course.classes,
-        "lookups": sum(count for count, _ in outcomes),
-        "bytes": held or totals.fetched_bytes or totals.published_bytes,
-        "nodes": nodes,
-        "ranks": nodes,
-        "problems": report.problems,
-    }
+    sections = (
+        ("failure", "Why it failed", failure),
+        ("next", "What to do next", steps),
+        ("timeline", "Timeline", True),
+        ("stages", "Stages and attempts", course.timeline or report.stages),
+        ("classes", "Classes of ranks", course.classes),
+        ("lookups", "Hits and misses", functions),
+        ("bytes", "Bytes", held or totals.fetched_bytes or totals.published_bytes),
+        ("nodes", "Nodes", nodes),
+        ("ranks", "Ranks", nodes),
+        ("problems", "Problems", report.problems),
+        ("facts", "What was launched", True),
+    )
     tiers = "; ".join(f"{tier.location} ({tier.mode}, {tier.state})" for tier in report.tiers)
     facts = {
         "launch key": report.launch_key,
@@ -158,7 +145,7 @@ def _context(report: Report) -> dict[str, Any]:
     return {
         "report": report,
         "totals": totals,
-        "sections": {key: title for key, title in _TITLES.items() if shown.get(key, True)},
+        "sections": {key: title for key, title, is_shown in sections if is_shown},
         "headline": headline(report),
         "num_nodes": len(nodes),
         "num_failed": len({rank for cause in failure.causes for rank in cause.ranks}) if failure else 0,
@@ -167,28 +154,23 @@ def _context(report: Report) -> dict[str, Any]:
         "rows": timeline_rows(course, report.ranks, max_rows=MAX_TIMELINE_ROWS),
         "end_s": max([totals.wall_s, *(span.end_s for span in course.timeline)]),
         "spans": _spans(course, report.ranks),
-        "classes": [_class(each, functions) for each in course.classes],
+        "classes": [
+            (each, [functions[slot] for rank in each.ranks if (slot := (rank, each.function)) in functions])
+            for each in course.classes
+        ],
         "outcomes": outcomes,
         "lookups": list(alike(report.ranks, "function", "outcome", "reason").items()),
         "nodes": sorted(nodes.items()),
         "fetches": {node.node_rank: node for node in report.fetches},
         "publishes": {node.node_rank: node for node in report.publishes},
         "by_function": list(alike(report.ranks, "function", "outcome", "digest").items()),
-        "facts": {name: text for name, text in facts.items() if text or name not in {"check", "config"}},
+        "facts": {name: text for name, text in facts.items() if text},
         "components": [
             ("Identity", report.identity),
             ("Environment of rank 0", report.environment),
             *((f"Environment of {ranks_text(o.ranks)}", o.environment) for o in report.other_environments),
         ],
     }
-
-
-def _class(found: RankClass, outcomes: Mapping[tuple[int, str], FunctionReport]) -> tuple[Any, ...]:
-    """A class, how many of its ranks got the function how, and the slowest compile and load."""
-    results = [outcomes[rank, found.function] for rank in found.ranks if (rank, found.function) in outcomes]
-    made_s = max((result.seconds.trace_s + result.seconds.compile_s for result in results), default=0.0)
-    load_s = max((result.seconds.load_s for result in results), default=0.0)
-    return found, Counter(result.outcome for result in results), made_s, load_s
 
 
 def _spans(course: Course, ranks: Sequence[RankReport]) -> list[tuple[Any, ...]]:
@@ -236,35 +218,28 @@ def timeline_rows(course: Course, ranks: Sequence[RankReport], *, max_rows: int)
     units = [[rank] for rank in everyone]
     if len(units) > max_rows and len(nodes) > 1:
         units = [*nodes.values(), *([rank] for rank in set(everyone) - {rank.rank for rank in ranks})]
-    groups = [[unit] for unit in units]
+    # Of each unit the last answer in each stage.
+    lasts = [[max((end.get(rank, -1.0) for rank in unit), default=-1.0) for end in ends] for unit in units]
     near_s = max((span.end_s for span in course.timeline), default=0.0) / 200
+    groups = units
     while len(groups) > max_rows and near_s > 0:
-        # Alike are those whose last ranks answered at nearly the same time, stage by stage.
-        lasts = [
-            [max((end[rank] for rank in unit if rank in end), default=-1.0) for end in ends] for unit in units
-        ]
-        same = grouped(
+        alike = grouped(
             (tuple(round(at_s / near_s) for at_s in last), unit)
             for last, unit in zip(lasts, units, strict=True)
         )
-        groups, near_s = list(same.values()), near_s * 2
+        groups = [[rank for unit in same for rank in unit] for same in alike.values()]
+        near_s *= 2
     hosts = {rank.rank: rank.host for rank in ranks}
-    return tuple(
-        _row(sorted(rank for unit in group for rank in unit), course, ends, hosts) for group in groups
-    )
-
-
-def _row(
-    ranks: Sequence[int], course: Course, ends: Sequence[Mapping[int, float]], hosts: Mapping[int, str]
-) -> Row:
-    bars = []
-    for span, end in zip(course.timeline, ends, strict=True):
-        if own := [(end[rank], rank) for rank in ranks if rank in end]:
-            first_s, (last_s, last_rank) = min(own)[0], max(own)
-            times = span.start_s, first_s, last_s
-            bars.append(Bar(span.attempt, span.stage, *times, last_rank, len(own), span.ok))
-    named = tuple(dict.fromkeys(hosts[rank] for rank in ranks if rank in hosts))
-    return Row(tuple(ranks), named, tuple(bars))
+    rows = []
+    for members in map(sorted, groups):
+        bars = []
+        for span, end in zip(course.timeline, ends, strict=True):
+            if own := [(end[rank], rank) for rank in members if rank in end]:
+                times = span.start_s, min(own)[0], *max(own)
+                bars.append(Bar(span.attempt, span.stage, *times, len(own), span.ok))
+        named = tuple(dict.fromkeys(hosts[rank] for rank in members if rank in hosts))
+        rows.append(Row(tuple(members), named, tuple(bars)))
+    return tuple(rows)
 
 
 Level = Literal["do", "look", "good"]
@@ -277,8 +252,7 @@ _NO_RECORD = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One thing to do, to look at, or to be glad of."""
 
     level: Level  # wrong until it is done; worth a look; nothing to do
@@ -302,7 +276,11 @@ def _failed(report: Report, failure: Failure) -> Iterator[Step]:
     if not failure.causes:
         title = re.sub(r"(?<=[a-z])[A-Z]", lambda found: f" {found[0].lower()}", failure.kind)
         yield Step("do", title, policy_of(failure.kind).remedy or failure.message)
-    logs = {rank.rank: f"{rank.log} of rank {rank.rank} on {rank.host}" for rank in report.ranks if rank.log}
+    logs = {
+        rank.rank: f"\nLog: {rank.log} of rank {rank.rank} on {rank.host}."
+        for rank in report.ranks
+        if rank.log
+    }
     ranks = grouped(
         ((cause.kind, cause.remedy or f"{cause.message}\nCorrect what raised it, and launch again."), rank)
         for cause in failure.causes
@@ -310,7 +288,7 @@ def _failed(report: Report, failure: Failure) -> Iterator[Step]:
     )
     for (kind, text), members in list(ranks.items())[:MAX_REMEDIES]:
         log = next((logs[rank] for rank in members if rank in logs), "")
-        yield Step("do", f"{kind} on {brief_ranks(members)}", text + (f"\nLog: {log}." if log else ""))
+        yield Step("do", f"{kind} on {brief_ranks(members)}", text + log)
     yield Step("look", "Nothing was committed", _NO_RECORD)
 
 
@@ -320,16 +298,15 @@ def _store(report: Report) -> Iterator[Step]:
     doctor = f"warmrank doctor {config_words(report)}{several}"
     if report.queued_on:
         where, command = publish_command(report)
-        waiting = count_text(report.totals.num_queued, "partition")
-        text = f"The store was away. When it answers again, run this {where}."
-        yield Step("do", f"Not published yet: {waiting}", text, command)
+        title = f"Not published yet: {count_text(report.totals.num_queued, 'partition')}"
+        yield Step("do", title, f"The store was away. When it answers again, run this {where}.", command)
     for tier in report.tiers:
         if tier.state == "away":
-            text = f"The launch went on without it: {tier.reason}"
-            yield Step("look", f"The store's place {tier.location} was away", text, doctor)
+            title = f"The store's place {tier.location} was away"
+            yield Step("look", title, f"The launch went on without it: {tier.reason}", doctor)
     if report.unsigned:
-        title = "Artifacts are not signed, though signatures are asked for"
         text = f"{report.unsigned}\nAn artifact is code: sign what is shared."
+        title = "Artifacts are not signed, though signatures are asked for"
         yield Step("do", title, text, "warmrank keys list")
     others = [
         f"{brief_ranks(other.ranks)}: "
@@ -337,18 +314,13 @@ def _store(report: Report) -> Iterator[Step]:
         for other in report.other_environments
     ]
     if others:
-        text = "Ranks in different environments share no artifacts, so each kind compiles its own:\n"
-        yield Step("look", "Nodes differ in their environment", text + _joined(others), doctor)
+        text = "Ranks in different environments share no artifacts, so each kind compiles its own:"
+        yield Step("look", "Nodes differ in their environment", _joined([text, *others]), doctor)
 
 
 def _traces(report: Report) -> Iterator[Step]:
     """Traces and compiles that came out differently where they should not."""
-    differing = [
-        f"{audit.function} on {brief_ranks(audit.ranks, max_runs=3)}, unlike rank {audit.leader}: "
-        f"{audit.difference}"
-        for audit in report.course.audits
-        if audit.outcome == "differs"
-    ]
+    differing = [audit_text(audit) for audit in report.course.audits if audit.outcome == "differs"]
     if differing:
         text = (
             f"{_joined(differing)}\nThese ranks compiled for themselves, so the launch is right; nothing of "
@@ -379,13 +351,12 @@ def _compiled(report: Report) -> Iterator[Step]:
         for function in rank.functions
         if function.outcome == "compiled"
     )
+    text = _joined(f"{brief_names(names)}: {reason}" for reason, names in reasons.items())
+    compiled = count_text(report.totals.num_compiled, "function")
     if not reasons:
         text = "With --no-compile a launch fails rather than compile, which guards that it stays so."
         yield Step("good", "Nothing was compiled", text, again)
-        return
-    text = _joined(f"{brief_names(names)}: {reason}" for reason, names in reasons.items())
-    compiled = count_text(report.totals.num_compiled, "function")
-    if report.record:
+    elif report.record:
         text = f"It was compiled because nothing stored fitted:\n{text}"
         yield Step("good", f"The next launch loads what was compiled now ({compiled})", text, again)
     elif report.store:
@@ -396,4 +367,4 @@ def _compiled(report: Report) -> Iterator[Step]:
 
 
 def _joined(lines: Iterable[str]) -> str:
-    return "\n".join(first_lines(lines, max_lines=4))
+    return "\n".join(first_lines(lines, max_lines=5))

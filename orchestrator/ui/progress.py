@@ -1,4 +1,4 @@
-"""Progress: a live view or a bar in a terminal, plain lines elsewhere, for CI logs and Ray jobs.
+"""Progress: a live view in a terminal, plain lines elsewhere, for CI logs and Ray jobs.
 
 Invariants: the number of lines, and the length of each but for errors, has a bound that does not grow with
 the number of ranks; while nothing else happens, lines come ever more rarely. The live view is never wider
@@ -9,28 +9,16 @@ the driver's thread, drawing happens in another: the state's lock keeps them apa
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from heapq import nsmallest
 
 from rich.columns import Columns
 from rich.console import Console, ConsoleOptions, Group, JustifyMethod, RenderableType, RenderResult
 from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from warmrank.cache_store.parallel import OnProgress
-from warmrank.cache_store.parallel import Progress as Fetched
 from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import Event, LaunchState, Listener, RankClass, StageState
@@ -44,6 +32,7 @@ from warmrank.orchestrator.text import (
     seconds_text,
     size_text,
 )
+from warmrank.orchestrator.ui.report_table import audit_text
 from warmrank.orchestrator.ui.table import STYLES
 from warmrank.worker.results import FunctionResult
 
@@ -53,7 +42,6 @@ MAX_ERROR_LINES = 30
 FIRST_BEAT_S = 30.0
 """A stage that runs for so long tells how far it is; then after twice that time, and so on."""
 
-FETCH_LINE_EVERY_S = 10.0
 _TOLD = frozenset({"compile", "load", "script"})
 """Stages whose results are told; what the others do to a function stands in the report."""
 
@@ -67,28 +55,6 @@ def progress(console: Console, num_ranks: int, *, name: str = "") -> Iterator[Li
     view = LiveView(num_ranks, name=name)
     with Live(view, console=console, refresh_per_second=8 if num_ranks <= 256 else 2):
         yield view
-
-
-@contextmanager
-def fetch_progress(console: Console, what: str = "fetch") -> Iterator[OnProgress]:
-    """A listener to the progress of a fetch, or of ``what`` else, for as long as the context lasts."""
-    if not console.is_terminal:
-        told_s = time.monotonic()
-
-        def tell(state: Fetched) -> None:
-            nonlocal told_s
-            if time.monotonic() - told_s >= FETCH_LINE_EVERY_S:
-                told_s = time.monotonic()
-                done = f"{size_text(state.done_bytes)} of {size_text(state.total_bytes)}"
-                files = f"{state.done_files} of {count_text(state.total_files, 'file')}"
-                console.print(Text(f"{what}: {done}, {files}"), soft_wrap=True)
-
-        yield tell
-        return
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(TextColumn(what), *columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda state: bar.update(task, completed=state.done_bytes, total=state.total_bytes)
 
 
 class PlainLines:
@@ -124,7 +90,7 @@ class PlainLines:
                 self._tell_results()
                 self._line(f"{event.stage}: {event.seconds:.2f} s")
             case events.Audited() if event.audit.outcome != "differs":  # which is a problem as well
-                self._line(f"  {_audit_text(event.audit)}")
+                self._line(f"  {audit_text(event.audit)} ({event.audit.seconds:.2f} s)")
             case events.Problem():
                 self._problem(len(state.problems), event.text)
             case events.AttemptFailed():
@@ -184,12 +150,6 @@ class PlainLines:
         self._console.print(Text(text), soft_wrap=True)
 
 
-def _audit_text(audit: events.AuditReport) -> str:
-    why = "as conditions say" if audit.outcome == "guarded" else "and cannot have the artifact there"
-    found = "equal" if audit.outcome == "equal" else f"differs, {why}: {audit.difference}"
-    return f"{audit.function} audited on {brief_ranks(audit.ranks)}: {found} ({audit.seconds:.2f} s)"
-
-
 def _class_text(found: RankClass) -> str:
     by = f", compiled by rank {found.leader}" if found.leader is not None else ""
     audited = f", audited by {brief_ranks(found.auditors)}" if found.auditors else ""
@@ -198,7 +158,6 @@ def _class_text(found: RankClass) -> str:
 
 MAX_RANK_ROWS = 16
 _MAX_LIVE_PROBLEMS = 3
-_MAX_KINDS = 3
 
 
 class LiveView:
@@ -320,7 +279,7 @@ def _rank_table(state: LaunchState, now_s: float) -> Table:
     table = _plain_table(">rank", *(["host"] if hosts else []), *functions, "now")
     for rank in range(state.num_ranks):
         host = [Text(state.host(rank))] if hosts else []
-        cells = (_function_cell(state, rank, name, now_s) for name in functions)
+        cells = (_function_cell(state, rank, name) for name in functions)
         table.add_row(str(rank), *host, *cells, _now(state, rank, now_s))
     return table
 
@@ -357,26 +316,17 @@ def _class_table(state: LaunchState, *, max_rows: int) -> Table:
 
 
 def _late(state: LaunchState, now_s: float, *, max_lines: int) -> list[RenderableType]:
-    """Whom the running stage waits for: by name where they are few, by what they do where they are many."""
-    stage = state.running
-    late = stage.waiting_for() if stage is not None else ()
-    if stage is None or not late:
-        return []
-    if len(late) > max_lines and 2 * len(late) > len(stage.ranks):
-        doing = Counter(state.busy[rank].doing for rank in late if rank in state.busy)
-        kinds = [f"{count_text(count, 'rank')}: {text}" for text, count in doing.most_common(_MAX_KINDS)]
-        return [_line(Text(line)) for line in kinds[:max_lines]]
-    seconds = now_s - stage.start_s
-    lines = [f"waiting for {brief_ranks(late)}"]
+    """The ranks that the running stage waits for, and what the first of them do."""
+    late = state.running.waiting_for() if state.running is not None else ()
+    lines = [f"waiting for {brief_ranks(late)}"] if late else []
     lines += (
-        f"  rank {rank} {state.host(rank)}: {_doing(state, rank)}, {seconds:.1f} s"
-        for rank in nsmallest(max_lines - 1, late)
+        f"  rank {rank} {state.host(rank)}: {_doing(state, rank, now_s)}" for rank in late[: max_lines - 1]
     )
     return [_line(Text(line, style="yellow")) for line in lines]
 
 
-def _function_cell(state: LaunchState, rank: int, function: str, now_s: float) -> Text:
-    """How a rank got a function, or its step towards it, or its last one when the attempt failed."""
+def _function_cell(state: LaunchState, rank: int, function: str) -> Text:
+    """How a rank got a function, or is to get it."""
     result, planned = state.results.get((rank, function)), state.class_of.get((rank, function))
     if result is not None and result.ok:
         spent = result.seconds
@@ -384,18 +334,9 @@ def _function_cell(state: LaunchState, rank: int, function: str, now_s: float) -
         return Text(f"{result.outcome} {seconds}", style=STYLES[result.outcome])
     if planned is None:
         return Text("refused", style="red") if result else Text("-", style="dim")
-    running = state.running or state.cut
-    stage = running.stage if running is not None and rank in running.ranks else ""
-    makes = rank == planned.leader or rank in planned.auditors
-    if running is None or not (stage == "load" or (stage == "compile" and makes)):
-        waits = planned.action == "compile" and rank != planned.leader
-        return Text(f"waits for {planned.leader}" if waits else f"to {planned.action}", style="dim")
-    doing = "audit" if stage == "compile" and rank != planned.leader else stage
-    if rank in running.ended_s:  # what came of it is told when all ranks are through
-        return Text(f"{doing} done", style="green")
-    if not running.is_running:
-        return Text(f"{doing} cut short", style="red")
-    return Text(f"{doing} {now_s - running.start_s:.1f} s", style="bold")
+    if planned.action != "compile" or rank == planned.leader:
+        return Text(f"to {planned.action}", style="dim")
+    return Text("to audit" if rank in planned.auditors else f"waits for {planned.leader}", style="dim")
 
 
 def _now(state: LaunchState, rank: int, now_s: float) -> Text:
@@ -405,11 +346,12 @@ def _now(state: LaunchState, rank: int, now_s: float) -> Text:
         return Text("-", style="dim")
     if rank in stage.ended_s and rank not in stage.waiting_for():
         return Text(f"{stage.stage} done, {stage.ended_s[rank] - stage.start_s:.1f} s", style="green")
-    return Text(f"{_doing(state, rank)}, {now_s - stage.start_s:.1f} s", style="bold")
+    return Text(_doing(state, rank, now_s), style="bold")
 
 
-def _doing(state: LaunchState, rank: int) -> str:
-    busy = state.busy.get(rank)
+def _doing(state: LaunchState, rank: int, now_s: float) -> str:
+    busy, stage = state.busy.get(rank), state.running
+    spent = f", {now_s - stage.start_s:.1f} s" if stage else ""
     if busy is None:
-        return state.running.stage if state.running else ""
-    return f"{busy.doing} (cpu {busy.cpu_s:.0f} s, {size_text(busy.resident_bytes)})"
+        return (stage.stage if stage else "") + spent
+    return f"{busy.doing} (cpu {busy.cpu_s:.0f} s, {size_text(busy.resident_bytes)}){spent}"

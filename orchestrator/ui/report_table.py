@@ -118,7 +118,7 @@ def alike(ranks: Iterable[RankReport], *by: str) -> Alike:
 def slowest(members: Iterable[tuple[int, FunctionReport]]) -> StageSeconds:
     """The most seconds that any rank spent in each step."""
     every = [function.seconds for _, function in members]
-    return StageSeconds(**{name: max(getattr(part, name) for part in every) for name in STEPS})
+    return StageSeconds(**{name: max((getattr(part, name) for part in every), default=0.0) for name in STEPS})
 
 
 def _rows(report: Report) -> Iterator[tuple[str | Text, ...]]:
@@ -220,28 +220,33 @@ def _names(names: Iterable[str]) -> str:
     return brief_names(names, max_names=MAX_LINES)
 
 
+AUDITED: dict[AuditOutcome, str] = {
+    "equal": "equal",
+    "guarded": "differs, as conditions say",
+    "apart": "differs, on nodes that cannot have it",
+    "differs": "differs behind all conditions",
+}
+"""Outcomes of audits, in words."""
+
+
+def audit_text(audit: AuditReport) -> str:
+    """The outcome of an audit in a line, with the first difference."""
+    difference = f": {audit.difference}" if audit.difference else ""
+    unlike = f"{brief_ranks(audit.ranks)} beside rank {audit.leader}"
+    return f"{audit.function} audited on {unlike}: {AUDITED[audit.outcome]}{difference}"
+
+
 def audit_lines(audits: Sequence[AuditReport], compile_s: float) -> list[Text]:
     """The cost of audits beside compiles of so many seconds, and every difference."""
     if not audits:
         return []
-    seen: dict[AuditOutcome, str] = {
-        "guarded": "conditions say so",
-        "apart": "and cannot have its artifact there",
-        "differs": "no condition says so",
-    }
     num_equal = sum(audit.outcome == "equal" for audit in audits)
     wall_s, cpu_s = sum(audit.seconds for audit in audits), sum(audit.cpu_s for audit in audits)
     cost = (
         f"audited: {num_equal} of {count_text(len(audits), 'comparison')} equal, in {seconds_text(wall_s)} "
         f"(CPU {seconds_text(cpu_s)}) beside {seconds_text(compile_s)} of traces and compiles"
     )
-    differences = (
-        f"{audit.function} is traced otherwise on {brief_ranks(audit.ranks)} than on rank {audit.leader} "
-        f"({seen[audit.outcome]}): {audit.difference}"
-        for audit in audits
-        if audit.outcome != "equal"
-    )
-    return some([cost, *differences])
+    return some([cost, *(audit_text(audit) for audit in audits if audit.outcome != "equal")])
 
 
 def render_build(report: BuildReport) -> RenderableType:

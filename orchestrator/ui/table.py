@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from warmrank.orchestrator.inspect.doctor import Diagnosis
     from warmrank.orchestrator.inspect.explain import Explanation
     from warmrank.orchestrator.inspect.store_contents import (
+        Contents,
         DirectoryLine,
         LaunchLine,
         Listing,
-        OtherRanks,
         PartitionView,
+        RecordView,
         Verified,
     )
     from warmrank.orchestrator.seed.seeding import NodeSeed
@@ -256,7 +257,7 @@ def render_listing(listing: Listing, *, long: bool = False, width: int = WIDE) -
         rows = [_launch_cells(line) for line in listing.launches]
         columns = [name for name in rows[0] if width >= WIDE or name not in {"=used", ">files", ">size"}]
         parts.append(table_of(*columns, rows=[[row[name] for name in columns] for row in rows]))
-        if any(line.of_config for line in listing.launches):
+        if any(line.view.marked for line in listing.launches):
             parts.append(Text("* the launch of this config", style="dim"))
         if any(line.pinned for line in listing.launches):
             parts.append(Text("P pinned: no evict takes it", style="dim"))
@@ -267,43 +268,42 @@ def render_listing(listing: Listing, *, long: bool = False, width: int = WIDE) -
 
 def _launch_cells(line: LaunchLine) -> dict[str, Text | str]:
     return {
-        "=": ("*" if line.of_config else "") + ("P" if line.pinned else ""),
-        "=launch": line.launch_key[:KEY_CHARS],
-        "=made": time_text(line.created),
+        "=": ("*" if line.view.marked else "") + ("P" if line.pinned else ""),
+        "=launch": line.view.launch_key[:KEY_CHARS],
+        "=made": time_text(line.view.created),
         "=used": line.last_used[:10] or "-",
         "what": line.what,
-        ">ranks": str(line.world_size),
-        ">files": str(line.num_files),
-        ">size": size_text(line.size_bytes),
-        "environment": _environment(line.changes, line.others, shown=1),
+        ">ranks": str(line.view.world_size),
+        ">files": str(line.contents.num_files),
+        ">size": size_text(line.contents.size_bytes),
+        "environment": _environment(line.view, shown=1),
     }
 
 
 def _launch_details(line: LaunchLine) -> list[RenderableType]:
-    rows = [
-        (
-            part.partition,
-            part.key[:KEY_CHARS],
-            str(part.num_artifacts),
-            str(part.num_files),
-            size_text(part.size_bytes),
-        )
-        for part in line.partitions
-    ]
-    ranks = count_text(line.world_size, "rank")
-    title = f"launch {line.launch_key[:KEY_CHARS]} of {ranks}, made {time_text(line.created)}"
+    view = line.view
+    ranks = count_text(view.world_size, "rank")
+    title = f"launch {view.launch_key[:KEY_CHARS]} of {ranks}, made {time_text(view.created)}"
     parts: list[RenderableType] = [_heading(title), pairs(line.identity.items())]
-    if line.others:
-        elsewhere = [(ranks_text(other.ranks), "; ".join(other.changes)) for other in line.others]
+    if view.others:
+        elsewhere = [(ranks_text(other.ranks), "; ".join(other.changes)) for other in view.others]
         parts += [_heading("ranks of other environments"), pairs(elsewhere)]
-    return [*parts, table_of("partition", "=manifest", ">artifacts", ">files", ">size", rows=rows)]
+    rows = [(part.partition, part.key[:KEY_CHARS], *_numbers(part.contents)) for part in line.partitions]
+    return [*parts, table_of("partition", "=manifest", *_NUMBERS, rows=rows)]
 
 
-def _environment(changes: Sequence[str], others: Sequence[OtherRanks], *, shown: int) -> Text:
-    if changes:
-        more = f" (and {len(changes) - shown} more)" if len(changes) > shown else ""
-        return Text("; ".join(changes[:shown]) + more, style="yellow")
-    ranks = sorted(rank for other in others for rank in other.ranks)
+_NUMBERS = (">artifacts", ">files", ">size")
+
+
+def _numbers(found: Contents) -> tuple[str, str, str]:
+    return str(found.num_artifacts), str(found.num_files), size_text(found.size_bytes)
+
+
+def _environment(view: RecordView, *, shown: int) -> Text:
+    if view.changes:
+        more = f" (and {len(view.changes) - shown} more)" if len(view.changes) > shown else ""
+        return Text("; ".join(view.changes[:shown]) + more, style="yellow")
+    ranks = sorted(rank for other in view.others for rank in other.ranks)
     here = Text("as here", style="green")
     return here + Text(f", but {ranks_text(ranks)}", style="yellow") if ranks else here
 
@@ -353,12 +353,12 @@ def render_explanation(found: Explanation) -> RenderableType:
     if found.records:
         rows = [
             (
-                "*" if record.chosen else "",
-                time_text(record.created),
-                str(record.world_size),
-                _environment(record.changes, record.others, shown=3),
+                "*" if view.marked else "",
+                time_text(view.created),
+                str(view.world_size),
+                _environment(view, shown=3),
             )
-            for record in found.records
+            for view in found.records
         ]
         parts += [_heading("this launch in the store")]
         parts.append(table_of("=", "=made", ">ranks", "environment", rows=rows))
@@ -382,11 +382,11 @@ def render_explanation(found: Explanation) -> RenderableType:
 def _functions(found: Explanation) -> list[RenderableType]:
     rows, requests = [], []
     for item in found.functions:
-        numbers = (str(item.num_artifacts), str(item.num_files), size_text(item.size_bytes))
+        here = f"{item.num_on_this_node} of {item.contents.num_files}"
         asking = ranks_text(rank for _, ranks in item.requests for rank in ranks)
-        rows.append((item.function, *numbers, f"{item.num_on_this_node} of {item.num_files}", asking))
+        rows.append((item.function, *_numbers(item.contents), here, asking))
         requests += [(f"{item.function} on {ranks_text(ranks)}", asked) for asked, ranks in item.requests]
-    columns = ("=function", ">artifacts", ">files", ">size", "files on this node", "asked for by")
+    columns = ("=function", *_NUMBERS, "files on this node", "asked for by")
     return [table_of(*columns, rows=rows), *_requests(requests, found.environment)]
 
 

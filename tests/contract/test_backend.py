@@ -17,10 +17,8 @@ from hypothesis import strategies as st
 from tests.support.backends import MemoryBackend, new_file, read
 from tests.support.s3_server import PATIENT_S, S3Server, new_prefix
 from warmrank.cache_store.backends.backend import BlobBackend, NewFile
-from warmrank.cache_store.backends.deadline import Tier, TierMode
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.backends.object_store import ObjectBackend
-from warmrank.cache_store.backends.places import TieredBackend
 from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable, UnusableCache
 from warmrank.cache_store.layout import FORMAT_FILE, blob_name
@@ -31,9 +29,6 @@ IMPLEMENTATIONS: dict[str, Callable[[Path, Request], BlobBackend]] = {
     "directory": lambda root, _: DirectoryBackend(root),
     "directory-fsync": lambda root, _: DirectoryBackend(root, flush="fsync"),
     "memory": lambda _root, _: MemoryBackend(),
-    # What is special about several writable places stands in tests/unit/test_places.py.
-    "tiers, near read-only": lambda root, _: tiers(root, near="ro"),
-    "tiers, far read-only": lambda root, _: tiers(root, far="ro"),
     "s3": lambda _root, request: object_backend(request.getfixturevalue("s3_server")),
 }
 
@@ -42,17 +37,8 @@ def object_backend(server: S3Server) -> BlobBackend:
     return ObjectBackend(new_prefix(), answer_s=PATIENT_S, options=server.options)
 
 
-def tiers(root: Path, *, near: TierMode = "rw", far: TierMode = "rw") -> BlobBackend:
-    return TieredBackend(
-        [
-            Tier(name="near", backend=DirectoryBackend(root / "near"), mode=near),
-            Tier(name="far", backend=DirectoryBackend(root / "far"), mode=far),
-        ]
-    )
-
-
-# These two keep most of their code in common with the others.
-SLOW = ("directory-fsync", "tiers, near read-only")
+# It keeps most of its code in common with the other.
+SLOW = ("directory-fsync",)
 
 
 @pytest.fixture(
@@ -204,13 +190,6 @@ def test_moved_blob_reads_the_same(backend):
     backend.put_new([blob])
     assert backend.move(blob.name, "quarantine/one")
     assert read(backend, "quarantine/one") == data
-
-
-def test_put_new_stores_a_large_blob(backend):
-    data = bytes(range(256)) * 40_000
-    blob = new_file(blob_name(digest_bytes(data).sha256), data)
-    assert backend.put_new([blob]) == (blob.name,)
-    assert read(backend, blob.name) == data
 
 
 @pytest.mark.parametrize("target", ["trash/one", None])

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile, check_name
+from warmrank.cache_store.backends.deadline import Tier
+from warmrank.cache_store.backends.places import Places
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE
@@ -153,49 +155,20 @@ def new_file(name: str, data: bytes) -> NewFile:
     return NewFile(name=name, source=data, expected=digest_bytes(data))
 
 
-def read(backend: BlobBackend, name: str) -> bytes:
+def read(backend: BlobBackend | Places, name: str) -> bytes:
+    if isinstance(backend, Places):
+        return backend.read(name, lambda file: file.read())
     with backend.open(name) as file:
         return file.read()
 
 
+def alone(backend: BlobBackend) -> Places:
+    """A store of this one place, with patience for a busy machine."""
+    return Places([Tier(name="store", backend=backend, answer_s=60.0)])
+
+
 def unavailable(reason: str = "No space left on device", *, transport: bool = False) -> StoreUnavailable:
     return StoreUnavailable(what="file", where="made up", reason=reason, transport=transport)
-
-
-class UnreadableBackend(MemoryBackend):
-    """A `MemoryBackend` whose files can be opened, and then fail.
-
-    Attributes:
-        failure: what reading raises; None for nothing.
-        unreadable: names for which it does; empty for all.
-        readable_bytes: what is read before that.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        super().put_new([new_file(FORMAT_FILE, b"{}")])
-        self.failure: Exception | None = None
-        self.unreadable: frozenset[str] = frozenset()
-        self.readable_bytes = 0
-
-    def open(self, name: str) -> BinaryIO:
-        file = super().open(name)
-        if self.failure is None or (self.unreadable and name not in self.unreadable):
-            return file
-        return _BadSector(file.read(self.readable_bytes), self.failure)
-
-
-class _BadSector(io.BytesIO):
-    """Gives what it has, and then no end but a fault."""
-
-    def __init__(self, data: bytes, failure: Exception) -> None:
-        super().__init__(data)
-        self._failure = failure
-
-    def read(self, size: int | None = -1, /) -> bytes:
-        if chunk := super().read(size):
-            return chunk
-        raise self._failure
 
 
 class SlowEyes:

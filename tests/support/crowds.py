@@ -291,7 +291,7 @@ def evict_ahead(store: str, graces: float, keep: int = 1, older: bool = False, p
 
 def evict_at(store: Path, graces: float, *, keep: int, older: bool) -> list[int]:
     """Evict when so many graces have passed: numbers of files taken and deleted."""
-    evicting.store_time_s = lambda backend: time.time() + graces * GRACE_S
+    evicting.store_time_s = lambda places: time.time() + graces * GRACE_S
     policy = EvictPolicy(older_than_s=0.0 if older else None, keep=keep, grace_s=GRACE_S)
     (report,) = open_store(store).evict(policy).reports
     return [len(report.taken), report.num_deleted]

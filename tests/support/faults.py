@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.checkout import ROOT
-from warmrank.cache_store.backends import durability
+from warmrank.cache_store.backends import directory
 from warmrank.cache_store.steps import EVENT
 
 ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EROFS", "EMFILE", "ESTALE")
@@ -145,13 +145,13 @@ def _counted(name: str, real: Callable[..., Any], tape: Tape) -> Callable[..., A
 
 
 def _sync_counted(tape: Tape) -> None:
-    real = durability._sync_file_system
+    real = directory._sync_file_system
 
     def sync(path: Path) -> None:
         tape.call("syncfs", path)
         real(path)
 
-    durability._sync_file_system = sync
+    directory._sync_file_system = sync
 
 
 def _open_counted(tape: Tape) -> None:

@@ -22,7 +22,7 @@ from tests.support.loop_mounts import LoopMount
 from tests.support.stored import LAUNCH_KEY, OFF, make_partition
 from warmrank.cache_store.backends import deadline
 from warmrank.cache_store.backends.deadline import Tier
-from warmrank.cache_store.backends.places import TieredBackend
+from warmrank.cache_store.backends.places import Places
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.store import Store
 
@@ -50,7 +50,7 @@ def _publish_frozen(directory: Path, point: Path, places: list[str]) -> dict[str
         Tier(name=place, backend=_backend(roots[place], create=True), answer_s=_ANSWER_S[place])
         for place in places
     ]
-    store = Store(TieredBackend(tiers), trust=OFF, location=",".join(places))
+    store = Store(Places(tiers), trust=OFF, location=",".join(places))
     manifest = make_partition(directory / "cache")
     publish = _outcome_of(lambda: store.publish_partition(LAUNCH_KEY, manifest, directory / "cache").created)
     descriptor = os.open(point, os.O_RDONLY)

@@ -29,9 +29,8 @@ from tests.support.faults import forked
 from tests.support.loop_mounts import FileSystem, LoopMount
 from tests.support.sealed_launches import blobs_of, fetch_laid, launch_key, lay_launch, publish_laid
 from tests.support.stored import OFF, stored
-from warmrank.cache_store.backends import durability
-from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.durability import Flush
+from warmrank.cache_store.backends import directory
+from warmrank.cache_store.backends.directory import DirectoryBackend, Flush
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.layout import manifest_name, record_name
@@ -242,7 +241,7 @@ def _leave_out(leave: Leave) -> None:
             real(descriptor)
 
     os.fsync = fsync  # type: ignore[assignment]
-    durability._sync_file_system = lambda path: None
+    directory._sync_file_system = lambda path: None
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.backends import MemoryBackend
+from tests.support.backends import MemoryBackend, alone
 from tests.support.stored import (
     ENVIRONMENT,
     LAUNCH_KEY,
@@ -111,6 +111,7 @@ class Evicting:
 
     def __init__(self, work: Path, trust: Trust = OFF) -> None:
         self.backend = MemoryBackend()
+        self.places = alone(self.backend)
         self.store = Store(self.backend, trust=trust, location="memory")
         self._work = work
         self._num_launches = 0
@@ -147,7 +148,7 @@ class Evicting:
     def evict(self, *, dry_run: bool = False, **policy: float | bool | None) -> EvictReport:
         rules = EvictPolicy(**{"grace_s": GRACE_S, **policy})  # type: ignore[arg-type]
         return evict(
-            self.backend,
+            self.places,
             rules,
             trust=self.store._trust,
             location="memory",

@@ -291,16 +291,19 @@ def rows(text: str) -> list[tuple[str, ...]]:
     return [tuple(cell.strip() for cell in line) for line in lines[2:]]
 
 
-def commands() -> set[str]:
-    return set(names(get_command(app)))
-
-
-def names(command: Any, above: str = "") -> Iterator[str]:
-    for name, each in command.commands.items():
+def commands(group: Any = None, above: str = "") -> Iterator[tuple[str, Any]]:
+    """Every command with its name."""
+    root: Any = get_command(app)
+    for name, each in (group or root).commands.items():
         if hasattr(each, "commands"):
-            yield from names(each, f"{above}{name} ")
+            yield from commands(each, f"{above}{name} ")
         else:
-            yield f"{above}{name}"
+            yield f"{above}{name}", each
+
+
+def test_every_option_has_its_help():
+    lacking = [(name, each.name) for name, command in commands() for each in command.params if not each.help]
+    assert lacking == []
 
 
 def test_table_of_codes_is_the_enumeration():
@@ -312,7 +315,7 @@ def test_table_of_codes_is_the_enumeration():
 def test_every_command_has_its_row():
     named = [name for cell, _ in rows(BY_COMMAND) for name in re.findall(r"`([^`]+)`", cell)]
     assert len(named) == len(set(named))
-    assert set(named) == commands()
+    assert set(named) == {name for name, _ in commands()}
 
 
 def test_commands_name_known_codes_only():

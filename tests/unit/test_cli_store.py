@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tests.support.checkout import python
-from tests.support.launching import loaded_config, store_launch
+from tests.support.launching import loaded_config, store_launch, write_config
 from tests.support.stored import (
     FUNCTIONS,
     blob_path,
@@ -21,11 +20,9 @@ from tests.support.stored import (
     save_key_pair,
     stored,
 )
-from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.cache_dir.marks import mark_signers
 from warmrank.cache_store.errors import NoStoreYet, StoreUnavailable
 from warmrank.cache_store.gc import evict as evicting
-from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.signing.keyring import (
     Revocation,
     generate,
@@ -40,11 +37,9 @@ from warmrank.cache_store.signing.keyring import (
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store, TierSpec
 from warmrank.cache_store.store import open_store as open_tiers
-from warmrank.cache_store.sync.pull import pull
-from warmrank.cache_store.sync.push import push
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
-from warmrank.orchestrator.inspect.explain import Explanation, explain
+from warmrank.orchestrator.inspect.explain import explain
 from warmrank.orchestrator.inspect.store_contents import open_if_there, open_to_look, show_partition
 
 
@@ -56,8 +51,18 @@ def cache(tmp_path: Path) -> Path:
     return directory
 
 
+def invoke(*arguments: object) -> Result:
+    return CliRunner(env={"COLUMNS": "400"}).invoke(app, [str(argument) for argument in arguments])
+
+
+def done(*arguments: object) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
 def run(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["store", "sync", *map(str, arguments)])
+    result = invoke("store", "sync", *arguments)
     return result.exit_code, result.output
 
 
@@ -65,8 +70,8 @@ def test_listing_names_what_a_user_keyed_a_directory_by_not_the_machine(cache, t
     store = ("--store", tmp_path / "store")
     keys = ("--key", "torch_npu=2.13", "--key", "triton=none", "--key", "model=llama-8b")
     run("push", "mine", cache, *store, *keys)
-    listed = CliRunner().invoke(app, ["ls", *map(str, store), "--json"])
-    assert [line["what"] for line in json.loads(listed.stdout)["directories"]] == ["model=llama-8b"]
+    listed = json.loads(done("ls", *store, "--json"))
+    assert [line["what"] for line in listed["directories"]] == ["model=llama-8b"]
 
 
 @pytest.mark.parametrize(
@@ -74,8 +79,8 @@ def test_listing_names_what_a_user_keyed_a_directory_by_not_the_machine(cache, t
 )
 def test_listing_names_a_launch_by_its_workload_else_by_its_config(tmp_path, workload, name):
     store_launch(loaded_config(tmp_path, workload=workload), tmp_path / "work")
-    listed = CliRunner().invoke(app, ["ls", "--store", str(tmp_path / "store"), "--json"])
-    assert [line["what"] for line in json.loads(listed.stdout)["launches"]] == [name]
+    listed = json.loads(done("ls", "--store", tmp_path / "store", "--json"))
+    assert [line["what"] for line in listed["launches"]] == [name]
 
 
 def test_pull_of_what_was_not_pushed_exits_3_and_says_what_differs(cache, tmp_path):
@@ -108,11 +113,17 @@ def test_pull_over_other_files_exits_4_unless_they_are_to_be_replaced(cache, tmp
     assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
 
 
-@pytest.fixture
-def keyring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's keyring, in which there is nothing yet."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    generate(tmp_path / "config" / "warmrank" / "keys", "ci")
     return tmp_path / "config" / "warmrank" / "keys"
+
+
+@pytest.fixture
+def keyring(keys: Path) -> Path:
+    generate(keys, "ci")
+    return keys
 
 
 @pytest.fixture
@@ -135,37 +146,6 @@ def test_shared_store_takes_what_the_named_key_signs_and_gives_what_the_keyring_
     assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
 
 
-CHILD = """
-import json, torch
-from torch._dynamo.utils import counters
-compiled = torch.compile(lambda x: x.sin() + 1)
-compiled(torch.ones(8))
-print(json.dumps({name: counters["inductor"][name] for name in ("fxgraph_cache_hit", "fxgraph_cache_miss")}))
-"""
-
-
-def run_inductor(cache: Path) -> dict[str, int]:
-    printed = python(
-        "-c", CHILD, TORCHINDUCTOR_CACHE_DIR=str(cache),
-        TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0",  # they take longer than one small kernel
-    )  # fmt: skip
-    counts: dict[str, int] = json.loads(printed.splitlines()[-1])
-    return counts
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor compiles C++ on a CPU: no g++ here")
-def test_inductor_hits_in_a_directory_pulled_at_another_path(tmp_path):
-    documents = Documents(backend=DirectoryBackend(tmp_path / "store"), trust=Trust(policy="off"))
-    old, new = tmp_path / "old", tmp_path / "new"
-    old.mkdir(mode=0o700)
-    assert run_inductor(old) == {"fxgraph_cache_hit": 0, "fxgraph_cache_miss": 1}
-    push(documents, "inductor", old, {})
-    shutil.rmtree(old)
-    pull(documents, "inductor", new, {})
-    assert run_inductor(new) == {"fxgraph_cache_hit": 1, "fxgraph_cache_miss": 0}
-
-
 DAY_S = 86400.0
 LATER = "2026-02-28T12:00:00+00:00"
 
@@ -180,25 +160,14 @@ def store(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return store
 
 
-def run_on_store(*arguments: object) -> Result:
-    return CliRunner(env={"COLUMNS": "400"}).invoke(app, [str(argument) for argument in arguments])
-
-
-def done(*arguments: object) -> str:
-    result = run_on_store(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
 def old_record(store: Store) -> str:
     return store.stored_launches()[-1].name
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o700])
-def test_evict_of_a_store_judges_records_by_the_keyring(root, source, tmp_path, monkeypatch, mode):
+def test_evict_of_a_store_judges_records_by_the_keyring(root, source, tmp_path, monkeypatch, keys, mode):
     """What nobody signed is newer, and pushes out nothing."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    signer = generate(tmp_path / "config" / "warmrank" / "keys", "ci")
+    signer = generate(keys, "ci")
     signed = publish_launch(open_store(root, Trust(policy="require", signer=signer)), source)
     publish_launch(open_store(root), tmp_path / "other", functions={0: {"Llama.decode": b"unsigned"}})
     root.chmod(mode)
@@ -211,7 +180,7 @@ def test_evict_of_a_store_judges_records_by_the_keyring(root, source, tmp_path, 
     "arguments", [("--older-than", "30"), ("--max-size", "500"), ("--grace", "tomorrow"), ("--keep", "-1")]
 )
 def test_evict_refuses_what_it_does_not_understand(store, root, arguments):
-    assert run_on_store("store", "evict", "--store", root, *arguments).exit_code == 2
+    assert invoke("store", "evict", "--store", root, *arguments).exit_code == 2
 
 
 def test_pinned_launch_outlives_an_evict_until_the_pin_is_removed(store, root):
@@ -231,34 +200,18 @@ def test_pin_takes_its_launch_and_then_a_config_as_show_does(tmp_path):
     assert key[:12] in done("store", "pin", key[:12], path)
     for words in ((path, "--list"), ("--list", "--config", path)):
         assert key[:12] in done("store", "pin", *words)
-    result = run_on_store("store", "pin", path)
+    result = invoke("store", "pin", path)
     assert (result.exit_code, "LAUNCH" in result.stderr) == (2, True)
 
 
-@pytest.fixture(autouse=True)
-def keys_keyring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    return tmp_path / "config" / "warmrank" / "keys"
-
-
-def keys_run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["keys", *(str(argument) for argument in arguments)])
-
-
-def keys_done(*arguments: str | Path) -> str:
-    result = keys_run(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def test_generate_in_a_keyring_that_cannot_be_believed_makes_no_key(keys_keyring):
-    keys_done("generate", "ci")
-    keys_keyring.chmod(0o777)
-    assert keys_run("generate", "other").exit_code == 4
-    keys_keyring.chmod(0o700)
-    (keys_keyring / "trusted" / "theirs.pub.pem").write_text("damaged")
-    assert keys_run("generate", "other").exit_code == 4
-    assert not private_path(keys_keyring, "other").exists()
+def test_generate_in_a_keyring_that_cannot_be_believed_makes_no_key(keys):
+    done("keys", "generate", "ci")
+    keys.chmod(0o777)
+    assert invoke("keys", "generate", "other").exit_code == 4
+    keys.chmod(0o700)
+    (keys / "trusted" / "theirs.pub.pem").write_text("damaged")
+    assert invoke("keys", "generate", "other").exit_code == 4
+    assert not private_path(keys, "other").exists()
 
 
 def test_required_store_is_not_made_where_its_disk_may_not_be_mounted(tmp_path):
@@ -270,27 +223,27 @@ def test_required_store_is_not_made_where_its_disk_may_not_be_mounted(tmp_path):
 
 
 def test_list_tells_own_trusted_and_revoked_apart(tmp_path):
-    keys_done("generate", "ci")
+    done("keys", "generate", "ci")
     _, file = save_key_pair(generate_key_pair("theirs"), tmp_path)
-    keys_done("trust", file)
-    keys_done("revoke", "1" * 32, "--reason", "stolen")
-    keys = {line["name"]: line for line in json.loads(keys_done("list", "--json"))["keys"]}
+    done("keys", "trust", file)
+    done("keys", "revoke", "1" * 32, "--reason", "stolen")
     states = {
-        name: (line["own"], line["trusted"], line["revoked"] is not None) for name, line in keys.items()
+        line["name"]: (line["own"], line["trusted"], line["revoked"] is not None)
+        for line in json.loads(done("keys", "list", "--json"))["keys"]
     }
     assert states == {"ci": (True, True, False), "theirs": (False, True, False), "": (False, False, True)}
-    assert "stolen" in keys_done("list")
+    assert "stolen" in done("keys", "list")
 
 
-def test_revoke_takes_name_id_and_files(tmp_path, keys_keyring):
-    keys_done("generate", "ci")
+def test_revoke_takes_name_id_and_files(tmp_path, keys):
+    done("keys", "generate", "ci")
     theirs, other = generate_key_pair("theirs"), generate_key_pair("other")
     private, _ = save_key_pair(theirs, tmp_path)
     for text in ("ci", private, key_id(other.public_key)):
-        assert "is revoked now" in keys_done("revoke", text)
-    own = load_public_key(public_path(keys_keyring, "ci"))
-    assert {item.name for item in read_keyring(keys_keyring).revoked.values()} == {"ci", "theirs", ""}
-    assert set(read_keyring(keys_keyring).revoked) == {
+        assert "is revoked now" in done("keys", "revoke", text)
+    own = load_public_key(public_path(keys, "ci"))
+    assert {item.name for item in read_keyring(keys).revoked.values()} == {"ci", "theirs", ""}
+    assert set(read_keyring(keys).revoked) == {
         key_id(key) for key in (own, theirs.public_key, other.public_key)
     }
 
@@ -298,9 +251,9 @@ def test_revoke_takes_name_id_and_files(tmp_path, keys_keyring):
 def test_verify_repair_moves_damage_away_and_says_so(store, root):
     path = blob_path(root, FUNCTIONS["Llama.decode"])
     overwrite(path, b"damaged")
-    plain = run_on_store("store", "verify", "--store", root)
+    plain = invoke("store", "verify", "--store", root)
     assert (plain.exit_code, path.exists(), "repair:" in plain.stdout) == (4, True, False)
-    repaired = run_on_store("store", "verify", "--store", root, "--repair")
+    repaired = invoke("store", "verify", "--store", root, "--repair")
     assert (repaired.exit_code, path.exists()) == (4, False)
     assert f"repair: cas/sha256/{path.parent.name}/{path.name}: moved into quarantine" in repaired.stdout
     assert path.name in stored(root, "quarantine")[0].name
@@ -311,14 +264,13 @@ OLDER = "2026-01-01T12:00:00+00:00"
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    config = loaded_config(tmp_path)
-    store_launch(config, tmp_path / "work")
-    return config
+    return loaded_config(tmp_path)
 
 
 def test_of_partitions_with_one_name_the_last_stored_is_shown_whatever_the_clock_of_its_maker(
     config, tmp_path
 ):
+    store_launch(config, tmp_path / "work")
     other = config.model_copy(update={"device": "npu"})
     store_launch(other, tmp_path / "other", created=OLDER)
     view = show_partition(open_to_look(config, None), "world2global_rank0")
@@ -326,32 +278,23 @@ def test_of_partitions_with_one_name_the_last_stored_is_shown_whatever_the_clock
     assert len(view.others) == 1
 
 
-@pytest.fixture
-def config_launch(tmp_path: Path) -> Config:
-    return loaded_config(tmp_path)
-
-
-def explained(config_launch: Config) -> Explanation:
-    return explain(config_launch, open_if_there(config_launch))
-
-
 @pytest.mark.parametrize("is_made", [False, True])
-def test_before_the_first_launch_there_is_no_store_yet(config_launch: Config, tmp_path: Path, is_made: bool):
+def test_before_the_first_launch_there_is_no_store_yet(config: Config, tmp_path: Path, is_made: bool):
     if is_made:
         (tmp_path / "store").mkdir()
-    found = explained(config_launch)
+    found = explain(config, open_if_there(config))
     assert found.outlook == "compile"
     assert found.store == str(tmp_path / "store")
     assert str(NoStoreYet(what="store", where=found.store)) in found.verdict
     assert f"relative paths are read from {Path.cwd()}" in found.verdict
     with pytest.raises(NoStoreYet) as caught:
-        open_to_look(config_launch, None)
+        open_to_look(config, None)
     assert str(caught.value) in found.verdict
 
 
 @pytest.mark.parametrize(("command", "said"), [(("explain",), "tiny"), (("preseed", "--here"), "seeded")])
-def test_looking_and_seeding_here_import_neither_torch_nor_ray(config_launch, tmp_path, command, said):
-    store_launch(config_launch, tmp_path / "work")
+def test_looking_and_seeding_here_import_neither_torch_nor_ray(config, tmp_path, command, said):
+    store_launch(config, tmp_path / "work")
     code = (
         "import sys\n"
         "from warmrank.orchestrator.cli.main import app\n"
@@ -361,16 +304,7 @@ def test_looking_and_seeding_here_import_neither_torch_nor_ray(config_launch, tm
     assert said in python("-c", code)
 
 
-def init(tmp_path: Path, mode: str) -> tuple[int, str]:
-    config = tmp_path / "launch.yaml"
-    config.write_text(
-        "workload: {entrypoint: 'warmrank.examples.llama:workload'}\nranks: 1\n"
-        f"store: {{path: {tmp_path / 'store'}, mode: {mode}}}\n"
-    )
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["store", "init", str(config)])
-    return result.exit_code, result.output
-
-
 def test_init_makes_a_required_store_once(tmp_path):
-    assert init(tmp_path, "required") == (0, f"made: {tmp_path / 'store'}\n")
-    assert init(tmp_path, "required") == (0, f"there already: {tmp_path / 'store'}\n")
+    write_config(tmp_path, store={"path": str(tmp_path / "store"), "mode": "required"})
+    for said in ("made", "there already"):
+        assert done("store", "init", tmp_path / "tiny.yaml") == f"{said}: {tmp_path / 'store'}\n"

@@ -198,7 +198,7 @@ def test_cache_directory_that_cannot_hold_private_files_is_an_error(tmp_path, mo
     (tmp_path / "open").chmod(0o777)
     (tmp_path / "cache").mkdir(mode=0o700)
     monkeypatch.setattr(os, "fsync", full)
-    said = {"file": "it is no directory", "open": "mode 0777", "cache": "No space left on device"}
+    said = {"file": "expected a directory", "open": "mode 0777", "cache": "No space left on device"}
     for name, text in said.items():
         (found,) = doctor.check_disk(tmp_path / name)
         assert (found.check, found.level, text in found.what) == ("disk.cache_dir", "error", True), found

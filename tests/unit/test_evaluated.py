@@ -11,7 +11,7 @@ import keyword
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from tests.support.small_models import Cached
 from tests.support.tracing import cached, compiled, in_mode, misfits, not_in_2_12, since, traces_more
 from warmrank.inference import cache_compile
 from warmrank.worker import groups
+from warmrank.worker.errors import NotPortable
 from warmrank.worker.rank.units import print_of
 from warmrank.worker.runtime.artifact import parse
 from warmrank.worker.runtime.files import to_bytes
@@ -243,6 +244,28 @@ def test_keys_of_dicts_do_not_hang_on_the_hash_seed(cache: Path) -> None:
     assert not variant.stored.artifact.guards.asked
 
 
+class CallsFunctionally(nn.Module):
+    """Calls its layer with other parameters, by names of which torch makes sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        doubled = {name: 2 * value for name, value in self.layer.named_parameters()}
+        called: torch.Tensor = torch.func.functional_call(self.layer, doubled, (x,))
+        return called
+
+
+@torch.no_grad()
+def test_sets_of_torch_s_own_code_do_not_hang_on_the_hash_seed(cache: Path) -> None:
+    model = CallsFunctionally()
+    function = cached(model.forward, cache)
+    torch.testing.assert_close(function(PAIR), model(PAIR))
+    (variant,) = function.variants
+    assert not variant.stored.artifact.guards.asked
+
+
 PAIR = torch.ones(2)
 
 
@@ -290,6 +313,94 @@ def test_set_of_the_same_members_in_another_order_does_not_fit() -> None:
     module.members = {8, 0}
     assert list({0, 8}) != list({8, 0})
     assert "order of self.members: [0, 8] -> [8, 0]" in misfits(made, module.forward, PAIR)
+
+
+# Orders of sets that a function makes: Dynamo goes over them as they were filled, Python does not.
+
+
+def added(members: Iterable[Any]) -> set[Any]:
+    made = set()
+    for member in members:
+        made.add(member)
+    return made
+
+
+def with_more(members: set[Any], member: Any) -> set[Any]:
+    members.add(member)
+    return members
+
+
+def without(members: set[Any], member: Any) -> set[Any]:
+    members.discard(member)
+    return members
+
+
+def placed(numbers: Iterable[int]) -> int:
+    return sum(place * number for place, number in enumerate(numbers))
+
+
+TWO = (1, 2)
+MADE: dict[str, Callable[[], Any]] = {
+    "literal": lambda: placed({3 + len(TWO), 1, len(TWO)}),
+    "literal of constants": lambda: placed({9, 4, 2, 17, 33}),
+    "constant": lambda: sum(place * ord(name) for place, name in enumerate(frozenset(["b", "a", "c"]))),
+    "comprehension": lambda: placed({number % 7 for number in (9, 4, 2)}),
+    "of a list": lambda: placed(set([3, 1, 2])),  # noqa: C405 - a call
+    "added": lambda: placed(added([9, 4, 2, 17])),
+    "more than a literal": lambda: placed(with_more({9, 4, 2, 17}, 25)),
+    "printed": lambda: sum(map(ord, str({9, 4, 2, 17})[:3])),
+    "popped": lambda: {30, 10, 20}.pop() + 1,
+    "in no order": lambda: max({9, 4} | {17}) + len({9, 4} | {17}) + sum(sorted({9, 4} | {17})),
+    "algebra": lambda: len(({9, 4} | {17}) - {4} ^ {9, 3}) + ({9} <= {9, 4} | {2}),
+}
+FROM_SETS: dict[str, Callable[[], Any]] = {
+    "union": lambda: placed({9, 4} | {17, 2}),
+    "copy": lambda: placed(set({9, 4, 2, 17})),
+    "frozen": lambda: placed(frozenset({9, 4, 2, 17})),
+    "updated": lambda: placed(updated({9, 4}, {17, 2})),
+    "lost": lambda: placed(without(added([9, 4, 2, 17]), 4)),
+    "popped": lambda: ({9, 4} | {17, 2}).pop() + 1,
+}
+
+
+def updated(members: set[Any], more: set[Any]) -> set[Any]:
+    members.update(more)
+    return members
+
+
+def over_a_constant() -> int:
+    total = 0
+    for number in {9, 4, 2, 17, 33}:  # noqa: PLC0208 - its order is what is tried
+        total = total * 2 + number
+    return total
+
+
+MADE["loop over a constant"] = over_a_constant
+
+
+class Makes(nn.Module):
+    """Multiplies by what a function makes."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__()
+        self.make = make
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.mul(x, self.make())
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_set_made_in_the_trace_has_the_order_that_python_gives_it(
+    make: Callable[[], Any], tmp_path: Path
+) -> None:
+    module = Makes(make)
+    assert torch.equal(cache_compile(module.forward, cache_dir=tmp_path)(PAIR), module(PAIR))
+
+
+@pytest.mark.parametrize("make", FROM_SETS.values(), ids=FROM_SETS)
+def test_order_of_a_set_made_of_sets_is_refused(make: Callable[[], Any], tmp_path: Path) -> None:
+    with pytest.raises(NotPortable, match=r"order of a set .* sorted"):
+        cache_compile(Makes(make).forward, cache_dir=tmp_path)(PAIR)
 
 
 class Rearranges(nn.Module):

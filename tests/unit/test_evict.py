@@ -11,7 +11,7 @@ from tests.support.sealed_launches import DAY_S, GRACE_S, SHARED, Evicting, at_s
 from tests.support.stored import LAUNCH_KEY, OFF, make_record
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import EvictRefused, StoreUnavailable
-from warmrank.cache_store.gc.trash import mark_used
+from warmrank.cache_store.gc.inventory import mark_used
 from warmrank.cache_store.layout import PROBE, record_name
 from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.signing.keyring import generate_key_pair
@@ -23,7 +23,7 @@ from warmrank.orchestrator.cli.store import parse_duration_s, parse_size_bytes
 def test_old_record_goes_with_what_only_it_needs(memory):
     old, new = memory.launch(), memory.launch()
     memory.pass_time(30 * DAY_S)
-    mark_used(memory.backend, new)
+    mark_used(memory.places, new)
     report = memory.evict(older_than_s=7 * DAY_S)
     assert [choice.kind for choice in report.taken] == ["record", "manifest", "blob"]
     assert memory.names("launch/") == {new}
@@ -62,7 +62,7 @@ def test_pinned_record_stays(memory):
 def test_least_recently_used_go_until_the_rest_fits(memory):
     records = [memory.launch(own=bytes([number]) * 100_000) for number in range(4)]
     memory.pass_time(30 * DAY_S)
-    mark_used(memory.backend, records[0])
+    mark_used(memory.places, records[0])
     memory.pass_time(3 * DAY_S)
     report = memory.evict(max_bytes=250_000)
     assert memory.names("launch/") == {records[0], records[3]}
@@ -120,7 +120,7 @@ def test_failing_listing_is_refused(memory, monkeypatch, prefix):
 
 def test_listing_that_leaves_out_a_used_record_is_refused(memory, monkeypatch):
     hidden, _ = memory.launch(), memory.launch()
-    mark_used(memory.backend, hidden)
+    mark_used(memory.places, hidden)
     memory.pass_time(30 * DAY_S)
     real = memory.backend.list
     monkeypatch.setattr(
@@ -168,7 +168,7 @@ def test_record_committed_after_the_trash_restores_what_it_needs(memory, monkeyp
 def test_record_used_while_it_goes_comes_back_whole(memory, monkeypatch):
     old, _ = memory.launch(), memory.launch()
     memory.pass_time(30 * DAY_S)
-    at_step(monkeypatch, Step.EVICT_MARKED, lambda: mark_used(memory.backend, old))
+    at_step(monkeypatch, Step.EVICT_MARKED, lambda: mark_used(memory.places, old))
     memory.evict(older_than_s=DAY_S)
     assert old in memory.names("launch/")
     assert memory.store.verify().faults == ()
@@ -284,7 +284,7 @@ def test_unsigned_record_that_was_just_used_pushes_no_signed_one_out(signed):
     junk = signed.publish({"Llama.own": b"junk" * 50_000}, 50, key=OTHER_KEY)
     fake = put_unsigned(signed, junk.partitions, key=OTHER_KEY)
     signed.pass_time(30 * DAY_S)
-    mark_used(signed.backend, fake)
+    mark_used(signed.places, fake)
     signed.evict(max_bytes=100_000)
     assert signed.names("launch/") == {*records, fake}
     signed.pass_time(3 * DAY_S)
@@ -298,7 +298,7 @@ def test_newer_envelope_that_nobody_signed_stops_no_evict(signed, place):
     name = f"ac/99/99{'0' * 62}" if place == "ac/" else record_name("launch", OTHER_KEY, "9" * 64)
     put(signed, name, NEWER)
     signed.pass_time(30 * DAY_S)
-    mark_used(signed.backend, new)
+    mark_used(signed.places, new)
     report = signed.evict(older_than_s=7 * DAY_S)
     assert old not in signed.names("launch/")
     assert name in signed.names(place)

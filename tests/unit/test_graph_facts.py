@@ -24,9 +24,9 @@ from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import BackwardNotSupported, BadPass, RandomOp
 from warmrank.worker.keys.reachable import reachable_digest
 from warmrank.worker.runtime.artifact import GraphFacts
+from warmrank.worker.torch_private.kernels import RANDOM, traits_of
 from warmrank.worker.torch_private.lowering import LoweredGraph
 from warmrank.worker.torch_private.operators import memory_of, mutated_arguments
-from warmrank.worker.torch_private.recording import RANDOM, traits_of
 from warmrank.worker.torch_private.tracing import Trace
 
 ROWS = torch.ones(2, 4)

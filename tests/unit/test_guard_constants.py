@@ -36,7 +36,7 @@ from warmrank.worker.runtime.constants import describe, encode
 from warmrank.worker.runtime.decoding import decode
 from warmrank.worker.runtime.files import guards_json
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, Leaf
-from warmrank.worker.torch_private.patching import Hook, intercepted
+from warmrank.worker.torch_private.patching import intercepted, steps_in
 
 
 class Holder:
@@ -387,15 +387,15 @@ X = torch.arange(6.0).reshape(3, 2)
 @pytest.fixture
 def printed() -> Iterator[list[Any]]:
     """Dynamo's own holders of the trees that are built."""
-    from torch._dynamo.guards import CheckFunctionManager
-
     seen: list[Any] = []
 
-    def compile_check_fn(original: Callable[..., Any], manager: Any, *args: Any) -> None:
-        original(manager, *args)
-        seen.append(manager.guard_manager)
+    class Notes:
+        @steps_in("torch._dynamo.guards:CheckFunctionManager", "compile_check_fn")
+        def compiled(self, original: Callable[..., Any], manager: Any, *args: Any) -> None:
+            original(manager, *args)
+            seen.append(manager.guard_manager)
 
-    with intercepted([Hook(CheckFunctionManager, "compile_check_fn", compile_check_fn)]):
+    with intercepted(Notes()):
         yield seen
 
 

@@ -10,9 +10,12 @@ from typing import Any, Self
 import numpy as np
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
 
 from tests.support.tracing import ROWS, cached, compiles_ahead, in_mode
 from warmrank.worker.errors import NotPortable, WorkerError
+from warmrank.worker.runtime.ambient import snapshot
 from warmrank.worker.runtime.function import CachedFunction
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -325,15 +328,48 @@ def cast(x: torch.Tensor, _y: Any) -> torch.Tensor:
     return x + 1
 
 
-@pytest.mark.parametrize("setting", [with_other_default, deterministic, cast])
+def less_precise(x: torch.Tensor, _y: Any) -> torch.Tensor:
+    torch.set_float32_matmul_precision("medium")
+    return x + 1
+
+
+def without_flash(x: torch.Tensor, _y: Any) -> torch.Tensor:
+    torch.backends.cuda.enable_flash_sdp(False)
+    return x + 1
+
+
+@pytest.mark.parametrize("setting", [with_other_default, deterministic, cast, less_precise, without_flash])
 def test_function_that_sets_a_switch_of_the_process_is_refused(cache: Path, setting: Any) -> None:
     function = cached(Chosen(setting).forward, cache)
+    before = snapshot("cpu")
     for _ in range(2):  # no artifact is left that the second call finds
         with pytest.raises(WorkerError, match=r"sets a switch of the whole process|set_autocast_enabled"):
             function(torch.ones(2), None)
-    assert torch.get_default_dtype() is torch.float32
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert not torch.is_autocast_enabled("cpu")
+    assert snapshot("cpu") == before
+
+
+def by_math(x: torch.Tensor, _y: Any) -> torch.Tensor:
+    with sdpa_kernel(SDPBackend.MATH):
+        return scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+def by_flash_then_any(x: torch.Tensor, _y: Any) -> torch.Tensor:
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True):
+        x = scaled_dot_product_attention(x, x, x)
+    return scaled_dot_product_attention(x, x, x)
+
+
+@pytest.mark.parametrize("attention", [by_math, by_flash_then_any])
+@both_modes
+def test_choice_of_an_attention_kernel_counts_within_its_scope(
+    cache: Path, mode: str, attention: Any
+) -> None:
+    torch.manual_seed(0)
+    model, x, before = Chosen(attention), torch.randn(1, 2, 5, 8), snapshot("cpu")
+    function = cached_in_mode(model.forward, cache, mode)
+    for _ in range(3):
+        torch.testing.assert_close(function(x, None), model(x, None))
+    assert snapshot("cpu") == before
 
 
 def asserting(x: torch.Tensor, _y: Any) -> torch.Tensor:

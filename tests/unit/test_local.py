@@ -198,7 +198,7 @@ def test_file_that_changes_while_it_is_read_is_not_remembered(cache, hashed_file
         lambda data: b"",
         lambda data: data[:-20],
         lambda data: data[:-20] + b"\0" * 20,
-        lambda data: data.replace(b'"format":1', b'"format":2'),
+        lambda data: data.replace(b'"format":2', b'"format":3'),
         lambda data: data.replace(digest_bytes(DATA).sha256.encode(), b"0" * 64),
         lambda data: b'"' + digest_bytes(b"[]").sha256.encode() + b'"\n[]\n',
         lambda data: b"\xff" * 100,

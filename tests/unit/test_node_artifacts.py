@@ -28,7 +28,6 @@ from warmrank.cache_store.cache_dir.local import (
 )
 from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
 from warmrank.cache_store.cache_dir.node_files import kept_files
-from warmrank.cache_store.cache_dir.single_flight import LOCKS
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.gc.evict import EvictPolicy
 from warmrank.cache_store.seed import SeedReport, Wanted, seed
@@ -81,13 +80,6 @@ def test_node_gets_the_artifacts_of_the_node_that_hosted_its_ranks(store, source
         report = run(store, node, ranks=(first, first + 1))
         assert placed(node) == {ADD: expected}
         assert (report.node.num_fetched, report.node.num_placed, report.node.skipped) == (1, 1, ())
-
-
-def test_whoever_waits_for_a_cache_directory_hears_that_node_artifacts_come(store, source, node):
-    publish_nodes(store, source, {0: {ADD: b"of node 0"}}, world_size=4)
-    (record,) = store.launches()
-    store.fetch_node_files([(record.partitions, None)], destinations(node), node / "cache")
-    assert (node / "cache" / LOCKS / "fetch.beat").exists()
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 8])

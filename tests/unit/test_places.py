@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
+import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +16,12 @@ import pytest
 
 from tests.support.backends import WaywardBackend, new_file, read, unavailable
 from tests.support.stored import FUNCTIONS, OFF, publish_launch
-from warmrank.cache_store import store as opening
-from warmrank.cache_store.backends.backend import BlobBackend
-from warmrank.cache_store.backends.deadline import TICK_S, Call, Ticks, Tier, TierMode, circuit_of
-from warmrank.cache_store.backends.places import TieredBackend, read_from_any
+from warmrank.cache_store.backends.backend import GuardedFile
+from warmrank.cache_store.backends.deadline import Call, Ticks, Tier, TierMode, circuit_of
+from warmrank.cache_store.backends.places import Places as Tiers
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, NotInStore, StoreUnavailable
 from warmrank.cache_store.layout import BLOBS, blob_name, pin_name
-from warmrank.cache_store.parallel import elsewhere
 from warmrank.cache_store.store import Store, TierSpec, open_store
 
 pytestmark = pytest.mark.usefixtures("fresh_process")
@@ -38,8 +37,8 @@ class Places:
         self.near = WaywardBackend()
         self.far = WaywardBackend()
 
-    def view(self, near: TierMode = "rw", far: TierMode = "rw") -> TieredBackend:
-        return TieredBackend(
+    def view(self, near: TierMode = "rw", far: TierMode = "rw") -> Tiers:
+        return Tiers(
             [Tier(name="near", backend=self.near, mode=near), Tier(name="far", backend=self.far, mode=far)]
         )
 
@@ -98,54 +97,26 @@ def test_put_where_a_required_place_fails_is_an_error_that_says_so(places, near,
     assert caught.value.required
 
 
-def test_place_that_did_not_take_a_blob_takes_no_manifest(places):
-    places.far.failure = unavailable()
-    view = places.view()
-    view.put_new([new_file(BLOB, b"blob")])
-    places.far.failure = None
-    view.put_new([new_file(DOCUMENT, b"names the blob")])
-    assert places.far.stat([DOCUMENT]) == {}
-    assert places.near.stat([DOCUMENT])
+@pytest.mark.parametrize(("name", "first"), [(BLOB, "near"), (DOCUMENT, "far")])
+def test_damaged_file_goes_into_the_quarantine_of_its_place_and_the_next_is_read(places, name, first):
+    second = "far" if first == "near" else "near"
+    getattr(places, first).put_new([new_file(name, b"????")])
+    getattr(places, second).put_new([new_file(name, b"good")])
 
+    def use(file: GuardedFile) -> bytes:
+        if (data := file.read()) == b"????":
+            raise Corrupt(what=name, where="here", expected="good", actual="????")
+        return data
 
-def test_move_acts_on_the_place_that_would_be_read(places):
-    for place in (places.near, places.far):
-        place.put_new([new_file(BLOB, b"blob"), new_file(DOCUMENT, b"data")])
-    view = places.view()
-    assert view.move(BLOB, "quarantine/blob")
-    assert view.move(DOCUMENT, "quarantine/document")
-    assert places.near.stat([BLOB, DOCUMENT]).keys() == {DOCUMENT}
-    assert places.far.stat([BLOB, DOCUMENT]).keys() == {BLOB}
-
-
-def test_damaged_file_is_moved_from_its_place_not_from_one_that_could_not_be_read(places, monkeypatch):
-    places.near.put_new([new_file(BLOB, b"blob")])
-    places.far.put_new([new_file(BLOB, b"????")])
-    monkeypatch.setattr(places.near, "open", raising(unavailable("Input/output error")))
-    damaged = Corrupt(what=BLOB, where="far", expected="blob", actual="????")
-    monkeypatch.setattr(places.far, "open", raising(damaged))
-    view = places.view()
+    assert places.view().read(name, use, repairs=False) == b"good"
+    assert getattr(places, first).stat([name])
+    assert places.view().read(name, use) == b"good"
+    assert [len(place.stat([name])) for place in (places.near, places.far)].count(1) == 1
+    assert len(list(getattr(places, first).list("quarantine/"))) == 2
+    getattr(places, second).failure = unavailable()
+    getattr(places, first).put_new([new_file(name, b"????")])
     with pytest.raises(Corrupt):
-        view.open(BLOB)
-    assert view.move(BLOB, None)
-    assert (len(places.near.stat([BLOB])), len(places.far.stat([BLOB]))) == (1, 0)
-
-
-def raising(error: Exception) -> Callable[[str], BinaryIO]:
-    def open_file(_: str) -> BinaryIO:
-        raise error
-
-    return open_file
-
-
-def test_fault_of_transport_opens_the_circuit_of_its_place_alone(places):
-    places.far.failure = unavailable("connection refused", transport=True)
-    view = places.view()
-    view.put_new([new_file(DOCUMENT, b"data")])
-    assert [tier.circuit.reason for tier in view.tiers] == ["", "connection refused"]
-    asked = len(places.far.calls)
-    assert list(view.stat([DOCUMENT])) == [DOCUMENT]
-    assert len(places.far.calls) == asked
+        places.view().read(name, use)
 
 
 DECODE = blob_name(digest_bytes(FUNCTIONS["Llama.decode"]).sha256)
@@ -164,7 +135,7 @@ class Both:
             Tier(name="near", backend=self.near, mode=near, answer_s=answer_s),
             Tier(name="far", backend=self.far, answer_s=60.0),
         ]
-        return Store(TieredBackend(tiers), trust=OFF, location="near, far")
+        return Store(Tiers(tiers), trust=OFF, location="near, far")
 
 
 @pytest.fixture
@@ -232,6 +203,23 @@ class SilentAtBlobs(WaywardBackend):
         return super().open(name)
 
 
+class _BadSector(io.BytesIO):
+    def read(self, size: int | None = -1, /) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def test_file_that_the_near_place_cannot_read_is_read_from_the_far_one(places, monkeypatch):
+    for place in (places.near, places.far):
+        place.put_new([new_file(BLOB, b"blob")])
+    monkeypatch.setattr(places.near, "open", lambda _: _BadSector())
+    view = places.view()
+    assert read(view, BLOB) == b"blob"
+    assert [("store near" in line, os.strerror(errno.EIO) in line) for line in view.problems] == [
+        (True, True)
+    ]
+    assert [tier.circuit.is_open for tier in view.tiers] == [False, False]
+
+
 def test_fetch_goes_on_where_the_near_place_falls_silent_among_blobs(both, tmp_path):
     whole, both.near = both.near, SilentAtBlobs()
     both.near.put_new([new_file(info.name, whole.open(info.name).read()) for info in whole.list(BLOBS)])
@@ -258,23 +246,6 @@ def near(tmp_path: Path) -> TierSpec:
 @pytest.fixture
 def far(tmp_path: Path) -> TierSpec:
     return TierSpec(location=str(tmp_path / "far"))
-
-
-@pytest.fixture
-def hanging(monkeypatch: pytest.MonkeyPatch) -> Iterator[TierSpec]:
-    """A place whose opening never ends."""
-    released = threading.Event()
-    really = opening.open_backend
-
-    def open_backend(spec: TierSpec, *, create: bool) -> BlobBackend:
-        if spec.location == "/hangs":
-            released.wait()
-            raise unavailable()
-        return really(spec, create=create)
-
-    monkeypatch.setattr(opening, "open_backend", open_backend)
-    yield TierSpec(location="/hangs", answer_s=0.2)
-    released.set()
 
 
 def states(store: Store) -> list[tuple[str, str]]:
@@ -310,23 +281,23 @@ def test_place_that_cannot_be_read_as_a_store_is_left_out_unless_required(near, 
     assert not circuit_of(near.location, {}).is_open
 
 
-def test_hanging_place_among_others_is_left_out(near, hanging):
-    store = open_store([near, hanging], trust=OFF)
-    assert states(store) == [("near", "used"), ("hangs", "away")]
-    assert ["no answer within 0.2 s" in line for line in store.problems] == [True]
-    assert store.is_behind
+class SlowPlaces:
+    """A near place that answers and a far one that may hang, in fake time.
 
+    Ticks take no time; `slept_s` is how much would have passed, as long as it `passes`.
+    """
 
-class FakeTime:
-    """Ticks that take no time; `slept_s` is how much would have passed, as long as it `passes`."""
-
-    def __init__(self, *, tick_s: float = TICK_S) -> None:
+    def __init__(self) -> None:
+        self.fast, self.slow = WaywardBackend(), WaywardBackend()
         self.slept_s = 0.0
         self.passes: Callable[[], bool] = lambda: True
-        self._tick_s = tick_s
+        ticks = Ticks(clock=lambda: self.slept_s, wait=self._wait)
+        self.near = Tier(name="near", backend=self.fast, ticks=ticks)
+        self.far = Tier(name="far", backend=self.slow, ticks=ticks)
 
-    def ticks(self) -> Ticks:
-        return Ticks(clock=lambda: self.slept_s, wait=self._wait)
+    def view(self, far: TierMode = "rw") -> Tiers:
+        self.far.mode = far
+        return Tiers([self.near, self.far])
 
     def pass_until(self, seconds: float) -> None:
         while self.slept_s < seconds:
@@ -336,22 +307,8 @@ class FakeTime:
         if call.wait(0.001):
             return True
         if self.passes():
-            self.slept_s += max(timeout_s, self._tick_s)
+            self.slept_s += timeout_s
         return False
-
-
-class SlowPlaces:
-    """A near place that answers and a far one that may hang, in fake time."""
-
-    def __init__(self, *, tick_s: float = TICK_S) -> None:
-        self.fast, self.slow = WaywardBackend(), WaywardBackend()
-        self.time = FakeTime(tick_s=tick_s)
-        self.near = Tier(name="near", backend=self.fast, ticks=self.time.ticks())
-        self.far = Tier(name="far", backend=self.slow, ticks=self.time.ticks())
-
-    def view(self, far: TierMode = "rw") -> TieredBackend:
-        self.far.mode = far
-        return TieredBackend([self.near, self.far])
 
 
 @pytest.fixture
@@ -361,7 +318,7 @@ def slow_places() -> Iterator[SlowPlaces]:
     made.slow.thaw()
 
 
-def put_document(backend: BlobBackend) -> tuple[str, ...]:
+def put_document(backend: Tiers | Tier) -> tuple[str, ...]:
     return backend.put_new([new_file(DOCUMENT, b"data")])
 
 
@@ -378,7 +335,7 @@ def test_place_that_is_left_alone_is_asked_no_more(slow_places):
     slow_places.slow.hangs = True
     put_document(slow_places.view())
     asked = len(slow_places.slow.calls)
-    slow_places.time.passes = lambda: False  # a wait would last for ever
+    slow_places.passes = lambda: False  # a wait would last for ever
     view = slow_places.view()
     view.stat([DOCUMENT])
     assert len(slow_places.slow.calls) == asked
@@ -396,7 +353,7 @@ def test_place_that_hangs_in_the_middle_of_a_file_is_left_alone(slow_places):
     view = slow_places.view()
     put_document(view)
     slow_places.slow.hangs_while_read = True
-    assert read_from_any(view, DOCUMENT, lambda file: file.read()) == b"data"
+    assert read(view, DOCUMENT) == b"data"
     assert [tier.state.state for tier in view.tiers] == ["used", "away"]
 
 
@@ -417,58 +374,31 @@ class _Stuck(io.RawIOBase):
         return num_bytes
 
 
-def test_file_whose_read_hangs_is_closed_at_once(slow_places, monkeypatch):
-    released, closed = threading.Event(), threading.Event()
+def test_read_that_hangs_is_left_behind(slow_places, monkeypatch):
+    released, ended = threading.Event(), threading.Event()
     monkeypatch.setattr(slow_places.slow, "open", lambda _: io.BufferedReader(_Stuck(released)))
 
     def read_all() -> None:
-        with contextlib.suppress(StoreUnavailable), slow_places.far.open(BLOB) as file:
-            while file.read(1 << 16):
-                pass
-        closed.set()
+        with contextlib.suppress(StoreUnavailable):
+            slow_places.far.read(BLOB, lambda file: list(iter(lambda: file.read(1 << 16), b"")))
+        ended.set()
 
     threading.Thread(target=read_all, daemon=True).start()
-    is_closed = closed.wait(20)
+    has_ended = ended.wait(20)
     released.set()
-    assert (is_closed, slow_places.far.state.state) == (True, "away")
-
-
-def test_time_in_which_a_place_works_is_no_waiting(slow_places):
-    def work(_: object) -> None:
-        began_s = time.thread_time()
-        while time.thread_time() - began_s < 0.05:
-            pass
-
-    slow_places.slow.on_put, before_s = work, elsewhere.worked_s
-    put_document(slow_places.far)
-    assert elsewhere.worked_s - before_s > 0.04
+    assert (has_ended, slow_places.far.state.state) == (True, "away")
 
 
 def test_fault_of_transport_leaves_the_place_out_at_once(slow_places):
     slow_places.slow.failure = unavailable("connection refused", transport=True)
-    slow_places.time.passes = lambda: False  # a wait would last for ever
+    slow_places.passes = lambda: False  # a wait would last for ever
     assert put_document(slow_places.view()) == (DOCUMENT,)
     assert slow_places.far.circuit.reason == "connection refused"
 
 
 def test_long_call_of_a_living_place_is_not_left_behind(slow_places):
-    slow_places.slow.on_put = lambda _: slow_places.time.pass_until(100)
-    slow_places.time.passes = lambda: slow_places.slow.calls[-1] != "open"  # not while a ping is on its way
-    assert put_document(slow_places.far) == (DOCUMENT,)
-    assert slow_places.far.state.state == "used"
-
-
-def test_slow_ping_of_a_starved_process_opens_no_circuit():
-    """Each tick takes ten seconds: in all this process ran for less than the patience."""
-    slow_places = SlowPlaces(tick_s=10.0)
-
-    def wait_for_time(_: object) -> None:
-        slow_places.slow.hangs = True  # for the ping
-        slow_places.time.pass_until(300)
-        slow_places.slow.thaw()
-
-    slow_places.slow.on_put = wait_for_time
-    slow_places.time.passes = lambda: slow_places.time.slept_s < 300
+    slow_places.slow.on_put = lambda _: slow_places.pass_until(100)
+    slow_places.passes = lambda: slow_places.slow.calls[-1] != "open"  # not while a ping is on its way
     assert put_document(slow_places.far) == (DOCUMENT,)
     assert slow_places.far.state.state == "used"
 

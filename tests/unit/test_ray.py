@@ -8,7 +8,7 @@ import signal
 import tempfile
 import threading
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -22,8 +22,8 @@ from typer.testing import CliRunner, Result
 from tests.support.launching import loaded_config
 from tests.support.processes import marked
 from warmrank.orchestrator import reaper, signals
+from warmrank.orchestrator.cli.launch import follow, job_exit_code
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.cli.submit import exit_code_of, follow
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.errors import CannotStart, OrchestratorError
 from warmrank.orchestrator.exec.driver import choose_nodes
@@ -240,10 +240,10 @@ class Info:
 
 
 class FakeClient:
-    """Plays one job: each tail is a list of texts or an error, each look at the job a status."""
+    """Plays one job: each look at its log gives a text or an error, each look at the job a status."""
 
-    def __init__(self, tails: list[list[str | BaseException]], statuses: list[str], code: int = 0) -> None:
-        self.tails, self.statuses, self.code = tails, statuses, code
+    def __init__(self, logs: list[str | BaseException], statuses: list[str], code: int = 0) -> None:
+        self.logs, self.statuses, self.code = logs, statuses, code
         self.num_silent = 0  # times that the job server does not answer
         self.stopped: list[str] = []
 
@@ -254,11 +254,11 @@ class FakeClient:
         status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
         return Info(status=Status(status), driver_exit_code=self.code)
 
-    async def tail_job_logs(self, job_id: str) -> AsyncIterator[str]:
-        for item in self.tails.pop(0) if self.tails else []:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
+    def get_job_logs(self, job_id: str) -> str:
+        found = self.logs.pop(0) if len(self.logs) > 1 else self.logs[0]
+        if isinstance(found, BaseException):
+            raise found
+        return found
 
     def stop_job(self, job_id: str) -> bool:
         self.stopped.append(job_id)
@@ -273,18 +273,20 @@ def followed(client: FakeClient) -> tuple[int, str, str]:
 
 
 def test_failed_job_ends_with_the_drivers_own_code_and_its_log_stands_once():
-    client = FakeClient([["one\n", "two\n"]], ["FAILED"], code=3)
+    client = FakeClient(["one\n", "one\ntw", "one\ntwo\n"], ["RUNNING", "RUNNING", "FAILED"], code=3)
     assert followed(client) == (3, "FAILED: as Ray says", "one\ntwo\n")
 
 
-def test_job_whose_log_cannot_be_followed_is_waited_for_as_long_as_its_cluster_answers():
-    broken: list[list[str | BaseException]] = [[ConnectionResetError("no websockets here")]] * 9
-    client = FakeClient([["one\n", ConnectionResetError("cut")], *broken], [*["RUNNING"] * 9, "SUCCEEDED"])
-    assert followed(client) == (0, "SUCCEEDED: as Ray says", "one\n")
+def test_job_server_that_is_away_for_a_while_is_waited_for():
+    cut = ConnectionResetError("cut")
+    client = FakeClient(
+        ["one\n", *[cut] * 5, "one\n", *[cut] * 5, "one\ntwo\n"], [*["RUNNING"] * 12, "SUCCEEDED"]
+    )
+    assert followed(client) == (0, "SUCCEEDED: as Ray says", "one\ntwo\n")
 
 
 def test_cluster_that_does_not_answer_any_more_is_named():
-    client = FakeClient([], ["RUNNING"])
+    client = FakeClient([""], ["RUNNING"])
     client.num_silent = 6
     with pytest.raises(OrchestratorError, match="ask with: ray job status job-1"):
         followed(client)
@@ -292,7 +294,7 @@ def test_cluster_that_does_not_answer_any_more_is_named():
 
 @pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (Terminated(), 143)])
 def test_interrupt_stops_the_job_and_waits_for_its_end(stop: KeyboardInterrupt, code: int):
-    client = FakeClient([["one\n", stop]], ["RUNNING", "STOPPED"])
+    client = FakeClient(["one\n", stop], ["RUNNING", "RUNNING", "STOPPED"])
     assert followed(client)[:2] == (code, "STOPPED: as Ray says")
     assert client.stopped == ["job-1"]
 
@@ -309,7 +311,7 @@ def test_interrupt_stops_the_job_and_waits_for_its_end(stop: KeyboardInterrupt, 
     ],
 )
 def test_exit_code_of_job(status: str, driver: int | None, code: int):
-    assert exit_code_of(status, driver) == code
+    assert job_exit_code(status, driver) == code
 
 
 @pytest.fixture

@@ -261,7 +261,12 @@ TWICE = Nondeterministic(function="f", ranks=(0, 1))
         (calm(other_environments=(OTHERS,)), "look", "Nodes differ", "ranks 8-15: "),
         (calm(unsigned="no key is set"), "do", "not signed", "no key is set"),
         (calm(nondeterministic=(TWICE,)), "look", "not deterministic", "f (ranks 0-1)"),
-        (calm(course=Course(audits=(AUDIT,))), "do", "Traces differ", "f on rank 1, unlike rank 0: a / b"),
+        (
+            calm(course=Course(audits=(AUDIT,))),
+            "do",
+            "Traces differ",
+            "f audited on rank 1 beside rank 0: differs",
+        ),
         (
             made_report(8),
             "good",

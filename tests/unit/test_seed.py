@@ -8,7 +8,6 @@ import pytest
 from tests.support.stored import (
     ENVIRONMENT,
     LAUNCH_KEY,
-    OFF,
     backend_of,
     blob_path,
     make_partition,
@@ -20,9 +19,8 @@ from tests.support.stored import (
 from tests.support.stored import tree as all_files
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 from warmrank.cache_store.canonical import key_of
-from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreUnavailable
-from warmrank.cache_store.layout import USED, record_name, split_used_name
+from warmrank.cache_store.layout import USED, split_used_name
 from warmrank.cache_store.seed import MAX_LAUNCHES, SeedReport, Wanted, seed
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
@@ -136,33 +134,6 @@ def test_seed_of_another_world_reads_a_bounded_number_of_manifests(store, cache,
     publish_texts(store, tmp_path, b"old", b"newer", b"newest")
     run(store, cache, world_size=2)
     assert list(tree(cache).values()) == [b"newest", b"newer"]
-
-
-def put_unusable_record(store: Store, root: Path, *, created: str) -> None:
-    """A record whose summary is in order, and its partitions are not."""
-    (record,) = store.launches()
-    payload = record.model_copy(update={"created": created}).to_bytes().replace(b'"rank":0', b'"rank":7')
-    path = root / record_name("launch", LAUNCH_KEY, digest_bytes(payload).sha256)
-    path.write_bytes(OFF.seal("launch", LAUNCH_KEY, payload))
-
-
-def test_seed_takes_the_next_launch_for_one_that_turns_out_unusable(store, root, source, cache):
-    publish_launch(store, source, created=EARLY)
-    put_unusable_record(store, root, created=LATE)
-    report = run(store, cache, world_size=1)
-    assert (report.found, partitions(report)) == (True, ["world1global_rank0"])
-    assert ["launch record" in fault for fault in report.faults] == [True]
-    assert tree(cache) == tree(source)
-
-
-def test_seed_says_that_the_only_launch_turned_out_unusable(store, root, source, cache):
-    publish_launch(store, source, created=EARLY)
-    (good,) = stored(root, "launch")
-    put_unusable_record(store, root, created=LATE)
-    good.unlink()
-    report = run(store, cache, world_size=1)
-    assert not report.found
-    assert "1 record could not be used, the first: corrupt: launch record" in report.reason
 
 
 def test_seed_notes_the_use_of_the_newest_launch_only(store, root, cache, tmp_path):

@@ -7,21 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.backends import alone
 from tests.support.stored import blob_path, overwrite, stored
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.cache_dir.marks import admit
 from warmrank.cache_store.errors import Conflict, Corrupt, NotInStore, RefusedCache, Untrusted, UnusableCache
 from warmrank.cache_store.layout import BLOBS, DIRECTORIES
 from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
-from warmrank.cache_store.records import directory_listing
-from warmrank.cache_store.records.directory_listing import (
-    ListedFile,
-    make_listing,
-    parse_listing,
-)
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.signing.keyring import Revocation, generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import Trust
+from warmrank.cache_store.sync import push as pushing
 from warmrank.cache_store.sync.pull import pull
 from warmrank.cache_store.sync.push import push
 from warmrank.cache_store.sync.tools import is_ours
@@ -31,7 +27,7 @@ COMPONENTS = {"torch": "2.13.0", "per": "node"}
 
 @pytest.fixture
 def documents(root: Path) -> Documents:
-    return Documents(backend=DirectoryBackend(root), trust=Trust(policy="off"))
+    return Documents(places=alone(DirectoryBackend(root)), trust=Trust(policy="off"))
 
 
 @pytest.fixture
@@ -120,12 +116,12 @@ def test_unknown_tool_that_names_its_path_is_pulled_at_the_same_path_only(docume
 
 
 def test_require_refuses_to_push_without_a_key_and_to_pull_what_is_unsigned(root, cache, tmp_path):
-    backend = DirectoryBackend(root)
-    require = Documents(backend=backend, trust=Trust(policy="require"))
+    backend = alone(DirectoryBackend(root))
+    require = Documents(places=backend, trust=Trust(policy="require"))
     with pytest.raises(Untrusted, match="signing key"):
         push(require, "mine", cache, COMPONENTS)
     assert stored(root, "cas") == []
-    push(Documents(backend=backend, trust=Trust(policy="off")), "mine", cache, COMPONENTS)
+    push(Documents(places=backend, trust=Trust(policy="off")), "mine", cache, COMPONENTS)
     with pytest.raises(NotInStore, match="carries no signature"):
         pull(require, "mine", tmp_path / "elsewhere", COMPONENTS)
 
@@ -148,16 +144,20 @@ def test_pulled_files_that_nobody_signed_mark_their_directory(documents, cache, 
 def test_copies_are_not_signed_anew_with_a_directory_above_or_below(
     root, cache, tmp_path, pushed, is_revoked
 ):
-    backend, first, second = DirectoryBackend(root), generate_key_pair("first"), generate_key_pair("second")
+    backend, first, second = (
+        alone(DirectoryBackend(root)),
+        generate_key_pair("first"),
+        generate_key_pair("second"),
+    )
     trust = Trust(policy="require" if is_revoked else "off", signer=first)
-    push(Documents(backend=backend, trust=trust), "mine", cache, COMPONENTS)
+    push(Documents(places=backend, trust=trust), "mine", cache, COMPONENTS)
     (tmp_path / "par" / "deep").mkdir(parents=True, mode=0o700)
-    pull(Documents(backend=backend, trust=trust), "mine", tmp_path / "par" / "deep" / "in", COMPONENTS)
+    pull(Documents(places=backend, trust=trust), "mine", tmp_path / "par" / "deep" / "in", COMPONENTS)
     revoked = {key_id(first.public_key): Revocation(key_id=key_id(first.public_key))} if is_revoked else {}
     later = Trust(policy="require", signer=second, revoked=revoked)
     for use in (push, pull):
         with pytest.raises(RefusedCache):
-            use(Documents(backend=backend, trust=later), "mine", tmp_path / "par" / pushed, COMPONENTS)
+            use(Documents(places=backend, trust=later), "mine", tmp_path / "par" / pushed, COMPONENTS)
     with pytest.raises(RefusedCache):
         admit(tmp_path / "par" / pushed, "require", set(revoked))
 
@@ -165,7 +165,7 @@ def test_copies_are_not_signed_anew_with_a_directory_above_or_below(
 def test_pull_takes_the_last_push_also_of_a_node_whose_clock_is_slow(documents, cache, tmp_path, monkeypatch):
     push(documents, "mine", cache, COMPONENTS)
     (cache / "graph.py").write_bytes(b"newer")
-    monkeypatch.setattr(directory_listing, "utc_now", lambda: "2020-01-31T12:00:00.000000+00:00")
+    monkeypatch.setattr(pushing, "utc_now", lambda: "2020-01-31T12:00:00.000000+00:00")
     push(documents, "mine", cache, COMPONENTS)
     report = pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
     assert (tmp_path / "elsewhere" / "graph.py").read_bytes() == b"newer"
@@ -225,16 +225,3 @@ def test_what_a_listing_cannot_hold_is_refused_before_the_first_blob(
         push(documents, tool, small_cache, components)
     assert "one by one" in caught.value.remedy
     assert stored(root, BLOBS) == []
-
-
-@pytest.mark.slow
-def test_largest_listing_that_is_made_can_be_read(tmp_path):
-    file = ListedFile(path="x" * 200, sha256="0" * 64, size_bytes=1, executable=False, names_root=False)
-    files = [file.model_copy(update={"path": f"{number:0200}"}) for number in range(45_000)]
-    data = make_listing("mine", {}, tmp_path, files).to_bytes()
-    assert MAX_DOCUMENT_BYTES * 0.8 < len(data) <= MAX_DOCUMENT_BYTES
-    assert len(parse_listing(data, "here").files) == len(files)
-    with pytest.raises(UnusableCache, match=f"at most {MAX_DOCUMENT_BYTES} bytes"):
-        make_listing("mine", {}, tmp_path, [*files, *(
-            file.model_copy(update={"path": f"y/{number:0190}"}) for number in range(10_000)
-        )])  # fmt: skip

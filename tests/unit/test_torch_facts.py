@@ -44,12 +44,12 @@ class Scaled(nn.Module):
 @pytest.mark.parametrize("path", sorted(ROOM.glob("*.py")), ids=lambda path: path.stem)
 def test_what_a_module_imports_or_replaces_is_a_fact(path: Path) -> None:
     module = importlib.import_module(f"warmrank.worker.torch_private.{path.stem}")
-    facts_of_module = (*facts.imported(path.stem), *facts.declared(module))
+    facts_of_module = (*facts.imported(path.stem), *facts.replaced_by(module), *facts.declared("compile"))
     known = {(owner, name.partition("(")[0]) for owner, names in facts_of_module for name in names}
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("torch._", "torch.fx.exp")):
             assert {(node.module, item.name) for item in node.names} <= known
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("replaced", "Hook"):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "replaced":
             literals = {item.value for item in node.args if isinstance(item, ast.Constant)}
             assert literals <= {name for _, name in known}
 
@@ -85,17 +85,15 @@ def test_newer_torch_compiles_with_one_warning(monkeypatch, tmp_path, caplog):
 def test_newer_torch_that_traces_otherwise_is_refused(monkeypatch, tmp_path):
     from torch._subclasses.meta_utils import MetaTensorDescriber
 
-    from warmrank.worker.torch_private import trial
-
     def whatever(self: object, tensor: torch.Tensor, **options: object) -> None:
         raise NotImplementedError
 
-    trial._traced.cache_clear()
+    facts._trial.cache_clear()
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.99.0"))
     monkeypatch.setattr(MetaTensorDescriber, "describe_tensor", whatever)
     with pytest.raises(TorchUnsupported, match="a method is traced without being run"):
         cached(Scaled().scaled, tmp_path)(torch.ones(3))
-    trial._traced.cache_clear()
+    facts._trial.cache_clear()
 
 
 TRACERS = {"torch._dynamo", "torch._inductor", "sympy", "ray"}

@@ -14,7 +14,7 @@ from warmrank.worker.errors import RandomOp
 from warmrank.worker.runtime.artifact import MUTATED, NUMBER, STATE, USER, GraphFacts, readable
 from warmrank.worker.settings import kind_of
 from warmrank.worker.torch_private import lowering, operators
-from warmrank.worker.torch_private.recording import draws_nothing
+from warmrank.worker.torch_private.kernels import draws_nothing
 
 if TYPE_CHECKING:
     from torch.fx import Node
@@ -45,12 +45,9 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
     position = 0
     lowering.refuse_writes_within(lowered.graph)
     for node in lowering.nodes_within(lowered.graph):
-        is_seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        if (
-            node.op == "call_function"
-            and is_seeded
-            and not draws_nothing(node.target, node.args, node.kwargs)
-        ):
+        draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        draws = draws and node.op == "call_function"
+        if draws and not draws_nothing(node.target, node.args, node.kwargs):
             _refuse_random(node, random_on)
             random = random or str(node.target)
     for node in lowered.graph.graph.nodes:
@@ -60,8 +57,12 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
                 owners.setdefault(memory, set()).add(position)
             position += 1
         elif node.op == "call_function":
+            # Composite operators say nothing in their schemas (`einsum`): the traced memory is asked, too.
+            # Dropout that does not draw returns its argument, which its trace does not show.
             shared = (owners.get(memory, ()) for memory in operators.memory_of(node.meta.get("val")))
-            aliases[node] = _aliases(node, aliases).union(*shared)
+            drops = str(node.target) in operators.DROPOUTS
+            positions = (0,) if drops else operators.aliased_arguments(node.target)
+            aliases[node] = _inputs_behind(operators.nodes_at(node, positions), aliases).union(*shared)
             written = operators.written_arguments(node.target, node.args, node.kwargs)
             mutated |= _inputs_behind(operators.nodes_at(node, written), aliases)
             if operators.schema_name(node.target) in _ABSOLUTE:
@@ -80,8 +81,9 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
         for index, item in enumerate(lowered.inputs)
         if item.is_tensor and item.source.startswith(prefix)
     }
+    kept = of_module | in_place
     classes = tuple(
-        _input_class(item.is_tensor, index in mutated, index in of_module | in_place)
+        NUMBER if not item.is_tensor else MUTATED if index in mutated else STATE if index in kept else USER
         for index, item in enumerate(lowered.inputs)
     )
     return GraphFacts(
@@ -100,39 +102,13 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
     )
 
 
-def _input_class(is_tensor: bool, is_mutated: bool, stays: bool) -> str:
-    if not is_tensor:
-        return NUMBER
-    return MUTATED if is_mutated else STATE if stays else USER
-
-
 def _inputs_behind(nodes: Iterable[Node], aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
     return frozenset().union(*(aliases.get(node, frozenset()) for node in nodes))
 
 
-def _aliases(node: Node, aliases: dict[Node, frozenset[int]]) -> frozenset[int]:
-    """Inputs that an operator's result may share memory with, by its schema.
-
-    Composite operators say nothing there (`type_as`, `einsum`): for them the traced memory is asked as well.
-    Dropout that does not draw returns its argument, but its trace does not show it.
-    """
-    positions = (0,) if str(node.target) in operators.DROPOUTS else operators.aliased_arguments(node.target)
-    return _inputs_behind(operators.nodes_at(node, positions), aliases)
-
-
 def _refuse_random(node: Node, allowed_on: str) -> None:
-    """Refuse an operator that draws random numbers, naming it and its line.
-
-    Args:
-        node: the operator's call.
-        allowed_on: kind of the device on which numbers may be drawn; empty: nowhere. What is drawn on
-            another device than the graph's would be drawn once, while it is captured.
-
-    Raises:
-        RandomOp: it may not be drawn here.
-    """
-    value = node.meta.get("val")
-    items = value if isinstance(value, list | tuple) else (value,)
+    """Refuse an operator that draws random numbers, unless on the kind of device that is allowed."""
+    items = operators.as_list(node.meta.get("val"))
     kinds = {kind_of(item.device.type) for item in items if isinstance(item, torch.Tensor)}
     if allowed_on and allowed_on in kinds:
         return

@@ -25,7 +25,7 @@ from warmrank.worker.settings import kind_of
 from warmrank.worker.torch_private import facts as torch_facts
 from warmrank.worker.torch_private.lowering import lower
 from warmrank.worker.torch_private.symbols import make_static
-from warmrank.worker.torch_private.tracer_python import make_floats_constants
+from warmrank.worker.torch_private.tracer_changes import make_floats_constants
 from warmrank.worker.torch_private.warm import known_groups
 
 if TYPE_CHECKING:

@@ -194,10 +194,6 @@ def _of_these_sizes(attempt: Callable[..., _Made], error: errors.WorkerError, na
     """Trace for the exact sizes of a call after a trace with symbolic sizes failed.
 
     Not all that Python makes of numbers (``str``, ``divmod``, ``math.gcd``) can be made of symbols.
-
-    Raises:
-        FunctionRaised: the method raises an exception itself, whose text may be what no symbol stands for.
-        WorkerError: else the first error, where symbols are not to blame.
     """
     try:
         made = attempt(dynamic=False)
@@ -205,12 +201,11 @@ def _of_these_sizes(attempt: Callable[..., _Made], error: errors.WorkerError, na
         raise
     except errors.WorkerError:
         raise error from error.__cause__
-    _log.warning(
+    told = (
         "%s is compiled for the very sizes of this call, and once more for others: of a size it makes "
-        "what no symbol stands for: %s",
-        name,
-        error.fields.get("reason", "").partition("\n")[0],
+        "what no symbol stands for: %s"
     )
+    _log.warning(told, name, error.fields.get("reason", "").partition("\n")[0])
     return made
 
 
@@ -310,12 +305,11 @@ def _summary_rows(nodes: Iterable[Node]) -> Iterable[tuple[str, str, int, str, s
             calls.setdefault(str(node.target), []).append(node)
     for operator, found in calls.items():
         kind = getattr(found[0].target, "namespace", "builtin")
-        yield operator, kind, len(found), _counted(map(_arguments, found)), _counted(map(_described, found))
-
-
-def _arguments(node: Node) -> str:
-    named = (f"{key}={_described(item)}" for key, item in node.kwargs.items())
-    return ", ".join([*map(_described, node.args), *named])
+        named = ([f"{key}={_described(item)}" for key, item in node.kwargs.items()] for node in found)
+        given = (
+            ", ".join([*map(_described, node.args), *more]) for node, more in zip(found, named, strict=True)
+        )
+        yield operator, kind, len(found), _counted(given), _counted(map(_described, found))
 
 
 def _described(value: Any) -> str:

@@ -249,22 +249,14 @@ def write(rendered: str, file: str | os.PathLike[str]) -> None:
 
 
 def _refuse_other_files(path: Path) -> None:
-    """Refuse what is none of a cache's files, before anybody is told to change its mode or to delete it.
-
-    Raises:
-        ArtifactCorrupt: it is another file.
-        UnusableCache: it is a link or a directory; says what to name instead.
-        NoSuchCache: there is nothing.
-    """
+    """Refuse what is none of a cache's files, before anybody is told to change its mode or to delete it."""
     if path.is_symlink() or path.is_dir():
         inside = sorted(str(item.relative_to(path)) for item in path.rglob("compiled_module*"))
         raise UnusableCache(
-            what="artifact",
-            where=str(path),
-            expected="a regular file",
+            what="artifact", where=str(path), expected="a regular file",
             actual="a symbolic link" if path.is_symlink() else "a directory",
             remedy=f"name the file itself{': ' * bool(inside)}{', '.join(inside[:5])}",
-        )
+        )  # fmt: skip
     if not path.exists():
         msg = f"there is no artifact {path}; its path stands in the log of the run that saved it"
         raise NoSuchCache(msg, path=str(path))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 import torch
 
-from warmrank.worker.settings import target
+from warmrank.worker.settings import DeviceKind, target
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from warmrank.worker.torch_private.places import Origin
 
-KINDS = ("cpu", "cuda", "npu")
+KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 PoolHandle = tuple[Any, ...]
 Graph = Callable[..., tuple[Any, ...]]
 Positions = frozenset[int]

@@ -15,6 +15,7 @@ import os
 import sys
 import types
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,12 @@ _IGNORED_CLASS_NAMES = frozenset(
      "_abc_impl", "__slotnames__"}
 )  # fmt: skip
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: nobody can put anything into such a class
-# Members of these types hold no Python function; most of a class of torch's is of them.
-_NEVER_FOREIGN = frozenset(
-    {str, int, bool, type(None), tuple, types.MethodDescriptorType, types.WrapperDescriptorType,
+# Functions of C, which say their names; and values that are no functions.
+_IN_C = frozenset(
+    {types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
      types.GetSetDescriptorType, types.MemberDescriptorType}
 )  # fmt: skip
+_NO_FUNCTIONS = frozenset({str, int, bool, type(None), tuple})
 _COMPARED_ELSEWHERE = frozenset({"torch", "torch.nn.parameter"})
 # Members of ``nn.Module`` that its source gives a second name.
 _SECOND_NAMES = frozenset({("forward", "_forward_unimplemented"), ("__call__", "Module._wrapped_call_impl")})
@@ -179,10 +181,10 @@ def globals_module(function: types.FunctionType) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _has_file(function: types.FunctionType) -> bool:
-    """True if a function stands in the file of its module: no cell of a notebook, nothing of `exec`."""
-    in_file = function.__globals__.get("__file__") == function.__code__.co_filename
-    return in_file and not is_of_replaced_module(function)
+def _has_no_file(function: types.FunctionType) -> bool:
+    """True if a function stands in no file of its module: in a cell of a notebook, or made by `exec`."""
+    elsewhere = function.__globals__.get("__file__") != function.__code__.co_filename
+    return elsewhere or is_of_replaced_module(function)
 
 
 def is_of_replaced_module(function: types.FunctionType) -> bool:
@@ -201,7 +203,7 @@ def class_digest(cls: type) -> str:
     for base in digested_bases(cls):
         module = getattr(base, "__module__", "")
         if is_pinned_module(module):
-            members = _foreign_members(base)
+            members = _patched_members(base)
         else:
             own = sorted(vars(base).items())
             members = [_member(base, *item) for item in own if item[0] not in _IGNORED_CLASS_NAMES]
@@ -220,24 +222,60 @@ def digested_bases(cls: type) -> Iterator[type]:
 def digested_functions(cls: type) -> Iterator[types.FunctionType]:
     """Functions of a class's own that a digest holds with code and default values, not by name alone."""
     pinned = is_pinned_module(getattr(cls, "__module__", ""))
-    for name, value in () if cls.__flags__ & _IMMUTABLE_TYPE else vars(cls).items():
-        if value.__class__ in _NEVER_FOREIGN or (pinned and _is_torchs_own(cls, name, value)):
+    if cls.__flags__ & _IMMUTABLE_TYPE:
+        return
+    for _, value in patches(cls) if pinned else vars(cls).items():
+        functions = (layer for layer in layers(value) if isinstance(layer, types.FunctionType))
+        yield from filter(is_users_function if pinned else _has_no_file, functions)
+
+
+def patches(holder: Any) -> list[tuple[str, Any]]:
+    """Others' functions in a class or module that a version pins, and its own under other names, by name."""
+    if isinstance(holder, type) and holder.__flags__ & _IMMUTABLE_TYPE:
+        return []
+    prefix = f"{holder.__qualname__}." if isinstance(holder, type) else ""
+    found = []
+    for name, value in vars(holder).items():
+        kind, place = value.__class__, prefix + name
+        if kind in _NO_FUNCTIONS:
             continue
-        for layer in layers(value):
-            if isinstance(layer, types.FunctionType) and (
-                is_users_function(layer) if pinned else not _has_file(layer)
-            ):
-                yield layer
+        if kind in _IN_C:  # most are
+            own = value.__name__ == name
+        elif kind is types.FunctionType and value.__code__.co_qualname == place and not value.__dict__:
+            own = str(value.__globals__.get("__name__")).startswith("torch.") or not is_users(value)
+        elif isinstance(value, type):
+            own = name in (value.__name__, "Storage")  # of the default type, which is a condition of its own
+        else:
+            own = isinstance(value, types.ModuleType) or _stands_there(holder, name, value, place)
+        if not own:
+            found.append((name, value))
+    return sorted(found, key=itemgetter(0))
 
 
-def _is_torchs_own(cls: type, name: str, value: Any) -> bool:
-    """True if a member is one of torch's methods where it stands in the source, as nearly all are."""
-    return (
-        value.__class__ is types.FunctionType
-        and value.__code__.co_qualname == f"{cls.__qualname__}.{name}"
-        and str(value.__globals__.get("__name__")).startswith("torch.")
-        and not value.__dict__
+def _stands_there(holder: Any, name: str, value: Any, place: str) -> bool:
+    """True if a source has a value under this name; or a decorator, torch or torch_npu put it there."""
+    found = list(layers(value))
+    if any(map(is_users, found)):
+        return False
+    if isinstance(found[-1], types.FunctionType):
+        qualname, module = found[-1].__code__.co_qualname, globals_module(found[-1]) or ""
+        elsewhere = isinstance(holder, type) and package_of(module) != package_of(holder.__module__)
+        return qualname == place or "<locals>" in qualname or elsewhere or (name, qualname) in _SECOND_NAMES
+    return bool(getattr(value, "__name__", name) == name)
+
+
+def is_users(value: Any) -> bool:
+    """True for a function that no version fixes, and for what only somebody else puts into torch."""
+    if isinstance(value, types.FunctionType):
+        return not _is_pinned(globals_module(value))
+    return isinstance(value, (functools.partial, types.MethodType)) or not (  # no unions: each made anew
+        isinstance(value, type) or _is_pinned(type(value).__module__)
     )
+
+
+@functools.cache
+def _is_pinned(module: str | None) -> bool:
+    return module == "typing_extensions" or is_pinned_module(module)  # which marks functions as deprecated
 
 
 def _member(cls: type, name: str, value: Any) -> str:
@@ -253,53 +291,36 @@ def _member(cls: type, name: str, value: Any) -> str:
     found = list(layers(value))
     if not (found and isinstance(found[-1], types.FunctionType)):
         return name
-    names = [_function_name(cls, name, layer) for layer in found]
+    names, own = [], f"{cls.__module__}.{cls.__qualname__}.{name}"
+    for layer in found:
+        if isinstance(layer, types.FunctionType):
+            body = f"#{function_digest(layer)}" if _has_no_file(layer) else ""
+            place = f"{layer.__module__}.{layer.__qualname__}"
+            names.append(f"{'' if place == own else place}{body}")
+        else:
+            names.append(type(layer).__qualname__)
     return name if names == [""] else f"{name}={'<'.join(names)}"
 
 
-def _function_name(cls: type, name: str, layer: Any) -> str:
-    """Empty for a method where it stands in the source."""
-    if not isinstance(layer, types.FunctionType):
-        return type(layer).__qualname__
-    own = layer.__module__ == cls.__module__ and layer.__qualname__ == f"{cls.__qualname__}.{name}"
-    body = "" if _has_file(layer) else f"#{function_digest(layer)}"
-    return body if own else f"{layer.__module__}.{layer.__qualname__}{body}"
+def _patched_members(cls: type) -> list[str]:
+    """What somebody put into a class of torch or Python: their functions with digests, others by name."""
+    found = []
+    for name, value in patches(cls):
+        users = [
+            f"{layer.__module__}.{layer.__qualname__}#{function_digest(layer)}"
+            for layer in layers(value)
+            if is_users_function(layer)
+        ]
+        if users or cls.__module__ not in _COMPARED_ELSEWHERE:
+            found.append(f"{name}={'<'.join(users) or place_of(value)}")
+    return found
 
 
-def _foreign_members(cls: type) -> list[str]:
-    """Functions that somebody put into a class of torch or Python: foreign ones with their digests."""
-    found: list[str] = []
-    for name, value in () if cls.__flags__ & _IMMUTABLE_TYPE else vars(cls).items():
-        if value.__class__ in _NEVER_FOREIGN or _is_torchs_own(cls, name, value):
-            continue
-        function = None
-        for function in layers(value):
-            if is_users_function(function):
-                place = f"{function.__module__}.{function.__qualname__}"
-                found.append(f"{name}={place}#{function_digest(function)}")
-        if cls.__module__ in _COMPARED_ELSEWHERE:
-            continue
-        if isinstance(function, types.BuiltinFunctionType):
-            found.append(f"{name}={function.__module__}.{function.__qualname__}")
-        elif isinstance(function, types.FunctionType) and not _stands_there(cls, name, function):
-            found.append(f"{name}={globals_module(function)}.{function.__code__.co_qualname}")
-    return sorted(found)
-
-
-def _stands_there(cls: type, name: str, function: types.FunctionType) -> bool:
-    """True if a class's source has this function under this name; or torch or torch_npu put it there.
-
-    Of a function that no version pins, the digest says more. Dynamo puts a function of its own, made in
-    another one, into ``Module.__init__``.
-    """
-    module, place = globals_module(function), function.__code__.co_qualname
-    return (
-        not is_pinned_module(module)
-        or package_of(module or "") != package_of(cls.__module__)
-        or "<locals>" in place
-        or place == f"{cls.__qualname__}.{name}"
-        or (name, place) in _SECOND_NAMES
-    )
+def place_of(value: Any) -> str:
+    """Name of the place where a function stands."""
+    code = getattr(value, "__code__", value)
+    place = getattr(code, "co_qualname", getattr(value, "__qualname__", type(value).__qualname__))
+    return f"{getattr(value, '__module__', '')}.{place}"
 
 
 def is_users_function(value: Any) -> bool:
@@ -325,9 +346,9 @@ def type_name(cls: type) -> str:
 def _is_patched(cls: type) -> bool:
     known = _patched  # another thread may take it away
     if known is None:
-        return bool(_foreign_members(cls))
+        return bool(_patched_members(cls))
     if cls not in known:
-        known[cls] = bool(_foreign_members(cls))
+        known[cls] = bool(_patched_members(cls))
     return known[cls]
 
 

@@ -76,16 +76,13 @@ class _Walk:
 
     def __init__(self, *, of_state: bool) -> None:
         self._of_state = of_state
-        self._seen: set[int] = set()
+        self._seen: dict[int, Any] = {}  # held, or another object might get the identity of one
         self._read: set[tuple[int, frozenset[str]]] = set()
-        self._kept: list[Any] = []  # or another object might get the identity of one that was seen
 
     def _first_time(self, value: Any) -> bool:
-        if id(value) in self._seen:
-            return False
-        self._seen.add(id(value))
-        self._kept.append(value)
-        return True
+        is_new = id(value) not in self._seen
+        self._seen[id(value)] = value
+        return is_new
 
     def texts(self, value: Any) -> Iterator[str]:
         if isinstance(value, functools.partial):

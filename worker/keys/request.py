@@ -7,6 +7,7 @@ run time (deterministic mode, precision, autocast) is not in it: it is part of t
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import importlib.metadata
@@ -224,10 +225,41 @@ def _gpus() -> str:
     """Models of the GPUs, with their architecture."""
     if not (_NVIDIA.exists() or _NVIDIA_DEVICE.exists()):
         return ""
-    from warmrank.worker.keys.machine import architectures
-
     models = {_field(path / "information", r"Model:\s*(.+)") for path in sorted(_NVIDIA.glob("gpus/*"))}
     return ", ".join(architectures() or sorted(model.strip() for model in models if model))
+
+
+def architectures(load: Callable[[str], Any] | None = None) -> tuple[str, ...]:
+    """Each model of NVIDIA's on this machine once, with its architecture: ``NVIDIA H100 80GB HBM3 sm_90``.
+
+    Empty where there is no driver, or it does not answer.
+    """
+    try:
+        library = (load or ctypes.CDLL)("libnvidia-ml.so.1")
+    except OSError:
+        return ()
+    if library.nvmlInit_v2() != 0:
+        return ()
+    try:
+        count = ctypes.c_uint()
+        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
+            return ()
+        found = {_architecture(library, index) for index in range(count.value)}
+    finally:
+        library.nvmlShutdown()
+    return tuple(sorted(found - {""}))
+
+
+def _architecture(library: Any, index: int) -> str:
+    handle = ctypes.c_void_p()
+    name = ctypes.create_string_buffer(96)  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    failed = (
+        library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle))
+        or library.nvmlDeviceGetName(handle, name, ctypes.c_uint(96))
+        or library.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
+    )
+    return "" if failed else f"{name.value.decode(errors='replace')} sm_{major.value}{minor.value}"
 
 
 @functools.cache

@@ -130,11 +130,7 @@ def _by_name(module: types.ModuleType, name: str) -> TracedSource:
 
 
 def _of_generated(code: types.CodeType) -> TracedSource | None:
-    """Code without a file: of Python itself, made by ``dataclass`` or ``namedtuple`` for a class, or run.
-
-    Raises:
-        NotPortable: neither a class nor a module holds it.
-    """
+    """Code without a file: of Python itself, made by ``dataclass`` or ``namedtuple`` for a class, or run."""
     if code.co_filename.startswith("<frozen "):
         return None
     for module in tuple(sys.modules.values()):

@@ -16,8 +16,7 @@ from warmrank.worker.errors import NotPortable
 from warmrank.worker.torch_private import warm
 
 NAMES = (
-    *warm.SETTINGS,
-    *warm.PRECISION_NAMES,
+    *warm.SETTING_NAMES,
     *warm.MODES,
     "autocast accelerator",
     "autocast accelerator dtype",

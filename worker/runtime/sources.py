@@ -14,10 +14,8 @@ import inspect
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from functools import cache, partial
-from operator import itemgetter
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, Final
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
 from warmrank.worker.keys.code import (
     code_digest,
@@ -26,13 +24,14 @@ from warmrank.worker.keys.code import (
     function_digest,
     globals_module,
     is_pinned_module,
+    is_users,
     joint_digest,
     layers,
+    patches,
+    place_of,
     stable_text,
 )
 from warmrank.worker.runtime.artifact import TracedSource
-
-_DEFAULT_STORAGE: Final = "Storage"  # of the default type, which is a condition of its own
 
 
 def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
@@ -75,59 +74,14 @@ def holder_of(module: str, name: str) -> Any:
 
 def patches_digest(holder: Any) -> str:
     """Digest of others' functions in a class or module of torch, and of torch's own under other names."""
-    found = []
-    for name, value in vars(holder).items():
-        kind = value.__class__
-        if kind is BuiltinFunctionType:  # most are
-            own = value.__name__ == name
-        elif kind is FunctionType and value.__code__.co_name == name == value.__name__:
-            own = str(value.__globals__.get("__name__")).partition(".")[0] == "torch" or _is_own(name, value)
-        elif isinstance(value, type):
-            own = name in (value.__name__, _DEFAULT_STORAGE)
-        else:
-            own = kind is ModuleType or _is_own(name, value)
-        if not own:
-            found.append((name, value))
-    patches = [_patch(name, value) for name, value in sorted(found, key=itemgetter(0))]
-    if {*map(type, patches)} - {str}:
+    found = patches(holder)
+    names = [f"{name}={place_of(value)}" for name, value in found]
+    users = [item for item in found if any(map(is_users, layers(item[1])))]
+    if users:
         from warmrank.worker.keys.reachable import reachable_digest
 
-        return reachable_digest(*patches)
-    return digest_of_texts(map(stable_text, patches))
-
-
-def _is_own(name: str, value: Any) -> bool:
-    if name == _DEFAULT_STORAGE:
-        return True
-    if _is_users(value):
-        return False
-    if isinstance(value, FunctionType) and value.__code__.co_name not in (name, value.__name__):
-        return "<locals>" in value.__code__.co_qualname  # a decorator's
-    return getattr(value, "__name__", name) == name or isinstance(value, ModuleType)
-
-
-def _is_users(value: Any) -> bool:
-    if isinstance(value, property):
-        value = value.fget
-    if isinstance(value, FunctionType):
-        return not _is_pinned(globals_module(value))
-    return isinstance(value, (partial, MethodType)) or not (  # a union would be made anew each time
-        isinstance(value, type) or _is_pinned(type(value).__module__)
-    )
-
-
-@cache
-def _is_pinned(module: str | None) -> bool:
-    return module == "typing_extensions" or is_pinned_module(module)  # which marks functions as deprecated
-
-
-def _patch(name: str, value: Any) -> Any:
-    """Source of a patch: a name for torch's own functions, else the value, with all that it reaches."""
-    if _is_users(value):
-        return (name, value)
-    code = getattr(value, "__code__", value)
-    place = getattr(code, "co_qualname", getattr(value, "__qualname__", ""))
-    return f"{name}={getattr(value, '__module__', '')}.{place}"
+        return reachable_digest(*names, *users)
+    return digest_of_texts(names)
 
 
 def shadowed(module: ModuleType, names: str) -> str:

@@ -1,15 +1,11 @@
 """The guards of one trace as plain values: Dynamo's own, and its guard tree in C++.
 
-Relied on (torch 2.11 to 2.15), besides what `MADE` says:
-
-* ``CheckFunctionManager`` builds the tree in one call of its method ``build_guards``, which takes the guards
-  and returns their builder and a holder whose ``root`` is the tree; it runs the guards unless
-  ``output_graph.skip_guards_check``. A builder gives the same manager for the same place of the tree;
-* only managers of dicts have checks of their own: type, length, and so, with the keys that have managers,
-  the keys' order. All others fail where there is nothing at their place;
-* ``input_source_to_sizes_strides`` maps a tensor's source to its traced sizes and strides, in which a dynamic
-  dimension is a ``SymInt``; a specialised one has a ``node.maybe_as_int()``, which ``TENSOR_MATCH`` compares
-  and the shape guards leave out.
+Relied on, besides what `MADE` says: ``CheckFunctionManager`` builds the tree in one call of
+``build_guards``, and runs the guards unless ``output_graph.skip_guards_check``; a builder gives the same
+manager for the same place of the tree. Only managers of dicts have checks of their own: type, length, and
+so, with the keys that have managers, the keys' order; all others fail where there is nothing at their
+place. A dynamic dimension is a ``SymInt`` in ``input_source_to_sizes_strides``; a specialised one has a
+``node.maybe_as_int()``, which ``TENSOR_MATCH`` compares and the shape guards leave out.
 """
 
 from __future__ import annotations
@@ -24,19 +20,6 @@ from torch._dynamo.source import CodeSource, TypeSource, is_from_skip_guard_sour
 
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.values import Value
-
-FACTS = {
-    "torch._C._dynamo.guards:DictGuardManager": "get_key_value_managers",
-    "torch._C._dynamo.guards:GuardManager": "get_source get_leaf_guards get_child_managers",
-    "torch._C._dynamo.guards:LeafGuard": "verbose_code_parts",
-    "torch._C._dynamo.guards:RootGuardManager": "get_epilogue_lambda_guards",
-    "torch._dynamo.guards": "CheckFunctionManager make_guard_filter_entry(guard, builder)",
-    "torch._dynamo.guards:CheckFunctionManager": "build_guards(sorted_guards)",
-    "torch._dynamo.guards:GuardBuilder": "get_guard_manager_from_source",
-    "torch._dynamo.output_graph:OutputGraph": "input_source_to_sizes_strides",
-    "torch._dynamo.types:GuardFilterEntry": "name has_value value guard_type orig_guard",
-    "torch._guards:Guard": "originating_source create_fn code_list",
-}
 
 _IDENTITY = ("ID_MATCH", "TYPE_MATCH")  # the latter where a type's own source is asked for its base
 _VALUES = ("EQUALS_MATCH", "FLOAT_IS_NAN", "COMPLEX_IS_NAN", "TRUE_MATCH", "FALSE_MATCH", "NONE_MATCH")
@@ -101,28 +84,6 @@ class GuardTree(Value):
     leaves: tuple[Leaf, ...]  # all leaves; one for each condition of those that the root asks last
     dicts: tuple[str, ...]  # expressions for the dicts whose type, length and order of keys count
     looked_up: tuple[str, ...]  # expressions for the objects of which only the presence counts
-
-
-def build(code: CodeType, output_graph: Any) -> tuple[list[Any], GuardTree]:
-    """All guards of a trace, as the entries that Dynamo gives a filter, and their tree; none is run."""
-    built: list[tuple[list[Any], Any]] = []
-
-    class Noted(CheckFunctionManager):
-        def build_guards(self, sorted_guards: list[Any], *args: Any, **more: Any) -> Any:
-            builder, holder = super().build_guards(sorted_guards, *args, **more)
-            built.append((sorted_guards, builder))
-            return builder, holder
-
-    output_graph.skip_guards_check = True
-    root = Noted(code, output_graph).guard_manager.root
-    ((guards, builder),) = built
-    entries = [make_guard_filter_entry(guard, builder) for guard in guards]
-    walk = _Walk(guards, builder)
-    walk.visit(root)
-    walk.visit_last(root)
-    ordered = (source for source in output_graph.guard_on_key_order if isinstance(builder.get(source), dict))
-    dicts = dict.fromkeys((*walk.dicts, *sorted(map(source_name, ordered))))
-    return entries, GuardTree(leaves=tuple(walk.leaves), dicts=tuple(dicts), looked_up=tuple(walk.looked_up))
 
 
 class _Walk:
@@ -224,12 +185,26 @@ class TracedGuard(Value):
 
 def traced_guards(output: Any, code: CodeType) -> tuple[tuple[TracedGuard, ...], GuardTree]:
     """Every guard of a capture of ``code``, and the tree that Dynamo makes of them; no guard is ever run."""
-    entries, tree = build(code, output.output_graph)
-    shapes = {
-        source_name(source): value
-        for source, value in output.output_graph.input_source_to_sizes_strides.items()
-    }
-    return tuple(_guard(entry, shapes) for entry in entries), tree
+    graph = output.output_graph
+    built: list[tuple[list[Any], Any]] = []
+
+    class Noted(CheckFunctionManager):
+        def build_guards(self, sorted_guards: list[Any], *args: Any, **more: Any) -> Any:
+            builder, holder = super().build_guards(sorted_guards, *args, **more)
+            built.append((sorted_guards, builder))
+            return builder, holder
+
+    graph.skip_guards_check = True
+    root = Noted(code, graph).guard_manager.root
+    ((guards, builder),) = built
+    walk = _Walk(guards, builder)
+    walk.visit(root)
+    walk.visit_last(root)
+    ordered = (source for source in graph.guard_on_key_order if isinstance(builder.get(source), dict))
+    dicts = dict.fromkeys((*walk.dicts, *sorted(map(source_name, ordered))))
+    tree = GuardTree(leaves=tuple(walk.leaves), dicts=tuple(dicts), looked_up=tuple(walk.looked_up))
+    shapes = {source_name(source): value for source, value in graph.input_source_to_sizes_strides.items()}
+    return tuple(_guard(make_guard_filter_entry(guard, builder), shapes) for guard in guards), tree
 
 
 def _guard(entry: Any, shapes: Mapping[str, Any]) -> TracedGuard:

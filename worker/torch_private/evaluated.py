@@ -1,9 +1,8 @@
 """Facts that Dynamo evaluates to constants without leaving a guard, noted as they are evaluated.
 
-Methods here and in `evaluated_reads`, `evaluated_calls` and `evaluated_values` step in for functions of
-Dynamo's that such a fact passes, look at question and answer, and record a condition (a fact about an
-object, or a call that is made again at a load), or a refusal. Those of `PathHooks` give paths to what traced
-code reaches through a class, for which Dynamo has none, or miswrites them.
+Hooks here and in `evaluated_reads`, `evaluated_calls` and `evaluated_values` step in where one passes, look
+at question and answer, and record a condition (a fact about an object, or a call that is made again at a
+load), or a refusal. `PathHooks` gives paths to what Dynamo has none for, or miswrites.
 """
 
 from __future__ import annotations
@@ -35,19 +34,8 @@ from warmrank.worker.keys.code import is_pinned_module, is_users_function
 from warmrank.worker.torch_private.evaluated_calls import CallHooks, EnvironmentHooks
 from warmrank.worker.torch_private.evaluated_reads import ReadHooks
 from warmrank.worker.torch_private.evaluated_values import ValueHooks
-from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
+from warmrank.worker.torch_private.patching import intercepted, steps_in
 from warmrank.worker.values import Value
-
-FACTS = {
-    "torch._dynamo.source:AttrSource": "base member",
-    "torch._dynamo.source:DictGetItemSource": "base index",
-    "torch._dynamo.source:TypeDictSource": "base",
-    "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
-    "torch._dynamo.variables.builder:VariableBuilder": "source",
-    "torch._dynamo.variables.builtin:BuiltinVariable": "call_function_handler_cache",
-    "torch._dynamo.variables.functions:UserFunctionVariable": "get_source",
-    "torch._subclasses.fake_tensor:FakeTensorMode": "cache_clear",
-}
 
 _HELD_IN = ("__func__", "fget", "fset", "fdel", "func", "__wrapped__")  # members that hold a function
 
@@ -84,7 +72,7 @@ class Evaluations:
         handlers = BuiltinVariable.call_function_handler_cache  # keeps methods, which are others within
         FakeTensorMode.cache_clear()  # of results for which an earlier trace asked fake kernels
         profile = sys.getprofile()
-        with intercepted(hooks_of(ReadHooks(self), CallHooks(self), ValueHooks(self), PathHooks(self))):
+        with intercepted(ReadHooks(self), CallHooks(self), ValueHooks(self), PathHooks(self)):
             handlers.clear()
             try:
                 yield
@@ -96,7 +84,7 @@ class Evaluations:
     def lowering(self) -> Iterator[None]:
         """Note also what operators read of the environment; fake kernels are asked once more."""
         FakeTensorMode.cache_clear()
-        with intercepted(hooks_of(EnvironmentHooks(self))):
+        with intercepted(EnvironmentHooks(self)):
             yield
 
     def note(self, kind: str, source: str, detail: Any) -> None:
@@ -116,18 +104,25 @@ class PathHooks:
     """Steps in where Dynamo would take a value without a source for a constant."""
 
     def __init__(self, evaluations: Evaluations) -> None:
-        self._evaluations = evaluations
+        self._note_call, self._refuse = evaluations.note_call, evaluations.refuse
         self._classes: dict[type, Any] = {}  # the user's that the trace came upon, with their sources
         self._untraceable: dict[int, Any] = {}  # objects that have a path, and no variable
 
     @steps_in("torch._dynamo.variables.builder:VariableBuilder", "__call__(value)")
     def _build(self, original: Any, builder: Any, value: Any) -> Any:
-        _refuse_miswritten(builder.source)
-        kind = type(value)
+        """Note classes; refuse attributes whose names Python reads otherwise in a path (``x y``)."""
+        source, kind = builder.source, type(value)
+        name = source.member if isinstance(source, AttrSource) else "plain"
+        if not name.isidentifier() or keyword.iskeyword(name) or unicodedata.normalize("NFKC", name) != name:
+            msg = (
+                f"the function reads an attribute called {name!r}, and no condition can name it; give it a "
+                "name that Python takes for an identifier, or keep the value in a dict"
+            )
+            raise NotPortable(msg, what=name)
         if issubclass(kind, type):
-            self._classes.setdefault(value, builder.source)
+            self._classes.setdefault(value, source)
         elif not is_pinned_module(getattr(kind, "__module__", None)):
-            self._classes.setdefault(kind, TypeSource(builder.source))
+            self._classes.setdefault(kind, TypeSource(source))
         try:
             return original(builder, value)
         except Unsupported:
@@ -141,15 +136,18 @@ class PathHooks:
         A function that Dynamo finds through an instance made in the trace has none, so they would be
         constants; it is found again in a class that the trace came upon.
         """
-        function, known = vars(variable).get("fn"), variable.get_source()
+        function, source = vars(variable).get("fn"), variable.get_source()
         if not is_users_function(function) or not (
             function.__closure__ or function.__defaults__ or function.__kwdefaults__
         ):
             return original(variable, *call)
-        source = _corrected(known) if known is not None else self._source_of(function)
+        if source is None:
+            source = self._source_of(function)
+        elif getattr(source, "member", "") == "__func__" and getattr(source.base, "member", "") == "__get__":
+            source = source.base  # that of a descriptor's ``__get__`` leads to no bound method
         if source is None:
             if function.__closure__:
-                self._evaluations.refuse(
+                self._refuse(
                     f"{function.__qualname__} has variables of an outer function, and no path leads to it "
                     "where it is called; keep it as an attribute of the module, or pass those as arguments"
                 )
@@ -168,19 +166,18 @@ class PathHooks:
         """
         kind: Any = type(value)
         if id(value) in self._untraceable:
-            self._evaluations.refuse(
+            self._refuse(
                 f"{kind.__qualname__} is what Dynamo cannot guard, and then takes for a constant, as an "
                 "attribute of a function; keep what it holds in a dict or a list"
             )
-        if not issubclass(kind, enum.Enum) or is_pinned_module(kind.__module__):
-            return original(tx, value)
-        source = self._classes.get(kind)
-        if kind.__members__.get(value.name) is not value:  # combined flags
-            self._evaluations.note_call(kind, (value.value,), value)
-        elif source is None:
-            self._evaluations.note_call(getattr, (kind, value.name), value)
-        else:
-            return VariableTracker.build(tx, value, AttrSource(source, value.name))
+        if issubclass(kind, enum.Enum) and not is_pinned_module(kind.__module__):
+            source = self._classes.get(kind)
+            if kind.__members__.get(value.name) is not value:  # combined flags
+                self._note_call(kind, (value.value,), value)
+            elif source is None:
+                self._note_call(getattr, (kind, value.name), value)
+            else:
+                return VariableTracker.build(tx, value, AttrSource(source, value.name))
         return original(tx, value)
 
     def _source_of(self, function: FunctionType) -> Any:
@@ -188,40 +185,11 @@ class PathHooks:
         for cls, source in self._classes.items():
             for position, base in enumerate(cls.__mro__):
                 for name, value in () if is_pinned_module(base.__module__) else vars(base).items():
-                    member = _member_with(value, function)
-                    if member is None:
-                        continue
-                    of_base = GetItemSource(TypeMROSource(source), position) if position else source
-                    found = DictGetItemSource(TypeDictSource(of_base), name)
-                    return AttrSource(found, member) if member else found
+                    is_held = type(value).__module__ in ("builtins", "functools") and value is not function
+                    members = _HELD_IN if is_held and not isinstance(value, FunctionType) else ()
+                    member = next((one for one in members if getattr(value, one, None) is function), "")
+                    if member or value is function:
+                        of_base = GetItemSource(TypeMROSource(source), position) if position else source
+                        found = DictGetItemSource(TypeDictSource(of_base), name)
+                        return AttrSource(found, member) if member else found
         return None
-
-
-def _corrected(source: Any) -> Any:
-    """The source of a method's function: that of a descriptor's ``__get__`` leads to no bound method."""
-    is_of_method = getattr(source, "member", "") == "__func__"
-    return source.base if is_of_method and getattr(source.base, "member", "") == "__get__" else source
-
-
-def _member_with(value: Any, function: FunctionType) -> str | None:
-    """The member of what a class holds that is a function; empty if that is the function itself."""
-    if value is function:
-        return ""
-    if isinstance(value, FunctionType) or type(value).__module__ not in ("builtins", "functools"):
-        return None
-    return next((name for name in _HELD_IN if getattr(value, name, None) is function), None)
-
-
-def _refuse_miswritten(source: Any) -> None:
-    """Refuse an attribute whose name Python reads otherwise in an expression (``x y``, ``class``).
-
-    Raises:
-        NotPortable: there is one in a path, which would be a condition on another attribute.
-    """
-    name = source.member if isinstance(source, AttrSource) else "plain"
-    if not name.isidentifier() or keyword.iskeyword(name) or unicodedata.normalize("NFKC", name) != name:
-        msg = (
-            f"the function reads an attribute called {name!r}, and no condition can name it; give it a name "
-            "that Python takes for an identifier, or keep the value in a dict"
-        )
-        raise NotPortable(msg, what=name)

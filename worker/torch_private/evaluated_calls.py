@@ -18,7 +18,7 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, FunctionType, MethodDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
@@ -37,17 +37,12 @@ from warmrank.worker.torch_private.warm import OPERATORS
 if TYPE_CHECKING:
     from warmrank.worker.torch_private.evaluated import Evaluations
 
-FACTS = {
-    "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "f_code f_globals",
-    "torch.distributed:ProcessGroup": "rank size",
-}
-
 _OF_TORCH: Final = "TorchInGraphFunctionVariable"
 _TRANSLATOR: Final = "torch._dynamo.symbolic_convert:InstructionTranslatorBase"
 _TORCH: Final = Path(torch.__file__).parent
 # Parts of torch, and packages, that read ranks for their own ends: logs, caches, the building of guards.
 _INTERNAL: Final = tuple(str(_TORCH / part) for part in ("_logging", "_dynamo", "_inductor"))
-_EVALUATING: Final = tuple(str(_TORCH / "_dynamo" / part) for part in ("variables", "symbolic_convert.py"))
+EVALUATING: Final = tuple(str(_TORCH / "_dynamo" / part) for part in ("variables", "symbolic_convert.py"))
 _OWN: Final = frozenset({"warmrank.worker", "torch_npu", "torchair", "npugraph_ex"})
 _DISTRIBUTED: Final = str(_TORCH / "distributed")
 # Modules whose functions give the same for the same arguments, in every process of one Python and one torch.
@@ -71,8 +66,9 @@ class CallHooks:
 
     def __init__(self, evaluations: Evaluations) -> None:
         self._evaluations = evaluations
+        self._note_call, self._refuse = evaluations.note_call, evaluations.refuse
         self._evaluating: list[list[Any]] = []  # calls under evaluation, each with the groups it reads
-        self._num_calls = self._num_runs = 0
+        self._num_begun = 0  # calls and traced functions
 
     # Functions of torch, and the process that they read.
 
@@ -80,7 +76,7 @@ class CallHooks:
     def _call_of_torch(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         function, read = variable.value, list[Any]()
         if marked := next(filter(is_users_function, layers(function)), None):
-            self._evaluations.refuse(
+            self._refuse(
                 f"{marked.__module__}.{marked.__qualname__} is marked allow_in_graph or nonstrict_trace, so "
                 "a change of what it does could not be noticed; take the mark away, or make it a custom "
                 "operator (torch.library.custom_op)"
@@ -98,8 +94,11 @@ class CallHooks:
             isinstance(given.realize(), TensorVariable) for given in (*args, *kwargs.values())
         )
         if (read or is_distributed or reads_process) and answer.is_python_constant():
-            positional, named = _arguments(args, kwargs)
-            self._evaluations.note_call(function, positional, answer.as_python_constant(), named)
+            given: Any = None, {}
+            with contextlib.suppress(NotImplementedError):  # one that is no constant
+                positional = tuple(variable.as_python_constant() for variable in args)
+                given = positional, {name: item.as_python_constant() for name, item in kwargs.items()}
+            self._note_call(function, given[0], answer.as_python_constant(), given[1])
         return answer
 
     @steps_in("torch.distributed:ProcessGroup", "rank", "size", is_optional=True)
@@ -109,13 +108,13 @@ class CallHooks:
             self._evaluating[-1].append(group)
         elif _is_asked(sys._getframe(2)):
             function = dist.get_rank if original.__name__ == "rank" else dist.get_world_size
-            self._evaluations.note_call(function, (group,), result)
+            self._note_call(function, (group,), result)
         return result
 
     @steps_in("torch._dynamo.variables.functions", "invoke_and_store_as_constant(tx, fn, name, args, kwargs)")
     @steps_in("torch._dynamo.variables.nn_module", "invoke_and_store_as_constant")
     def _assume_constant(self, original: Any, tx: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-        self._evaluations.refuse(
+        self._refuse(
             f"{function.__module__}.{function.__qualname__} is marked assume_constant_result, so a change of "
             "what it returns could not be noticed; take the mark away, or call it outside and keep the "
             "result as an attribute"
@@ -126,23 +125,21 @@ class CallHooks:
 
     @steps_in(_TRANSLATOR, "run")
     def _run(self, original: Any, translator: Any) -> Any:
-        self._num_runs += 1
+        """Trace, but no function with other globals than the module that conditions on them are read from."""
+        self._num_begun += 1
         try:
             return original(translator)
         finally:
-            self._refuse_replaced_module(translator)
-
-    def _refuse_replaced_module(self, translator: Any) -> None:
-        """Refuse a function with other globals than the module that conditions on them would be read from."""
-        name, own = str(translator.f_globals.get("__name__")), translator.f_globals
-        module = sys.modules.get(name)
-        if own is translator.output.global_scope or module is None or vars(module) is own:
-            return
-        if not is_pinned_module(name) and any(map(own.__contains__, globals_read(translator.f_code))):
-            self._evaluations.refuse(
-                f"{translator.f_code.co_qualname} is of a module {name} whose place in sys.modules another "
-                "one has taken, so its globals could not be found again; make the object anew from that one"
-            )
+            own, code = translator.f_globals, translator.f_code
+            name = str(own.get("__name__"))
+            module = sys.modules.get(name)
+            known = translator.output.global_scope, vars(module or sys)
+            is_replaced = module is not None and not any(own is scope for scope in known)
+            if is_replaced and not is_pinned_module(name) and any(map(own.__contains__, globals_read(code))):
+                self._refuse(
+                    f"{code.co_qualname} is of a module {name} whose place in sys.modules another one has "
+                    "taken, so its globals could not be found again; make the object anew from that one"
+                )
 
     @steps_in(_TRANSLATOR, "push(val)")
     def _push(self, original: Any, translator: Any, variable: Any) -> None:
@@ -151,14 +148,14 @@ class CallHooks:
 
     @steps_in_variables("call_function(tx, args, kwargs)", without=_OF_TORCH)
     def _call(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        self._num_calls += 1
-        before = self._num_calls, self._num_runs
+        self._num_begun += 1
+        before = self._num_begun
         answer = original(variable, tx, args, kwargs)
-        if before == (self._num_calls, self._num_runs):  # no other call, nothing traced
+        if before == self._num_begun:  # no other call, nothing traced
             self._refuse_address_in_text(answer, ())
             self._fold(variable, args, kwargs, answer)
             if not is_pinned_module(tx.f_globals.get("__name__")):  # Python and torch only compare addresses
-                self._refuse_id_and_text(variable, args, answer)
+                self._refuse_id_and_text(getattr(variable, "fn", None), args, answer)
         return answer
 
     @steps_in_variables("as_python_constant", only="BoundBuiltinMethodVariable")  # since 2.13
@@ -173,16 +170,15 @@ class CallHooks:
         """Refuse a text with an address, unless it is a literal of the code, or a guard compares it."""
         text = vars(variable.unwrap()).get("value")
         if type(text) is str and variable.source is None and _ADDRESS.search(text) and text not in written:
-            self._evaluations.refuse(
+            self._refuse(
                 f"{_ADDRESS.sub('0x...', text)} is text with an address, which no other process has; give "
                 "the class a __repr__, or ask the object for what tells it apart"
             )
 
-    def _refuse_id_and_text(self, variable: Any, args: Sequence[Any], answer: Any) -> None:
+    def _refuse_id_and_text(self, function: Any, args: Sequence[Any], answer: Any) -> None:
         """Refuse the id of an object, and its text, if code of its class or torch's made it untraced."""
-        function = getattr(variable, "fn", None)
         if function is id and answer.is_python_constant():
-            self._evaluations.refuse(
+            self._refuse(
                 "id() of an object that was there before the call is an address, which no other process has; "
                 "compare objects with `is`, or key them by a name"
             )
@@ -191,15 +187,18 @@ class CallHooks:
         if constants(*args) is None and constants(answer) is not None:
             value = vars(args[0].unwrap()).get("value")
             if value is not None and not isinstance(value, BaseException):
-                self._evaluations.refuse(
+                self._refuse(
                     f"the text of a {type(value).__qualname__} is made while the function is traced, so what "
                     "it tells of could not be noticed; ask the object for that, or keep it as an attribute"
                 )
 
     def _fold(self, variable: Any, args: Sequence[Any], kwargs: Mapping[str, Any], answer: Any) -> None:
         """Note the call of a function by which Dynamo made a constant of constants; refuse it if users'."""
-        result = _result(variable, answer)
-        if result is None or not (called := constants(variable)):
+        if answer.source is not None:  # a guard compares it
+            return
+        skipped = isinstance(variable, SkipFunctionVariable)  # which no trace enters
+        result = (vars(answer.unwrap()).get("value"),) if skipped else constants(answer)
+        if result is None or (not skipped and result == (None,)) or not (called := constants(variable)):
             return
         given, function = constants(*args, *kwargs.values()), called[0]
         if given is None or (isinstance(function, type) and not issubclass(function, enum.Enum)):
@@ -212,12 +211,12 @@ class CallHooks:
         if not code and not all(map(_is_plain, (*given, own))):
             code = _code_run_by(function, positional, named)
         if code:
-            self._evaluations.refuse(
+            self._refuse(
                 f"{code} is called while the function is traced, and is not traced itself, so what it "
                 "depends on could not be noticed; call it by its name, or keep its result as an attribute"
             )
         elif not _is_pure(function, own):
-            self._evaluations.note_call(function, positional, result[0], named)
+            self._note_call(function, positional, result[0], named)
 
 
 class EnvironmentHooks:
@@ -237,45 +236,35 @@ class EnvironmentHooks:
         return value
 
 
-def _arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...] | None, Any]:
-    """The values of variables; None if one is no constant."""
-    try:
-        positional = tuple(variable.as_python_constant() for variable in args)
-        return positional, {name: variable.as_python_constant() for name, variable in kwargs.items()}
-    except NotImplementedError:
-        return None, {}
-
-
-def _reads_environment(frame: FrameType | None) -> bool:
-    """True if running code of the user's, not the import of a module, reads the environment."""
-    while frame is not None and frame.f_globals.get("__name__") in ("os", "collections.abc"):
+def callers(frame: FrameType | None) -> Iterator[FrameType]:
+    """A frame and those that called it, innermost first."""
+    while frame is not None:
+        yield frame
         frame = frame.f_back
-    name = "" if frame is None else str(frame.f_globals.get("__name__"))
+
+
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
+
+
+def _reads_environment(frame: FrameType) -> bool:
+    """True if running code of the user's, not the import of a module, reads the environment."""
+    asking = next((one for one in callers(frame) if _module_of(one) not in ("os", "collections.abc")), None)
+    name = "" if asking is None else _module_of(asking)
     if is_pinned_module(name) or package_of(name) in _OWN:
         return False
-    while frame is not None and frame.f_code.co_name != "<module>":
-        frame = frame.f_back
-    return frame is None or frame.f_back is None or "importlib" not in frame.f_back.f_code.co_filename
+    body = next((one for one in callers(asking) if one.f_code.co_name == "<module>"), None)
+    return body is None or body.f_back is None or "importlib" not in body.f_back.f_code.co_filename
 
 
-def _is_asked(frame: FrameType | None) -> bool:
+def _is_asked(frame: FrameType) -> bool:
     """True if traced or user code calls: the first frame that is not `torch.distributed`."""
-    while frame is not None and frame.f_code.co_filename.startswith(_DISTRIBUTED):
-        frame = frame.f_back
-    if frame is None or package_of(str(frame.f_globals.get("__name__"))) in _OWN:
+    outside = (one for one in callers(frame) if not one.f_code.co_filename.startswith(_DISTRIBUTED))
+    asking = next(outside, None)
+    if asking is None or package_of(_module_of(asking)) in _OWN:
         return False
-    file = frame.f_code.co_filename
-    return file.startswith(_EVALUATING) or not file.startswith(_INTERNAL)
-
-
-def _result(variable: Any, answer: Any) -> tuple[Any, ...] | None:
-    """The constant that a call gave; None for no constant, or one that a guard compares."""
-    if answer.source is not None:
-        return None
-    if isinstance(variable, SkipFunctionVariable):  # which no trace enters
-        return (vars(answer.unwrap()).get("value"),)
-    result = constants(answer)
-    return None if result == (None,) else result
+    file = asking.f_code.co_filename
+    return file.startswith(EVALUATING) or not file.startswith(_INTERNAL)
 
 
 def constants(*variables: Any) -> tuple[Any, ...] | None:
@@ -302,21 +291,17 @@ def _is_known(variable: Any) -> bool:
 def _is_pure(function: Any, own: Any) -> bool:
     owner = getattr(function, "__objclass__", None) or (None if isinstance(own, ModuleType) else own)
     if owner is not None:
-        kind = owner if isinstance(owner, type) else type(owner)
-        return kind.__module__ in _PURE
+        return (owner if isinstance(owner, type) else type(owner)).__module__ in _PURE
     return str(getattr(function, "__module__", type(function).__module__)) in _PURE
 
 
 def _is_plain(value: Any) -> bool:
     """True if no user code can answer for a value."""
     if isinstance(value, list | tuple | set | frozenset | dict) and is_pinned_module(type(value).__module__):
-        members = (*value, *value.values()) if isinstance(value, dict) else value
-        return all(map(_is_plain, members))
+        return all(map(_is_plain, (*value, *value.values()) if isinstance(value, dict) else value))
     if isinstance(value, functools.partial):
         return all(map(_is_plain, (value.func, *value.args, *value.keywords.values())))
-    if isinstance(value, type | FunctionType) and not is_pinned_module(value.__module__):
-        return False
-    return is_pinned_module(type(value).__module__)
+    return is_pinned_module((value if isinstance(value, type | FunctionType) else type(value)).__module__)
 
 
 def _code_run_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -324,8 +309,8 @@ def _code_run_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     found: list[str] = []
 
     def seen(frame: FrameType, event: str, _argument: Any) -> None:
-        name = str(frame.f_globals.get("__name__"))
-        if event == "call" and not is_pinned_module(name) and not name.startswith("namedtuple_"):
+        name = _module_of(frame)
+        if event == "call" and not is_pinned_module(name) and not name.startswith(("namedtuple_", __name__)):
             found.append(frame.f_code.co_qualname)
 
     before, collects = sys.getprofile(), gc.isenabled()
@@ -338,4 +323,4 @@ def _code_run_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         sys.setprofile(before)
         if collects:
             gc.enable()
-    return next((name for name in found if name != "_code_run_by"), "")
+    return next(iter(found), "")

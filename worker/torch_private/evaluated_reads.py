@@ -36,13 +36,6 @@ from warmrank.worker.torch_private.patching import named, steps_in, steps_in_var
 if TYPE_CHECKING:
     from warmrank.worker.torch_private.evaluated import Evaluations
 
-FACTS = {
-    "torch._dynamo.exc": "ObservedAttributeError handle_observed_exception(tx)",
-    "torch._dynamo.symbolic_convert:InstructionTranslatorBase": "f_code",
-    "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
-    "torch._dynamo.variables.lazy:LazyVariableTracker": "is_realized peek_value",
-}
-
 _GETTERS = ("var_getattr", "tp_getattro_impl")
 _REGISTRIES = ("_parameters", "_buffers", "_modules")  # in the order in which a module asks them
 _BUILTINS = "torch._dynamo.variables.builtin"
@@ -110,7 +103,7 @@ class ReadHooks:
         if not answer.is_python_constant():
             return answer
         present = bool(answer.as_python_constant())
-        if not present and _really(_owner(tx, variable, name), name) is not _NOTHING:
+        if not present and _real(tx, variable, name)[1] is not _NOTHING:
             present, answer = True, type(answer).create(True)
         self._note_unless_written(tx, variable, name, present=present)
         return answer
@@ -128,36 +121,28 @@ class ReadHooks:
             self._asking.pop()
 
     def _found(self, original: Any, variable: Any, tx: Any, name: str) -> Any:
+        """The answer of Dynamo; or of the object, where Dynamo says it has not what it has (of a partial).
+
+        What an object has from its class is refused then, if the user's code asks.
+        """
         try:
             return original(variable, tx, name)
         except ObservedAttributeError:
-            value = self._overlooked(tx, variable, name)
-            if value is None:
-                self._note_unless_written(tx, variable, name, present=False)
-                raise
-            handle_observed_exception(tx)
-            return value
-
-    def _overlooked(self, tx: Any, variable: Any, name: str) -> Any:
-        """A variable for what an object has and Dynamo says it has not, as a partial's attributes; else None.
-
-        Raises:
-            NotPortable: the user's code asks for what the object has from its class.
-        """
-        owner = _owner(tx, variable, name)
-        if _really(owner, name) is _NOTHING:
-            return None
-        own = _own(owner) or {}
-        if name in own and not any(name in vars(base) for base in type(owner).__mro__):
-            return VariableTracker.build(tx, own[name], AttrSource(variable.source, name))
-        if not is_pinned_module(tx.f_globals.get("__name__")):
-            raise _untraced(type(owner).__qualname__, name)
-        return None
+            owner, value = _real(tx, variable, name)
+            of_class = any(name in vars(base) for base in type(owner).__mro__)
+            if value is not _NOTHING and name in (_own(owner) or ()) and not of_class:
+                made = VariableTracker.build(tx, value, AttrSource(variable.source, name))
+                handle_observed_exception(tx)
+                return made
+            if value is not _NOTHING and not is_pinned_module(tx.f_globals.get("__name__")):
+                raise _untraced(type(owner).__qualname__, name) from None
+            self._note_unless_written(tx, variable, name, present=False)
+            raise
 
     def _note_unless_written(self, tx: Any, variable: Any, name: str, *, present: bool) -> None:
         """Note the answer of an object from before the call, unless the call wrote to it."""
         source = _source_before_the_call(tx, variable, name)
-        if source is None or (not present and _really(_owner(tx, variable, name), name) is not _NOTHING):
+        if source is None or (not present and _real(tx, variable, name)[1] is not _NOTHING):
             return
         self._evaluations.note("has_attr" if present else "no_attr", source, name)
 
@@ -243,11 +228,7 @@ class ReadHooks:
 
 
 def _guarded(tx: Any, variable: Any, name: str, answer: Any) -> Any:
-    """A variable for what Dynamo does not guard: a class's (to 2.11), a metaclass's, annotations.
-
-    Raises:
-        NotPortable: Dynamo takes it for its descriptor.
-    """
+    """A variable for what Dynamo does not guard: a class's (to 2.11), a metaclass's, annotations."""
     if name == "__annotations__":
         annotations = _annotations(tx, vars(variable).get("fn"), variable.source)
         return answer if annotations is None else annotations
@@ -283,18 +264,14 @@ def _read(tx: Any, owner: Any, name: Any, original: Callable[[], Any]) -> Any:
 
 def _plain_member(tx: Any, variable: Any, name: str) -> Any:
     """A guarded variable for a member that is a text, a number or None; else None."""
-    value = _really(_owner(tx, variable, name), name)
+    value = _real(tx, variable, name)[1]
     if value is not None and type(value) not in (str, bool, int, float):
         return None
     return VariableTracker.build(tx, value, AttrSource(variable.source, name))
 
 
 def _refuse_own_property(name: str) -> None:
-    """Refuse a property that somebody gave tensors in place of torch's, which is traced all the same.
-
-    Raises:
-        NotPortable: there is one of that name.
-    """
+    """Refuse a property that somebody gave tensors in place of torch's, which is traced all the same."""
     found = inspect.getattr_static(torch.Tensor, name, None)
     made_in = getattr(found.fget, "__module__", None) if isinstance(found, property) else "torch"
     if not is_pinned_module(made_in) and hasattr(torch._C.TensorBase, name):
@@ -331,22 +308,15 @@ def _source_before_the_call(tx: Any, variable: Any, name: str) -> str | None:
     return source_name(variable.source)
 
 
-def _owner(tx: Any, variable: Any, name: str) -> Any:
-    """The caller's object itself, with the attribute as before the call; `_NOTHING` where there is none."""
+def _real(tx: Any, variable: Any, name: str) -> tuple[Any, Any]:
+    """The caller's object itself as before the call, and its attribute; `_NOTHING` for what is not there."""
     source = _source_before_the_call(tx, variable, name)
     try:
         scopes = {"L": tx.output.local_scope, "G": tx.output.global_scope}
-        return _NOTHING if source is None else eval(source, scopes)  # noqa: S307 - as Dynamo
+        owner = _NOTHING if source is None else eval(source, scopes)  # noqa: S307 - as Dynamo
+        return owner, (_NOTHING if owner is _NOTHING else getattr(owner, name, _NOTHING))
     except Exception:  # noqa: BLE001 - no expression, or the user's own code
-        return _NOTHING
-
-
-def _really(owner: Any, name: str) -> Any:
-    """Attribute of an object; `_NOTHING` where it has none."""
-    try:
-        return _NOTHING if owner is _NOTHING else getattr(owner, name, _NOTHING)
-    except Exception:  # noqa: BLE001 - the user's own code
-        return _NOTHING
+        return _NOTHING, _NOTHING
 
 
 def _own(owner: Any) -> Mapping[str, Any] | None:

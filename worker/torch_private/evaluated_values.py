@@ -20,6 +20,7 @@ import functools
 import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FrameType, MethodType
 from typing import TYPE_CHECKING, Any, Final
@@ -31,7 +32,7 @@ from torch._dynamo.variables.lazy import LazyVariableTracker
 
 from warmrank.worker.keys.code import is_pinned_module, is_users_function
 from warmrank.worker.repeatable import kept_result, order_of_set
-from warmrank.worker.torch_private.evaluated_calls import PRINTING
+from warmrank.worker.torch_private.evaluated_calls import EVALUATING, PRINTING, callers
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import (
     steps_in,
@@ -43,10 +44,6 @@ from warmrank.worker.torch_private.patching import (
 if TYPE_CHECKING:
     from warmrank.worker.torch_private.evaluated import Evaluations
 
-FACTS = {
-    "torch._dynamo.variables.lazy:LazyVariableTracker": "realize realize_all(value)",
-}
-
 _BUILTIN: Final = "torch._dynamo.variables.builtin:BuiltinVariable"
 _KEY: Final = "torch._dynamo.variables.hashable:HashableTracker"
 _KEY_OF_OLD: Final = "torch._dynamo.variables.dicts:ConstDictVariable._HashableTracker"  # in 2.11
@@ -55,11 +52,10 @@ HASHED: Final = "PYTHONHASHSEED"
 """A string by whose hash processes are told apart; named for what decides on it."""
 
 _TORCH: Final = str(Path(torch.__file__).parent)
-_DYNAMO: Final = Path(_TORCH) / "_dynamo"
-_EVALUATING: Final = tuple(str(_DYNAMO / part) for part in ("variables", "symbolic_convert.py", "utils.py"))
-_BUILDING: Final = str(_DYNAMO / "variables" / "builder.py")
+_EVALUATING: Final = (*EVALUATING, str(Path(_TORCH) / "_dynamo" / "utils.py"))
+_BUILDING: Final = str(Path(_TORCH) / "_dynamo" / "variables" / "builder.py")
 _PLAIN: Final = (int, float, complex, str, bytes, tuple, frozenset)
-_MANY: Final = (*_PLAIN, range, slice, torch.Size)
+_MANY: Final = (*_PLAIN, range, slice, torch.Size)  # constants of which Python may hold several equal ones
 _MADE_ONCE: Final = range(-5, 257)
 _NOT_ASKED: Final = frozenset(
     {
@@ -80,18 +76,28 @@ _TAKING: Final = ("extend", "extendleft", "__iadd__", "__init__")
 _NUMBERS: Final = (bool, int, float, complex)
 
 
+@dataclass(slots=True)
+class _NewSet:
+    """A set that the trace makes; one whose ``filled`` are not its members has an order of other making."""
+
+    variable: Any
+    filled: list[Any]  # keys in the order of the filling
+    num_literal: int = 0  # the first so many of them by a literal
+    is_in_order: bool = False  # that Python gives it
+
+
 class ValueHooks:
     """Steps in where values are hashed, compared and ordered."""
 
     def __init__(self, evaluations: Evaluations) -> None:
-        self._evaluations = evaluations
+        self._evaluations, self._refuse = evaluations, evaluations.refuse
         self._seen: set[type] = set()
         self._methods: set[CodeType] = set()  # of constants that the trace came upon
-        # New sets, by identity: members in the order of the filling, the first so many of them by a literal.
-        self._filled: dict[int, tuple[Any, list[Any], int]] = {}
-        self._remade: dict[int, Any] = {}  # frozen sets that are no constants of the code
-        self._in_order: set[int] = set()
-        self._partials: dict[int, tuple[Any, Any]] = {}  # by their variables
+        self._new: dict[int, _NewSet] = {}  # by their variables
+        self._of_torch: dict[
+            int, Any
+        ] = {}  # sets that code of torch made: its own order of them is of no account
+        self._partials: dict[int, tuple[Any, Any]] = {}  # likewise
         self._held: list[tuple[Any, ...]] | None = None  # calls that a kept result may stand for
         self._has_effects = False  # of functions that keep their results
         self._sorting = 0
@@ -117,16 +123,22 @@ class ValueHooks:
     def _build(self, original: Any, builder_or_tx: Any, value: Any) -> Any:
         """Look at each call that Python makes, from the first constant with own methods on."""
         kind = type(value)
-        if issubclass(kind, set | frozenset):
-            self._refuse_own_equality(value)
+        for member in {type(one) for one in value} if issubclass(kind, set | frozenset) else ():
+            for method in _methods_of(member):
+                if method.co_name in ("__eq__", "__hash__"):  # Dynamo looks for the same objects
+                    self._refuse(
+                        f"{method.co_qualname} decides what is in a set, and is not asked while the function "
+                        "is traced; keep a dict by a name, or a list"
+                    )
         if issubclass(kind, functools.partial) and kind is not functools.partial:
-            self._evaluations.refuse(
+            self._refuse(
                 f"{kind.__qualname__} is a subclass of functools.partial, and traced as a plain one; use "
                 "a class of its own with __call__"
             )
         if kind not in self._seen:
             self._seen.add(kind)
-            if issubclass(kind, (type, enum.Enum, *_PLAIN)) or _is_frozen(kind):
+            params = getattr(kind, "__dataclass_params__", None)
+            if issubclass(kind, (type, enum.Enum, *_PLAIN)) or (params is not None and params.frozen):
                 before = len(self._methods)
                 self._methods.update(_methods_of(kind))
                 if len(self._methods) > before:
@@ -142,25 +154,14 @@ class ValueHooks:
         value, _ = self._partials.get(id(variable), (None, None))
         return original(variable) if value is None else value
 
-    def _refuse_own_equality(self, members: Iterable[Any]) -> None:
-        """Refuse a set whose members define equality: Dynamo looks for the same objects."""
-        for kind in {type(member) for member in members}:
-            for method in _methods_of(kind):
-                if method.co_name in ("__eq__", "__hash__"):
-                    self._evaluations.refuse(
-                        f"{method.co_qualname} decides what is in a set, and is not asked while the function "
-                        "is traced; keep a dict by a name, or a list"
-                    )
-
     def _called(self, frame: FrameType, event: str, _argument: Any) -> None:
         if event != "call" or frame.f_code not in self._methods:
             return
-        caller: FrameType | None = frame.f_back
-        while caller is not None and not caller.f_code.co_filename.startswith(_TORCH):
-            caller = caller.f_back  # a method of Python's, or of the user's, that calls this one
-        file = caller.f_code.co_filename if caller is not None else ""
+        # A method of Python's, or of the user's, may call this one.
+        files = (one.f_code.co_filename for one in callers(frame.f_back))
+        file = next((file for file in files if file.startswith(_TORCH)), "")
         if file.startswith(_EVALUATING) and file != _BUILDING:
-            self._evaluations.refuse(
+            self._refuse(
                 f"{frame.f_code.co_qualname} is called while the function is traced, and is not traced "
                 "itself, so what it depends on could not be noticed; call it by its name, or ask before the "
                 "call and keep the answer as an attribute"
@@ -172,14 +173,14 @@ class ValueHooks:
         if is_pinned_module(tx.f_globals.get("__name__")):
             return answer
         if all(_kind_of(arg) is MethodType for arg in args):
-            self._evaluations.refuse(
+            self._refuse(
                 "`is` between methods says whether one look made both, for each look makes another; compare "
                 "them with =="
             )
         elif any(arg.source for arg in args):
-            one, other = map(_plain_value, args)
+            one, other = map(_one_of_many, args)
             if one and other and one == other:
-                self._evaluations.refuse(
+                self._refuse(
                     f"`is` between values of type {type(one[0]).__name__} says whether equal ones are "
                     "one object, which differs from process to process; compare them with =="
                 )
@@ -198,8 +199,10 @@ class ValueHooks:
     @steps_in("torch._dynamo.variables.dicts:SetVariable", "__init__", is_optional=True)  # in 2.11
     def _init_set(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> None:
         original(variable, *args, **kwargs)
-        if sys._getframe(2).f_code.co_name == "BUILD_SET":  # the instruction
-            self._note_added(variable, [], 0)
+        caller = sys._getframe(2)
+        if caller.f_code.co_name == "BUILD_SET":  # the instruction
+            self._note_added(_NewSet(variable, []))
+            self._note_maker(variable, caller.f_locals["self"])
 
     @steps_in_variables("call_method(tx, name, args, kwargs)")
     def _method(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
@@ -209,10 +212,10 @@ class ValueHooks:
             self._note_sets(args, tx)
         elif name == "__hash__":
             self._note_hashes([variable])
-        before = self._filled.get(id(variable))
+        before = self._new.get(id(variable))
         made = original(variable, tx, name, args, kwargs)
         if before is not None and name in ("add", "update"):  # other changes end it, see `_mutation`
-            self._note_added(variable, before[1], before[2], *(args if name == "update" else ()))
+            self._note_added(before, *(args if name == "update" else ()))
         return made
 
     @steps_in(_BUILTIN, "call_sorted", "_call_min_max")
@@ -228,10 +231,10 @@ class ValueHooks:
     def _choose(self, original: Any, builtin: Any, tx: Any, *chosen_of: Any) -> Any:
         """Refuse what Python chooses by a tensor's truth, and Dynamo computes (``torch.maximum``)."""
         found = [each.realize() for each in filter(None, chosen_of)]
-        tensors = (each for each in found if isinstance(each, TensorVariable))
-        if any(not isinstance(each, UnspecializedPythonVariable) for each in tensors):
+        numbers = UnspecializedPythonVariable
+        if any(isinstance(each, TensorVariable) and not isinstance(each, numbers) for each in found):
             name = builtin.fn.__name__
-            self._evaluations.refuse(
+            self._refuse(
                 f"Python's {name} returns one of the tensors that it compares, and is followed as "
                 f"torch.{name}imum, which makes a new one and passes NaN on; call torch.{name}imum, "
                 "torch.clamp or torch.where"
@@ -242,7 +245,7 @@ class ValueHooks:
     def _return(self, original: Any, codegen: Any, variable: Any) -> Any:
         is_array = isinstance(variable, NumpyNdarrayVariable)
         if is_array and not variable.as_proxy().node.meta["example_value"].ndim:
-            self._evaluations.refuse(
+            self._refuse(
                 "a NumPy result without dimensions would be an array here, and may be a scalar in eager; "
                 "return its item(), or an array with a dimension"
             )
@@ -261,14 +264,20 @@ class ValueHooks:
         finally:
             self._sorting -= is_unordered
         if builtin.fn in (set, frozenset) and (not args or _kind_of(args[0]) in (list, tuple)):
-            self._note_added(made, [], 0)
+            self._note_added(_NewSet(made, []))
         elif builtin.fn is frozenset:
-            self._remade[id(made)] = made
+            self._new[id(made)] = _NewSet(made, [])
+        if builtin.fn in (set, frozenset):
+            self._note_maker(made, tx)
         return made
+
+    def _note_maker(self, variable: Any, tx: Any) -> None:
+        if not _is_for_users(tx):
+            self._of_torch[id(variable)] = variable
 
     @steps_in(_EFFECTS, "mutation(var)")
     def _mutation(self, original: Any, effects: Any, variable: Any) -> Any:
-        self._filled.pop(id(variable), None)
+        self._new.pop(id(variable), None)
         return original(effects, variable)
 
     @steps_in(_EFFECTS, "check_allowed_side_effect(item)")
@@ -299,62 +308,61 @@ class ValueHooks:
             self._note_call(*call)
         return made
 
-    def _note_added(self, variable: Any, filled: list[Any], num_literal: int, *taken: Any) -> None:
+    def _note_added(self, new: _NewSet, *taken: Any) -> None:
         """Note what a new set got, as long as Python can say its order: one by one, or all from a literal."""
-        known = dict.fromkeys(filled)
+        variable, known = new.variable, dict.fromkeys(new.filled)
         added = [key for key in variable.items if key not in known]
         if any(not key.vt.is_python_constant() or _has_hash_of_address(key.vt) for key in added):
             return
+        num_literal = new.num_literal
         if not all(_kind_of(each) in (list, tuple) for each in taken):
-            if (
-                filled
-                or len(taken) != 1
-                or _kind_of(taken[0]) is not frozenset
-                or taken[0].source is not None
-            ):
-                self._filled.pop(id(variable), None)
+            is_literal = len(taken) == 1 and _kind_of(taken[0]) is frozenset and taken[0].source is None
+            if new.filled or not is_literal:
+                self._new.pop(id(variable), None)
                 return
             num_literal = len(added)
-        self._filled[id(variable)] = variable, [*filled, *added], num_literal
-        self._in_order.discard(id(variable))
+        self._new[id(variable)] = _NewSet(variable, [*new.filled, *added], num_literal)
 
     def _note_sets(self, variables: Iterable[Any], tx: Any) -> None:
         for item in variables:
             variable = item.realize()
-            if not isinstance(variable, self._sets):
+            is_of_torch = id(variable) in self._of_torch and not _is_for_users(tx)
+            if not isinstance(variable, self._sets) or is_of_torch:
                 continue
-            filled = self._filled.get(id(variable))
+            new = self._new.get(id(variable))
             if item.source is not None:
                 self._evaluations.note("order", source_name(item.source), None)
-            elif filled is not None and {*filled[1]} == {*variable.items}:
-                self._put_in_order(*filled)
+            elif new is not None and {*new.filled} == {*variable.items}:
+                self._put_in_order(new)
             else:
-                self._note_hashes(_members(variable))
-                is_constant = _kind_of(variable) is frozenset and id(variable) not in self._remade
+                members = getattr(variable, "items", None)  # none: a class of the user's around a set
+                self._note_hashes([variable] if members is None else _values(members))
+                is_constant = _kind_of(variable) is frozenset and new is None
                 if len(variable.items) > 1 and not is_constant and _is_for_users(tx):
-                    self._evaluations.refuse(_NO_ORDER)
+                    self._refuse(_NO_ORDER)
 
     def _note_hashes(self, variables: Iterable[Any]) -> None:
         """Note that hashes count, unless those of numbers; refuse those of addresses."""
         for variable in variables:
             if _has_hash_of_address(variable):
-                self._evaluations.refuse(
+                self._refuse(
                     f"{variable.python_type().__qualname__} objects hash by their addresses, on which hash() "
                     "and the order of a set hang, and which no other process has; use a list or a number"
                 )
             elif not _is_number(variable):
                 self._note_call(hash, (HASHED,), hash(HASHED))
 
-    def _put_in_order(self, variable: Any, filled: list[Any], num_literal: int) -> None:
+    def _put_in_order(self, new: _NewSet) -> None:
         """Trace a set in the order that Python gives it, a condition unless its members are numbers."""
-        if id(variable) in self._in_order:
+        if new.is_in_order:
             return
-        given = {key.vt.as_python_constant(): key for key in filled}
-        order = order_of_set(num_literal, *given)
-        if not all(_is_number(key.vt) for key in filled):
-            self._note_call(order_of_set, (num_literal, *given), order)
-        variable.items = {given[member]: variable.items[given[member]] for member in order}
-        self._in_order.add(id(variable))
+        given = {key.vt.as_python_constant(): key for key in new.filled}
+        order = order_of_set(new.num_literal, *given)
+        if not all(_is_number(key.vt) for key in new.filled):
+            self._note_call(order_of_set, (new.num_literal, *given), order)
+        items = new.variable.items
+        new.variable.items = {given[member]: items[given[member]] for member in order}
+        new.is_in_order = True
 
     def _note_call(self, *call: Any) -> None:
         if self._held is None:
@@ -374,29 +382,22 @@ def _is_look_up(tx: Any) -> bool:
 
 
 def _methods_of(kind: type) -> Iterator[CodeType]:
-    """The user's special methods of a type."""
-    for base in kind.__mro__:
-        for name, value in vars(base).items():
-            is_special = name.startswith("__") and name.endswith("__") and name not in _NOT_ASKED
-            if is_special and is_users_function(value):
-                made_by_dataclass = value.__code__.co_qualname.startswith("__create_fn__")
-                yield from () if made_by_dataclass else (value.__code__,)
+    """The user's special methods of a type, but those that ``dataclass`` made."""
+    for name, value in (item for base in kind.__mro__ for item in vars(base).items()):
+        is_special = name.startswith("__") and name.endswith("__") and name not in _NOT_ASKED
+        code = value.__code__ if is_special and is_users_function(value) else None
+        if code is not None and not code.co_qualname.startswith("__create_fn__"):
+            yield code
 
 
-def _is_frozen(kind: type) -> bool:
-    params = getattr(kind, "__dataclass_params__", None)
-    return params is not None and bool(params.frozen)
-
-
-def _plain_value(variable: Any) -> tuple[Any, ...]:
+def _one_of_many(variable: Any) -> tuple[Any, ...]:
     """A constant of which Python may hold several equal ones; empty for others."""
     try:
         value = variable.as_python_constant()
     except Exception:  # noqa: BLE001 - Dynamo raises errors of several kinds
         return ()
-    if type(value) not in _MANY or not value or (type(value) is int and value in _MADE_ONCE):
-        return ()
-    return (value,)
+    is_one = type(value) not in _MANY or not value or (type(value) is int and value in _MADE_ONCE)
+    return () if is_one else (value,)
 
 
 def _kind_of(variable: Any) -> type | None:
@@ -427,14 +428,6 @@ def _is_for_users(tx: Any) -> bool:
     return tx is not None and not is_pinned_module(tx.f_globals.get("__name__"))
 
 
-def _members(variable: Any) -> Iterator[Any]:
-    items = getattr(variable, "items", None)
-    if items is None:  # a class of the user's around a set
-        yield variable
-    else:
-        yield from (getattr(key, "vt", key) for key in items)
-
-
 def _kept_call(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any] | None:
     """The call that repeats what a function makes of constants; None where no process can make it."""
     name = f"{function.__module__}:{function.__qualname__}"
@@ -450,10 +443,15 @@ def _is_number(variable: Any) -> bool:
     return variable.is_python_constant() and isinstance(variable.as_python_constant(), _NUMBERS)
 
 
+def _values(members: Iterable[Any]) -> Iterator[Any]:
+    """Variables of a container's members, which may be keys around them."""
+    return (getattr(member, "vt", member) for member in members)
+
+
 def _has_hash_of_address(variable: Any) -> bool:
     variable = variable.realize()
     if isinstance(members := vars(variable).get("items"), list | tuple | set | dict):
-        return any(_has_hash_of_address(getattr(member, "vt", member)) for member in members)
+        return any(map(_has_hash_of_address, _values(members)))
     if variable.is_python_constant():
         return _is_hashed_by_address(variable.as_python_constant())
     return _hash_by_address(variable.python_type())
@@ -471,7 +469,7 @@ def _hash_by_address(kind: Any) -> bool:
 
 PROBES = {
     "keys of dicts are wrapped in a class that says so": lambda: any(
-        [*target.hooks(print)] for target in targets_of(ValueHooks._realize_key)
+        [*target.places()] for target in targets_of(ValueHooks._realize_key)
     ),
     "sets have variables of their own": lambda: len(_set_classes()) > 1,
 }

@@ -1,10 +1,10 @@
-"""Facts about torch on which this room relies: declared beside their use, checked before the first compile.
+"""Facts about torch on which this room relies, checked before the first compile.
 
-A module's ``FACTS`` map an object of torch (``module``, ``module:Class``, ``module:Class()`` for an instance)
-to names that it has; behind a function's name, parameters that it takes: ``"guards create_symbol(source)"``.
-What it imports of torch's private parts, and what its classes step in for (`patching.steps_in`), are facts as
-well, and that it can be imported. Its ``PROBES`` map a sentence to a function that returns
-whether it is so. A warm load checks nothing: its artifact was compiled by this very torch, after all of it.
+A line of `FACTS` names an object of torch (``module``, ``module:Class``, ``module:Class()`` for an instance)
+and what it has; behind a function's name, parameters that it takes: ``create_symbol(source)``. What a module
+imports of torch's private parts, and what its classes step in for (`patching.steps_in`), are facts as well,
+and that it can be imported. Its ``PROBES`` map a sentence to a function that returns whether it is so. A warm
+load checks nothing: its artifact was compiled by this very torch, after all of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import inspect
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -35,24 +35,109 @@ TESTED: Final = f"2.11 to {NEWEST[0]}.{NEWEST[1]}"
 
 _COMPILE = (
     "dynamo_guards", "evaluated", "evaluated_calls", "evaluated_reads", "evaluated_values",
-    "kernels", "lowering", "marks", "operators", "patching", "places", "raised", "recording",
-    "symbols", "tracer_changes", "tracer_python", "tracing", "warm",
+    "kernels", "lowering", "marks", "operators", "patching", "places", "raised",
+    "symbols", "tracer_changes", "tracing", "warm",
 )  # fmt: skip
 GROUPS: Final = {
-    "compile": _COMPILE,
-    "trial": ("trial",),
-    "inductor": ("inductor", "libraries"),
-    "torchair": ("torchair",),
+    "compile": _COMPILE, "trial": (), "inductor": ("inductor",), "torchair": ("torchair",),
     "offline": ("fake_ranks",),
-}
+}  # fmt: skip
 """Use -> modules of this room. A ``trial`` is a trace, which takes longer than all the others."""
-
+FACTS: Final = {
+    "compile": """
+        functools:cached_property  __get__
+        functools:partialmethod  __get__
+        torch._C  _set_grad_enabled _dispatch_dump _construct_storage_from_data_pointer
+        torch._C  _get_fp32_precision_getter _get_cublas_allow_fp16_accumulation _get_cudnn_sdp_enabled
+        torch._C  _set_sdp_use_flash _set_sdp_use_mem_efficient _set_sdp_use_math _set_sdp_use_cudnn
+        torch._C  _set_mkldnn_enabled _set_mkldnn_deterministic _set_cudnn_enabled _set_cudnn_deterministic
+        torch._C  _set_cudnn_benchmark _set_cublas_allow_fp16_accumulation _set_cublas_allow_tf32
+        torch._C  _set_cudnn_allow_tf32
+        torch._C._autograd  _get_data_attr
+        torch._C._dynamo.guards:DictGuardManager  get_key_value_managers
+        torch._C._dynamo.guards:GuardManager  get_source get_leaf_guards get_child_managers
+        torch._C._dynamo.guards:LeafGuard  verbose_code_parts
+        torch._C._dynamo.guards:RootGuardManager  get_epilogue_lambda_guards
+        torch._dynamo.config  ignore_logging_functions patch specialize_float automatic_dynamic_shapes
+        torch._dynamo.config  allow_rnn enable_dynamo_decompositions
+        torch._dynamo.convert_frame  fullgraph_capture(args, kwargs)
+        torch._dynamo.convert_frame:BackendInput  backend_id graph_module example_inputs fake_mode
+        torch._dynamo.convert_frame:BackendInput  tensor_to_context
+        torch._dynamo.convert_frame:CaptureOutput  graph_capture_output backend_input
+        torch._dynamo.convert_frame:GraphCaptureOutput  output_graph traced_code get_runtime_env
+        torch._dynamo.convert_frame:GraphRuntimeEnv  bytecode import_sources external_refs
+        torch._dynamo.exc  handle_observed_exception(tx)
+        torch._dynamo.guards  make_guard_filter_entry(guard, builder)
+        torch._dynamo.guards:CheckFunctionManager  build_guards(sorted_guards)
+        torch._dynamo.guards:GuardBuilder  get_guard_manager_from_source MODULE_MATCH ID_MATCH
+        torch._dynamo.output_graph:OutputGraph  input_source_to_sizes_strides shape_env
+        torch._dynamo.side_effects:SideEffects  track_object_existing _get_modified_vars store_attr_mutations
+        torch._dynamo.source:AttrSource  base member
+        torch._dynamo.source:DictGetItemSource  base index
+        torch._dynamo.source:TypeDictSource  base
+        torch._dynamo.symbolic_convert:InstructionTranslator  current_tx
+        torch._dynamo.symbolic_convert:InstructionTranslatorBase  f_code f_globals
+        torch._dynamo.symbolic_convert:TensorifyState  specialize(index)
+        torch._dynamo.trace_rules  _lazy_module_init
+        torch._dynamo.types:GuardFilterEntry  name has_value value guard_type orig_guard
+        torch._dynamo.variables  PythonModuleVariable(value)
+        torch._dynamo.variables.base:VariableTracker  build(tx, value, source)
+        torch._dynamo.variables.builder:VariableBuilder  install_guards source tx
+        torch._dynamo.variables.builtin:BuiltinVariable  call_function_handler_cache
+        torch._dynamo.variables.constant:ConstantVariable  as_proxy reconstruct(codegen)
+        torch._dynamo.variables.functions:UserFunctionVariable  get_source
+        torch._dynamo.variables.lazy:LazyVariableTracker  is_realized peek_value realize realize_all(value)
+        torch._dynamo.variables.user_defined:UserDefinedObjectVariable  call_method(tx, name, args, kwargs)
+        torch._dynamo.variables:ConstDictVariable  install_dict_contains_guard
+        torch._dynamo.variables:ExceptionVariable  args python_type_name
+        torch._guards  InvokeSubgraphCache
+        torch._guards:Guard  originating_source create_fn code_list
+        torch._guards:GuardsSet  add(guard)
+        torch._higher_order_ops.cond:cond_op  py_kernels
+        torch._higher_order_ops.scan  generic_scan(operator, init, xs, additional_inputs)
+        torch._higher_order_ops.wrap:TagActivationCheckpoint  divide_kwargs(kwargs)
+        torch._library.custom_ops  OPDEFS
+        torch._library.simple_registry:singleton  find
+        torch._ops:HigherOrderOperator  name
+        torch._subclasses.fake_tensor  FakeTensorMode(allow_non_fake_inputs)
+        torch._subclasses.fake_tensor:FakeTensorMode  cache_clear
+        torch._subclasses.meta_utils:MetaTensorDesc  is_view base creation_meta
+        torch.distributed.distributed_c10d:_World  pg_names
+        torch.distributed:ProcessGroup  rank size
+        torch.fx.experimental._config  backed_size_oblivious use_duck_shape
+        torch.fx.experimental.proxy_tensor  make_fx(decomposition_table, tracing_mode, pre_dispatch)
+        torch.fx.experimental.proxy_tensor  make_fx(_allow_non_fake_inputs)
+        torch.fx.experimental.symbolic_shapes:ShapeEnv()  source_to_var specialization_stacks replace guards
+        torch.fx.experimental.symbolic_shapes:ShapeEnv()  var_to_range backed_var_to_val
+        torch.fx.experimental.symbolic_shapes:StatelessSymbolicContext  dynamic_sizes
+        torch.fx.traceback  preserve_node_meta
+        torch.nn.attention  _sdpa_kernel(backends, set_priority)
+        torch:Tensor  _base _version detach as_strided
+    """,
+    "inductor": """
+        torch._C._aoti:AOTIModelContainerRunnerCpu  run
+        torch._inductor.config  get_config_copy patch
+        torch._inductor.lowering  fallback_handler(kernel, add_to_fallback_set) to_dtype(x, dtype)
+        torch._subclasses.fake_tensor  FakeTensorMode(shape_env)
+    """,
+    "torchair": """
+        torch._functorch._aot_autograd.schemas:ViewAndMutationMeta  mutated_inp_runtime_indices tokens
+        torch._functorch._aot_autograd.schemas:ViewAndMutationMeta  num_intermediate_bases
+        torch._guards:TracingContext  fw_metadata
+    """,
+    "offline": """
+        torch._functorch.config  fake_tensor_allow_unsafe_data_ptr_access
+        torch._subclasses.fake_tensor  DataDependentOutputException DynamicOutputShapeException
+        torch._subclasses.fake_tensor  FakeTensorMode UnsupportedFakeTensorException is_fake
+        torch.utils.backend_registration  _setup_privateuseone_for_python_backend
+    """,
+}
 _NAME = re.compile(r"\w+(?:\([^)]*\))?")
 _IMPORT = re.compile(r"(?m)^ *from (torch\.(?:_|\S+\._|fx\.experimental)\S*) import (\([^)]*\)|.+)$")
 
 
 class Fact(Value):
-    """A fact as it was found: the module that relies on it, and what is there instead; empty if it holds."""
+    """A fact as it was found: what relies on it, and what is there instead; empty if it holds."""
 
     module: str
     text: str
@@ -60,18 +145,37 @@ class Fact(Value):
 
 
 def examined(group: str) -> Iterator[Fact]:
-    """The facts of a group's modules, each checked now."""
+    """The facts of a group, each checked now."""
+    for owner, names in declared(group):
+        yield _examined(group, owner, names)
+    yield from _probed(group, _PROBES if group == "trial" else {})
     for name in GROUPS[group]:
         module: ModuleType | None = None
         try:
             module = importlib.import_module(f"{__package__}.{name}")
         except (ImportError, AttributeError) as error:
             yield Fact(module=name, text="what it imports", instead=f"{type(error).__name__}: {error}")
-        for owner, names in (*imported(name), *(() if module is None else declared(module))):
-            text = f"{owner} has {' '.join(names)}"
-            yield Fact(module=name, text=text, instead=_checked(_missing, owner, names))
-        for text, probe in getattr(module, "PROBES", {}).items():
-            yield Fact(module=name, text=text, instead=_checked(_refuted, probe))
+        for owner, found in (*imported(name), *(() if module is None else replaced_by(module))):
+            yield _examined(name, owner, found)
+        yield from _probed(name, getattr(module, "PROBES", {}))
+
+
+def _examined(module: str, owner: str, names: Sequence[str]) -> Fact:
+    text = f"{owner} has {' '.join(names)}"
+    return Fact(module=module, text=text, instead=_checked(_missing, owner, names))
+
+
+def _probed(module: str, probes: Mapping[str, Callable[[], bool]]) -> Iterator[Fact]:
+    for text, probe in probes.items():
+        yield Fact(module=module, text=text, instead=_checked(lambda: "" if probe() else "it is not so"))  # noqa: B023
+
+
+def declared(group: str) -> Iterator[tuple[str, Sequence[str]]]:
+    """Objects of torch that a group relies on, and names that each has, with parameters."""
+    for line in FACTS.get(group, "").split("\n"):
+        owner, _, names = line.strip().partition("  ")
+        if owner:
+            yield owner, _NAME.findall(names)
 
 
 def imported(name: str) -> Iterator[tuple[str, Sequence[str]]]:
@@ -80,10 +184,8 @@ def imported(name: str) -> Iterator[tuple[str, Sequence[str]]]:
         yield owner, re.findall(r"\w+", re.sub(r" as \w+", "", names))
 
 
-def declared(module: ModuleType) -> Iterator[tuple[str, Sequence[str]]]:
-    """Objects of torch that a module declares to rely on, and names that each has, with parameters."""
-    for owner, names in getattr(module, "FACTS", {}).items():
-        yield owner, _NAME.findall(names)
+def replaced_by(module: ModuleType) -> Iterator[tuple[str, Sequence[str]]]:
+    """Objects of torch whose functions the classes of a module step in for, and these, with parameters."""
     for kind in vars(module).values():
         if isinstance(kind, type) and kind.__module__ == module.__name__:
             targets = [target for member in vars(kind).values() for target in targets_of(member)]
@@ -134,10 +236,6 @@ def _checked(check: Callable[..., str], *about: Any) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-def _refuted(probe: Callable[[], bool]) -> str:
-    return "" if probe() else "it is not so"
-
-
 def _missing(path: str, names: Sequence[str]) -> str:
     """The names that an object does not have, and functions that take other parameters."""
     owner = named(path)
@@ -164,3 +262,64 @@ def _has(owner: Any, name: str) -> bool:
     return any(name in names for names in named) or any(
         name in vars(kind).get("__annotations__", ()) for kind in kinds
     )
+
+
+class _Trial(torch.nn.Module):
+    """One small method, traced for the facts that its trace shows; takes up to a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4, device="cpu"), requires_grad=False)
+        self.calls = 0
+        self.scale = 3
+        self.known: dict[str, int] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = 1
+        try:
+            factor = self.known["factor"]
+        except KeyError:
+            factor = getattr(self, "factor", self.scale)
+        return x * self.weight * factor if x.shape[0] > 2 else x
+
+
+@functools.cache
+def _trial() -> tuple[Any, bool]:
+    """The trace, and whether the method ran."""
+    from warmrank.worker.torch_private.tracing import trace
+
+    trial, x = _Trial(), torch.ones(6, 4, device="cpu")[2:]
+    with torch.no_grad():
+        found, _ = trace(trial.forward, (x,), {}, dynamic=True, decompositions={}, build=lambda _: None)
+    return found, trial.calls == 1
+
+
+def _guards(*kinds: str) -> str:
+    """The conditions of the trial's guards, and their sources."""
+    found = [guard for guard in _trial()[0].guards if guard.kind in kinds]
+    return " and ".join(f"{guard.source} {' and '.join(guard.conditions)}" for guard in found)
+
+
+def _operators() -> list[str]:
+    nodes = _trial()[0].lowered.graph.graph.nodes
+    return [str(node.target) for node in nodes if node.op == "call_function"]
+
+
+_PROBES: dict[str, Callable[[], bool]] = {
+    "a method is traced without being run": lambda: not _trial()[1],
+    "parameters are inputs of the graph": lambda: any(
+        "weight" in item.source for item in _trial()[0].lowered.inputs
+    ),
+    "the graph holds the operators": lambda: _operators() == ["aten.mul.Tensor", "aten.mul.Tensor"],
+    "a condition on a size is a guard": lambda: "size()[0]" in _guards("SHAPE_ENV"),
+    "sizes that are equal by chance stay apart": lambda: "size()[0] == " not in _guards("SHAPE_ENV"),
+    "a view puts no conditions on its base": lambda: "_base" not in _guards("SHAPE_ENV"),
+    "a number is guarded by its value": lambda: "scale" in _guards("EQUALS_MATCH", "CONSTANT_MATCH"),
+    "a key that is absent is guarded": lambda: "factor" in _guards("DICT_NOT_CONTAINS", "DICT_CONTAINS"),
+    "an attribute that is absent is noted": lambda: any(
+        fact.kind == "no_attr" and fact.detail == "factor" for fact in _trial()[0].evaluated.facts
+    ),
+    "a write to an attribute is noted": lambda: any(
+        write.attribute == "calls" for write in _trial()[0].writes
+    ),
+}

@@ -20,18 +20,7 @@ import torch.distributed as dist
 
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.settings import memory_of
-from warmrank.worker.torch_private.patching import Hook, intercepted
-
-FACTS = {
-    "torch._functorch.config": "fake_tensor_allow_unsafe_data_ptr_access",
-    "torch._subclasses.fake_tensor": (
-        "DataDependentOutputException DynamicOutputShapeException FakeTensorMode "
-        "UnsupportedFakeTensorException is_fake"
-    ),
-    "torch.utils": "swap_tensors",
-    "torch.utils.backend_registration": "_setup_privateuseone_for_python_backend",
-}
-
+from warmrank.worker.torch_private.patching import intercepted, steps_in
 
 # ``torch.npu`` where there is none: as much as torch asks of a device type's module. It says that no device
 # is available, so that a fake mode makes literals on the CPU and copies them, as for CUDA without a GPU.
@@ -83,13 +72,20 @@ def fake_tensors() -> Iterator[None]:
 
     with functorch_config.patch(fake_tensor_allow_unsafe_data_ptr_access=False):
         mode = FakeTensorMode(allow_non_fake_inputs=True)
-
-    def forgetting(swap: Callable[..., Any], first: Any, second: Any) -> None:
-        mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
-        swap(first, second)
-
-    with intercepted([Hook(torch.utils, "swap_tensors", forgetting)]), mode:
+    with intercepted(_Forgets(mode)), mode:
         yield
+
+
+class _Forgets:
+    """Empties a mode's memo, which holds tensors weakly, before two are swapped."""
+
+    def __init__(self, mode: Any) -> None:
+        self._mode = mode
+
+    @steps_in("torch.utils", "swap_tensors")
+    def _swap(self, original: Callable[..., None], *tensors: Any) -> None:
+        self._mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
+        original(*tensors)
 
 
 def import_tracer() -> None:

@@ -1,17 +1,12 @@
-"""Inductor: one graph of tensors to one shared library, which `libraries.py` opens.
+"""Inductor: one graph of tensors to one shared library, which `warm.open_library` opens.
 
-Relied on (``tests/unit/test_graph_engine.py``; compiled kernels:
-``tests/integration/test_max_autotune.py``):
+Relied on (``tests/unit/test_graph_engine.py``, ``tests/integration/test_max_autotune.py``):
 
-* ``compile_fx_aot`` within a tracing context uses that context's ``ShapeEnv``, so the conditions it puts on
-  symbolic sizes are guards of the trace. It takes no symbolic integer as an input: a tensor with a symbolic
-  size and stride 0 carries a number into the library, where ``sym_size`` reads it. The value of a ``SymInt``
-  placeholder has its symbol as ``node.expr``, after what was substituted since, and ``node.maybe_as_int()``;
-* with ``aot_inductor.package`` it returns the paths of what it made, one of them the ``.so``; with
-  ``model_name_for_generated_files`` no name depends on a hash. Operators that have no C interface are
-  called by name; ``<stem>.json`` beside the library lists them;
-* what calls an operator compares the result's sizes and strides with those of the trace, if a variable of the
-  environment asks for it: ``_codegen_assert_size_stride`` writes that;
+* ``compile_fx_aot`` within a tracing context puts conditions on symbolic sizes into that context's
+  ``ShapeEnv``. It takes no symbolic integer as an input: a tensor with a symbolic size and stride 0 carries
+  a number into the library, where ``sym_size`` reads it;
+* with ``aot_inductor.package`` it returns the paths of what it made, one of them the ``.so``. Operators
+  that have no C interface are called by name; ``<stem>.json`` beside the library lists them;
 * ``cpp.threads`` is the number of OpenMP threads in the code, and decides which loops are worth splitting;
 * Inductor writes to inputs last, by ``copy_`` operators without users, and drops copies that change nothing
   (``a.copy_(b)``, ``a.clone()``): such a write then reads an input that another one may have overwritten by
@@ -33,19 +28,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from warmrank.worker.errors import NotPortable, NotYet
-from warmrank.worker.torch_private.libraries import LIBRARY, NODES
 from warmrank.worker.torch_private.operators import constant_of, memory_of, mutated_arguments, nodes_at
-from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
+from warmrank.worker.torch_private.patching import intercepted, steps_in
+from warmrank.worker.torch_private.warm import LIBRARY, NODES
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import Graph, GraphModule, Node
-
-FACTS = {
-    "torch._inductor.config": "get_config_copy patch",
-    "torch._inductor.lowering": "fallback_handler(kernel, add_to_fallback_set) to_dtype(x, dtype)",
-    "torch._subclasses.fake_tensor": "FakeTensorMode(shape_env)",
-}
 
 _NAME = "graph"
 # Without these a library does the same: it is larger, or takes longer to make.
@@ -108,8 +97,8 @@ def _made(graph: GraphModule, inputs: Sequence[Any], cache: Path, settings: dict
     from torch._inductor.compile_fx import compile_fx_aot
     from torch._inductor.exc import InductorError
 
-    hooks = hooks_of(AsEager(graph.graph))
-    with _cache_at(cache), config.patch(settings), torch.no_grad(), intercepted(hooks):
+    hooks = intercepted(AsEager(graph.graph))
+    with _cache_at(cache), config.patch(settings), torch.no_grad(), hooks:
         try:
             return compile_fx_aot(graph, list(inputs))
         except (
@@ -138,11 +127,7 @@ def _cache_at(directory: Path) -> Iterator[None]:
 
 
 def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, Any]:
-    """Settings for equal bytes of equal graphs, also those that Inductor reads from the environment.
-
-    Raises:
-        NotYet: a setting that decides what is compiled is unknown to this torch.
-    """
+    """Settings for equal bytes of equal graphs, also those that Inductor reads from the environment."""
     from torch._inductor import config
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
 
@@ -172,7 +157,7 @@ def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, An
         "keep_output_stride": True,
         "fallback_random": False,
         "size_asserts": True,
-        "post_grad_custom_post_pass": _as_libraries_can,
+        "post_grad_custom_post_pass": _read_before_overwritten,
     }
     unknown = sorted(patches.keys() - set(known) - _OPTIONAL)
     unknown += [] if hasattr(CppWrapperCpu, "_codegen_assert_size_stride") else ["checks of sizes"]
@@ -185,11 +170,7 @@ def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, An
 
 
 def _bind_inputs(library: GraphModule) -> tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]:
-    """Rewrite a graph so that all of its inputs are tensors; return tensors, numbers, constants as `Library`.
-
-    Raises:
-        NotPortable: an input is neither a tensor nor a number, or a constant cannot be kept.
-    """
+    """Make all inputs of a graph tensors; return tensors, numbers and constants of a `Library`."""
     placeholders = [node for node in library.graph.nodes if node.op == "placeholder"]
     tensors = tuple(index for index, node in enumerate(placeholders) if _is_tensor(node))
     for index in tensors:  # in memory of their own: a library is for inputs that lie apart
@@ -397,12 +378,6 @@ def _writes_twice(graph: Graph) -> bool:
     return False
 
 
-def _as_libraries_can(graph: Graph) -> None:
-    """Change a graph to what a library computes right; Inductor's own passes are over."""
-    _read_before_overwritten(graph)
-    _numbers_beside_complex(graph)
-
-
 def _numbers_beside_complex(graph: Graph) -> None:
     """Make numbers tensors of the type that complex operators compute in, as eager does.
 
@@ -442,7 +417,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _read_before_overwritten(graph: Graph) -> None:
-    """Copy what the last writes of a graph read of inputs that earlier ones of them overwrite."""
+    """Copy what the last writes of a graph read of inputs that earlier ones of them overwrite.
+
+    Inductor's own passes are over by then. Numbers beside complex tensors are made tensors, too.
+    """
     *_, output = graph.nodes
     found = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
     writes = [node for node in found if not node.users]
@@ -457,3 +435,4 @@ def _read_before_overwritten(graph: Graph) -> None:
             copied.meta["val"] = value.meta["val"].clone()
             write.update_arg(1, copied)
         overwritten.update(memory_of(target.meta["val"]))
+    _numbers_beside_complex(graph)

@@ -1,19 +1,31 @@
 """Lower Dynamo's graph of torch functions to ATen operators on lifted inputs.
 
 Higher-order operators with one body become it, branches and loops over data are kept, others are refused:
-nothing says that they only run what Dynamo traced. Relied on (``tests/unit/test_tracing.py``): each
-operator's ``name()``; dense implementations call their bodies; ``graph_module`` placeholders carry
-``meta["example_value"]`` and ``_dynamo_source`` in the frame's order; ``make_fx`` over an interpreter keeps
-in-place operators, views and each node's ``stack_trace``.
+nothing says that they only run what Dynamo traced.
+
+Relied on (``tests/unit/test_tracing.py``, ``test_operators.py``): dense implementations call their bodies;
+placeholders of Dynamo's graph carry ``meta["example_value"]`` and ``_dynamo_source`` in the frame's order;
+``make_fx`` over an interpreter keeps in-place operators, views and each node's ``stack_trace``. It works
+through modes, and a function hands itself to a mode under its public name: in Python by
+``handle_torch_function``; in C++ a method is looked up in ``torch.Tensor``, a function in its module of
+``torch._C``. ``torch._C.TensorBase`` has the methods of C++, and nobody can change it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from types import FunctionType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    FrameType,
+    FunctionType,
+    MethodDescriptorType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,14 +35,20 @@ from torch._higher_order_ops.wrap import TagActivationCheckpoint
 from torch._ops import HigherOrderOperator
 from torch.fx import Interpreter
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import handle_torch_function
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from warmrank.worker.errors import NotPortable, WorkerError
-from warmrank.worker.keys.code import globals_module, is_pinned_module, layers
-from warmrank.worker.torch_private.operators import memory_of, mutated_arguments, named_argument, nodes_at
-from warmrank.worker.torch_private.originals import Originals, refuse_replaced
-from warmrank.worker.torch_private.patching import hooks_of, intercepted
-from warmrank.worker.torch_private.warm import settings
+from warmrank.worker.keys.code import globals_module, is_pinned_module, is_users_function, layers
+from warmrank.worker.torch_private.operators import (
+    argument_of,
+    as_list,
+    memory_of,
+    mutated_arguments,
+    nodes_at,
+)
+from warmrank.worker.torch_private.patching import intercepted, steps_in
+from warmrank.worker.torch_private.warm import OPERATORS, SETTING_NAMES, settings
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -38,28 +56,37 @@ if TYPE_CHECKING:
 
     from torch.fx import GraphModule, Node
 
-FACTS = {
-    "torch._C": "_set_grad_enabled",
-    "torch._C._autograd": "_get_data_attr",
-    "torch._higher_order_ops.cond:cond_op": "py_kernels",
-    "torch._higher_order_ops.scan": "generic_scan(operator, init, xs, additional_inputs)",
-    "torch._higher_order_ops.wrap:TagActivationCheckpoint": "divide_kwargs(kwargs)",
-    "torch._ops:HigherOrderOperator": "name",
-    "torch.fx.experimental.proxy_tensor": (
-        "make_fx(decomposition_table, tracing_mode, _allow_non_fake_inputs, pre_dispatch)"
-    ),
-    "torch.fx.traceback": "preserve_node_meta",
-}
-
-# What stays an operator in the lowered graph, with its bodies beside it.
-BRANCH, LOOP = "cond", "while_loop"
-# They run their bodies on batched tensors although the graph itself does not.
-_BATCHED = frozenset({"flex_attention"})
-
+_PROXIES = "torch.fx.experimental.proxy_tensor"
+_IN_C = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, *OPERATORS)
+_HOMES_IN_C = (
+    torch._C._nn,
+    torch._C._linalg,  # type: ignore[attr-defined]
+    torch._C._special,  # type: ignore[attr-defined]
+    torch._C._fft,  # type: ignore[attr-defined]
+)
+BRANCH, LOOP = "cond", "while_loop"  # which stay operators, with their bodies beside them
+_BATCHED = frozenset({"flex_attention"})  # which run their bodies on batched tensors; the graph does not
 # Modules whose patches are sources of their own.
 _COMPARED = frozenset({"torch.functional", "torch.nn.functional", "torch._C._nn", "torch._VF"})
-
 _AUTOCAST = ("_enter_autocast", "_exit_autocast")
+# Set a switch that counts while the graph is traced, and put it back: which kernel attention is made of.
+_SCOPES = (*_AUTOCAST, "_sdpa_kernel")
+# How switches of the process are set, by their names in `warm.SETTINGS`; Dynamo puts the others back itself.
+_SETTERS: dict[str, Callable[..., None]] = {
+    "flash attention": torch._C._set_sdp_use_flash,
+    "memory-efficient attention": torch._C._set_sdp_use_mem_efficient,
+    "math attention": torch._C._set_sdp_use_math,
+    "cudnn attention": torch._C._set_sdp_use_cudnn,
+    "mkldnn": torch._C._set_mkldnn_enabled,
+    "mkldnn deterministic": torch._C._set_mkldnn_deterministic,
+    "cudnn": torch._C._set_cudnn_enabled,
+    "cudnn deterministic": torch._C._set_cudnn_deterministic,
+    "cudnn benchmark": torch._C._set_cudnn_benchmark,
+    "fp16 accumulation": torch._C._set_cublas_allow_fp16_accumulation,
+    "tf32 matmul": torch._C._set_cublas_allow_tf32,
+    "tf32 cudnn": torch._C._set_cudnn_allow_tf32,
+    "float32 matmul precision": torch.set_float32_matmul_precision,
+}
 _SETS = (
     "sets a switch of the whole process, which a compiled function does not. Set it before the call, and put "
     "it back after it."
@@ -156,7 +183,7 @@ def functions_called(graph_module: GraphModule) -> dict[FunctionType, None]:
 
 
 def _own(module: ModuleType, name: str) -> Any:
-    """A function of a module's own; None for anything else."""
+    """A function of a module's own; None for anything else; raises `NotPortable` for somebody else's."""
     item = vars(module).get(name)
     is_torchs = module.__name__.startswith("torch.") and module.__name__ not in _COMPARED
     if is_torchs and isinstance(item, FunctionType) and not is_pinned_module(globals_module(item)):
@@ -171,7 +198,7 @@ def _own(module: ModuleType, name: str) -> Any:
 def group_names(graph_module: GraphModule) -> set[str]:
     """Names of the process groups that the collectives of a graph run in."""
     collectives = (node for node in nodes_within(graph_module) if "c10d" in str(node.target))
-    names = (named_argument(node, "group_name") for node in collectives)
+    names = (argument_of(node.target, node.args, node.kwargs, "group_name") for node in collectives)
     return {str(name) for name in names if name is not None}
 
 
@@ -179,9 +206,8 @@ def group_names(graph_module: GraphModule) -> set[str]:
 def _bodies_inlined(graph_module: GraphModule) -> Iterator[None]:
     """Make the operators of a graph of Dynamo's run their bodies, for as long as this lasts."""
     operators = {node: node.target for node in nodes_within(graph_module) if higher_order_name(node.target)}
-    modules = [
-        module for module in graphs_of(graph_module) if not operators.keys().isdisjoint(module.graph.nodes)
-    ]
+    graphs = graphs_of(graph_module)
+    modules = [module for module in graphs if not operators.keys().isdisjoint(module.graph.nodes)]
     for node, operator in operators.items():
         node.target = _replacement(node, operator)
     for module in modules:
@@ -270,7 +296,7 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
         NotPortable: something in it has no operators, or is a tensor made of others.
     """
     _refuse_wrappers(graph_module)
-    refuse_replaced(graph_module)
+    _refuse_replaced(graph_module)
     # meta["grapharg"] has the source as well, but Dynamo drops it when a capture ends.
     given = [
         (source_name(node._dynamo_source), node.meta["example_value"])
@@ -287,7 +313,7 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
         for target in called
     )
     casts = any(map(torch.is_autocast_enabled, ("cpu", "cuda"))) or any(
-        getattr(target, "__name__", "") in (*_AUTOCAST, "wrap_with_autocast") for target in called
+        getattr(target, "__name__", "") in (*_SCOPES, "wrap_with_autocast") for target in called
     )
     whole_composites = not (transformed or casts)
     _rewrite(graph_module, drop_grad_switches=not transformed)
@@ -295,7 +321,7 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
         graph = graph_of(
             partial(_run, graph_module), fakes, decompositions=decompositions, composites=whole_composites
         )
-    inputs = tuple(
+    inputs = [
         TracedInput(
             source=source,
             is_tensor=isinstance(value, torch.Tensor),
@@ -303,8 +329,8 @@ def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., 
             requires_grad=isinstance(value, torch.Tensor) and value.requires_grad,
         )
         for source, value in given
-    )
-    return LoweredGraph(graph=graph, inputs=inputs)
+    ]
+    return LoweredGraph(graph=graph, inputs=tuple(inputs))
 
 
 def _run(graph_module: GraphModule, *inputs: Any) -> Any:
@@ -316,7 +342,7 @@ def _run(graph_module: GraphModule, *inputs: Any) -> Any:
             before = settings()
             made = super().run_node(n)
             name = getattr(n.target, "__name__", str(n.target))
-            if before != settings() and name not in _AUTOCAST:
+            if before != settings() and name not in _SCOPES:
                 raise NotPortable(f"{name} {_SETS}\n{line_of(n)}", what=name)
             return made
 
@@ -331,6 +357,29 @@ def _run(graph_module: GraphModule, *inputs: Any) -> Any:
             f"{line_of(node)}\n{_REMEDY}"
         )
         raise NotPortable(msg, what=str(node.target)) from error
+
+
+@contextlib.contextmanager
+def switches_kept(function: str) -> Iterator[None]:
+    """Put switches of the process back that a trace of a function changed.
+
+    Raises:
+        NotPortable: it leaves one changed, as no compiled function would.
+    """
+    before = _switches()
+    try:
+        yield
+        left = _switches()
+        if changed := [name for name in before if before[name] != left[name]]:
+            raise NotPortable(f"{function} {_SETS} ({', '.join(changed)})", what=changed[0])
+    finally:
+        for name, put in _SETTERS.items():
+            if before[name] not in (_switches()[name], "mixed"):
+                put(before[name])
+
+
+def _switches() -> dict[str, Any]:
+    return dict(zip(SETTING_NAMES, settings(), strict=True))
 
 
 def retrace(lowered: LoweredGraph, fakes: list[Any]) -> LoweredGraph:
@@ -364,7 +413,7 @@ def graph_of(
 
     With ``composites``, composite operators (``linear``) are kept whole.
     """
-    with intercepted(hooks_of(Originals())):
+    with intercepted(Originals()):
         graph: GraphModule = make_fx(
             function,
             decomposition_table=dict(decompositions or {}),
@@ -385,8 +434,7 @@ def has_effect(node: Node) -> bool:
 def _refuse_wrappers(graph_module: GraphModule) -> None:
     """Refuse tensors that are made of other tensors: ``DTensor``, jagged ones, classes of the user's."""
     for node in nodes_within(graph_module):
-        values = node.meta.get("example_value")
-        for value in values if isinstance(values, list | tuple) else (values,):
+        for value in as_list(node.meta.get("example_value")):
             if not is_traceable_wrapper_subclass(value):
                 continue
             kind = type(value).__qualname__
@@ -400,11 +448,7 @@ def _refuse_wrappers(graph_module: GraphModule) -> None:
 
 
 def _rewrite(graph_module: GraphModule, *, drop_grad_switches: bool) -> None:
-    """Make ``x.data``, a constant for torch, ``x.detach()``; drop ``no_grad()``, which always holds.
-
-    Raises:
-        NotPortable: gradients are left switched on.
-    """
+    """Make ``x.data``, a constant for torch, ``x.detach()``; drop ``no_grad()``, which always holds."""
     switches = [node for node in graph_module.graph.nodes if node.target is torch._C._set_grad_enabled]
     if switches and switches[-1].args == (True,):
         msg = f"set_grad_enabled(True) {_SETS}\n{line_of(switches[-1])}"
@@ -416,6 +460,72 @@ def _rewrite(graph_module: GraphModule, *, drop_grad_switches: bool) -> None:
             elif drop_grad_switches and node.target is torch._C._set_grad_enabled:
                 module.graph.erase_node(node)
         module.recompile()
+
+
+class Originals:
+    """Hands modes the functions themselves."""
+
+    @steps_in(f"{_PROXIES}:TorchFunctionMetadataMode", "__torch_function__(func, types, args, kwargs)")
+    @steps_in(f"{_PROXIES}:PreDispatchTorchFunctionMode", "__torch_function__(func, types, args, kwargs)")
+    def _function(
+        self, original: Any, mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return original(mode, _original(func, sys._getframe(2)), types, args, kwargs)
+
+
+def _refuse_replaced(graph_module: GraphModule) -> None:
+    """Refuse methods of tensors that Dynamo looked into and then called by their names, if now somebody's."""
+    for node in graph_module.graph.nodes:
+        if node.op == "call_method":
+            method = inspect.getattr_static(torch.Tensor, node.target, None)
+            if _is_users(method):
+                raise _refusal(f"torch.Tensor.{node.target}")
+
+
+def _is_users(function: Any) -> bool:
+    """True if somebody else than torch made a function."""
+    return is_users_function(function) or isinstance(function, partial)
+
+
+def _original(function: Any, caller: FrameType) -> Any:
+    """The function that hands itself over under a name which leads to ``function`` now."""
+    inner = caller.f_back
+    if caller.f_code is handle_torch_function.__code__ and inner is not None:
+        return _running(function, inner)
+    if isinstance(function, _IN_C):
+        return function
+    patched = getattr(function, "__self__", None)
+    patched = patched if isinstance(patched, property) else function
+    for name, value in vars(torch.Tensor).items():
+        if value is patched and (method := vars(torch._C.TensorBase).get(name)) is not None:
+            return method if patched is function else method.__get__
+    for module in _HOMES_IN_C:
+        for name, value in vars(module).items():
+            if value is function:
+                raise _refusal(f"{module.__name__}.{name}")
+    return function
+
+
+def _running(function: Any, frame: FrameType) -> Any:
+    """The wrapper that runs in a frame and hands itself over under the name of ``function``."""
+    code, scope = frame.f_code, frame.f_globals
+    if getattr(function, "__code__", None) is code or not is_pinned_module(scope.get("__name__")):
+        return function
+    named = vars(torch.Tensor) if code.co_qualname == f"Tensor.{code.co_name}" else scope
+    own = named.get(code.co_name)
+    if own is function and _is_users(own) and not code.co_freevars:
+        return FunctionType(code, scope)
+    if _is_users(function) or _is_users(own):
+        raise _refusal(f"{scope['__name__']}.{code.co_qualname}")
+    return function
+
+
+def _refusal(name: str) -> NotPortable:
+    msg = (
+        f"{name} was replaced in this process by a function that calls it, and what it was could not be "
+        "found again; put it back, or call yours by a name of its own"
+    )
+    return NotPortable(msg, what=name)
 
 
 def source_name(source: Any) -> str:

@@ -73,14 +73,14 @@ def traced_as(hints: Iterable[tuple[torch.Tensor, Mapping[int, int] | None]]) ->
     saved = []
     try:
         for tensor, sizes in hints:
-            attributes = vars(tensor)
-            saved.append((tensor, {name: attributes[name] for name in names if name in attributes}))
+            before = {name: value for name, value in vars(tensor).items() if name in names}
+            saved.append((tensor, before))
             if sizes is None:
-                for name in saved[-1][1]:
-                    del attributes[name]
-                continue
-            _mark_dynamic(tensor, sizes)
-            setattr(tensor, _HINTS, {**getattr(tensor, _HINTS), **sizes})
+                for name in before:
+                    del vars(tensor)[name]
+            else:
+                _mark_dynamic(tensor, sizes)
+                setattr(tensor, _HINTS, {**getattr(tensor, _HINTS), **sizes})
         yield
     finally:
         for tensor, before in saved:

@@ -2,17 +2,11 @@
 
 What runs while a graph is lowered leaves its mark there, though Dynamo does not look into it: a kernel for
 all devices (``CompositeImplicitAutograd``) is taken apart, and the shapes that a fake kernel answers become
-part of the code. What is relied on (torch 2.11 to 2.15):
-
-* ``torch._C._dispatch_dump(name)`` has a line ``<key>: registered at <file>:<line> :: ...`` for each kernel,
-  and one ``debug: registered at <file>:<line>`` for the definition;
-* ``torch._library.simple_registry.singleton.find(name).fake_impl.kernel`` has the fake kernel in ``func``, at
-  times in a wrapper of torch's, or is None;
-* ``torch._library.custom_ops.OPDEFS`` has the definition of every ``custom_op`` and ``triton_op`` by name:
-  its function in ``_init_fn``, its fake kernel in ``_abstract_fn``, others in ``_torch_dispatch_fns``; rules
-  of transforms in ``_vmap_fn``, ``_setup_context_fn`` and ``_backward_fn``, of autocast ``_autocast_dtype``;
-* an overload has kernels of `py_impl` in ``py_kernels`` and ``python_key_table``;
-* ``torch._decomp.global_decomposition_table`` maps kinds of tables to overload -> decomposition.
+part of the code. Relied on: the lines of ``_dispatch_dump`` that `_KERNEL` and `_DEFINITION` match; a fake
+kernel is ``find(name).fake_impl.kernel.func`` of the simple registry, or None; ``OPDEFS`` has every
+``custom_op`` and ``triton_op`` by name, with its function in ``_init_fn``, its fake kernel in
+``_abstract_fn``, others in ``_torch_dispatch_fns``, and `_RULES`; ``py_kernels`` and ``python_key_table``
+of an overload have kernels of `py_impl`.
 """
 
 from __future__ import annotations
@@ -32,12 +26,6 @@ from warmrank.worker.torch_private.warm import replaced_operator, replacing_call
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule, Node
-
-FACTS = {
-    "torch._C": "_dispatch_dump",
-    "torch._library.simple_registry:singleton": "find",
-    "torch._library.custom_ops": "OPDEFS",
-}
 
 _KERNEL = re.compile(r"^(\w+)(?:\[\w+\])?: registered at (.+):\d+ ::", re.MULTILINE)
 _DEFINITION = re.compile(r"^debug: registered at (.+):\d+", re.MULTILINE)
@@ -64,15 +52,13 @@ _OF_TORCH = frozenset({"aten", "prims", "_c10d_functional", "c10d"})
 # tells them not to (empty: there is none).
 _RUNNING = ("running_mean", "running_var")
 _UPDATING = {
-    "aten::batch_norm": "training",
-    "aten::native_batch_norm": "training",
-    "aten::cudnn_batch_norm": "training",
-    "aten::miopen_batch_norm": "training",
+    **{f"aten::{kind}batch_norm": "training" for kind in ("", "native_", "cudnn_", "miopen_")},
     "aten::_batch_norm_impl_index": "training",
     "aten::instance_norm": "use_input_stats",
-    "aten::batch_norm_update_stats": "",
-    "aten::batch_norm_gather_stats": "",
-    "aten::batch_norm_gather_stats_with_counts": "",
+    **{
+        f"aten::batch_norm_{kind}": ""
+        for kind in ("update_stats", "gather_stats", "gather_stats_with_counts")
+    },
 }
 
 
@@ -141,13 +127,15 @@ def aliased_arguments(target: Any) -> tuple[int, ...]:
 
 
 def memory_of(value: Any) -> Iterator[int]:
-    """Identities of the memory behind a traced value; its fake tensors share memory as the real ones do.
-
-    Relies on ``UntypedStorage._cdata`` being equal for views of one tensor, fake ones included.
-    """
-    for item in value if isinstance(value, list | tuple) else (value,):
+    """Identities of the memory behind a traced value; its fake tensors share memory as the real ones do."""
+    for item in as_list(value):
         if isinstance(item, torch.Tensor) and item.layout == torch.strided:
             yield item.untyped_storage()._cdata
+
+
+def as_list(value: Any) -> Sequence[Any]:
+    """A list or tuple as it is; anything else as the only item of one."""
+    return value if isinstance(value, list | tuple) else (value,)
 
 
 def arguments_at(node: Node, positions: Iterable[int]) -> list[Any]:
@@ -157,18 +145,12 @@ def arguments_at(node: Node, positions: Iterable[int]) -> list[Any]:
 
 def nodes_at(node: Node, positions: Iterable[int]) -> list[Node]:
     """The nodes among those, also in lists of tensors."""
-    values = arguments_at(node, positions)
-    items = (item for value in values for item in (value if isinstance(value, list | tuple) else (value,)))
+    items = (item for value in arguments_at(node, positions) for item in as_list(value))
     return [item for item in items if isinstance(item, torch.fx.Node)]
 
 
-def named_argument(node: Node, name: str) -> Any:
-    """Value of an operator's argument by its schema's name; its default where the call does not give it."""
-    return argument_of(node.target, node.args, node.kwargs, name)
-
-
 def argument_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
-    """As `named_argument`, of a call that is no node; None where the operator has no such argument."""
+    """An argument by its schema's name, or its default; None where there is none."""
     for position, argument in enumerate(_schema_arguments(target)):
         if argument.name == name:
             return _given(target, args, kwargs, position)
@@ -181,10 +163,7 @@ def _given(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], position
 
 
 def size_depends_on_data(node: Any) -> bool:
-    """True if a node's result has a size that only the values of its inputs say.
-
-    Relies on ``node.meta["val"]``, whose sizes are then unbacked symbols.
-    """
+    """True if a node's result has a size that only the values of its inputs say."""
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     value = node.meta.get("val")
@@ -216,8 +195,7 @@ def registered_by(name: str) -> str:
     Raises:
         NotPortable: it is defined where no later process can find it.
     """
-    definition = _definition(name)
-    if definition is not None:
+    if (definition := _definition(name)) is not None:
         return _importable(str(definition._init_fn.__module__), name)
     file = next(iter(_DEFINITION.findall(torch._C._dispatch_dump(name))), "")
     package = name.partition("::")[0]  # a library in C++ comes with a package of the same name, if any

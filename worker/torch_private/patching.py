@@ -10,20 +10,11 @@ import contextlib
 import functools
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
 from torch.utils._python_dispatch import TorchDispatchMode
-
-
-class Hook(NamedTuple):
-    """A function of a class, module or dict to step in for: ``step(original, *arguments)``."""
-
-    owner: Any
-    name: str
-    step: Callable[..., Any]
-
 
 _VARIABLES = "torch._dynamo.variables.base:VariableTracker"
 Step = TypeVar("Step", bound=Callable[..., Any])
@@ -35,12 +26,12 @@ class Target(NamedTuple):
     owner: str  # ``module``, ``module:Class`` or ``module:mapping``
     # of its functions, or its keys; in brackets, parameters that one takes: ``mutation(var)``
     names: tuple[str, ...]
-    is_optional: bool = False  # not every release has them
+    is_optional: bool  # not every release has them
     # None; or which of the classes of Dynamo's variables count, where they define a function
-    among: Callable[[str], bool] | None = None
+    among: Callable[[str], bool] | None
 
-    def hooks(self, step: Callable[..., Any]) -> Iterator[Hook]:
-        """A hook for each function that is there."""
+    def places(self) -> Iterator[tuple[Any, str]]:
+        """Owner and name of each function that is there."""
         try:
             owner = named(self.owner)
         except (AttributeError, ImportError):
@@ -53,12 +44,20 @@ class Target(NamedTuple):
             known = one if isinstance(one, dict) else vars(one)
             for name in (text.partition("(")[0] for text in self.names):
                 if name in known or not (self.is_optional or among):
-                    yield Hook(one, name, step)
+                    yield one, name
 
 
-def steps_in(owner: str, *names: str, is_optional: bool = False) -> Callable[[Step], Step]:
-    """Declare a method a step in for functions of torch; see `Target`."""
-    return _declaring(Target(owner, names, is_optional=is_optional))
+def steps_in(
+    owner: str, *names: str, is_optional: bool = False, among: Callable[[str], bool] | None = None
+) -> Callable[[Step], Step]:
+    """Declare a method a step in for functions of torch: it is called with the original and its arguments."""
+
+    def declare(step: Step) -> Step:
+        target = Target(owner, names, is_optional, among)
+        vars(step).setdefault("targets", []).append(target)
+        return step
+
+    return declare
 
 
 def steps_in_variables(
@@ -69,28 +68,12 @@ def steps_in_variables(
     def among(kind: str) -> bool:
         return kind not in ("LazyVariableTracker", without) and only in ("", kind)
 
-    return _declaring(Target(_VARIABLES, names, is_optional=is_optional, among=among))
-
-
-def _declaring(target: Target) -> Callable[[Step], Step]:
-    def declare(step: Step) -> Step:
-        vars(step).setdefault("targets", []).append(target)
-        return step
-
-    return declare
+    return steps_in(_VARIABLES, *names, is_optional=is_optional, among=among)
 
 
 def targets_of(value: Any) -> Sequence[Target]:
     """The targets that a member of a class is declared a step in."""
     return vars(value).get("targets", ()) if isinstance(value, FunctionType) else ()
-
-
-def hooks_of(*holders: Any) -> Iterator[Hook]:
-    """The hooks that the methods of objects are declared for."""
-    for holder in holders:
-        for name, method in vars(type(holder)).items():
-            for target in targets_of(method):
-                yield from target.hooks(getattr(holder, name))
 
 
 def named(path: str) -> Any:
@@ -111,31 +94,28 @@ def with_subclasses(cls: type[Any]) -> dict[type[Any], None]:
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, function: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, function: Any) -> Iterator[Any]:
     """Replace a function of a class, module or dict within the context, for the whole process."""
-    original = owner[name] if isinstance(owner, dict) else vars(owner)[name]
-    _put(owner, name, function)
+    put = owner.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner)
+    original = (owner if isinstance(owner, dict) else vars(owner))[name]
+    put(name, function)
     try:
         yield
     finally:
-        _put(owner, name, original)
+        put(name, original)
 
 
 @contextlib.contextmanager
-def intercepted(hooks: Iterable[Hook]) -> Iterator[None]:
-    """Put hooks in place within the context; of two on one function the later is the outer."""
+def intercepted(*holders: Any) -> Iterator[None]:
+    """Let objects' methods step in within the context; of two for one function the later is the outer."""
     with contextlib.ExitStack() as stack:
-        for owner, name, step in hooks:
-            original = owner[name] if isinstance(owner, dict) else vars(owner)[name]
-            stack.enter_context(replaced(owner, name, _around(original, step)))
+        for holder in holders:
+            for name, method in vars(type(holder)).items():
+                for owner, function in (place for target in targets_of(method) for place in target.places()):
+                    original = (owner if isinstance(owner, dict) else vars(owner))[function]
+                    around = _around(original, getattr(holder, name))
+                    stack.enter_context(replaced(owner, function, around))
         yield
-
-
-def _put(owner: Any, name: str, function: Any) -> None:
-    if isinstance(owner, dict):
-        owner[name] = function
-    else:
-        setattr(owner, name, function)
 
 
 def _around(original: Any, step: Callable[..., Any]) -> Any:
@@ -158,7 +138,6 @@ class Watch(TorchDispatchMode, ABC):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No wrapper around `__torch_dispatch__`: it would import Dynamo."""
         return False
 
     def __torch_dispatch__(

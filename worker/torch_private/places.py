@@ -5,13 +5,10 @@ must reach neither the input that it is a view of, nor what later calls return, 
 outputs, related as eager's are.
 
 Relied on: views of one tensor have one ``UntypedStorage._cdata``; tensors that are nothing but a layout
-over memory all have the same dispatch keys; ``Tensor._base`` is the tensor that a view was made of, through
-all views between; views, and what ``detach`` gives, count writes together.
-
-On accelerators: ``_construct_storage_from_data_pointer`` gives a storage without deleter; the Python object
-of a storage lives as long as the storage. ``_cuda_clearCublasWorkspaces`` and ``_cuda_endAllocateToPool`` do
-as in ``torch/_inductor/cudagraph_trees.py``, ``_weak_ref_tensor`` and ``_npu_endAllocateToPool`` of torch_npu
-as in its ``npu/graphs.py`` and ``npu/memory.py``.
+over memory all have the same dispatch keys; views, and what ``detach`` gives, count writes together. On
+accelerators: ``_construct_storage_from_data_pointer`` gives a storage without deleter, whose Python object
+lives as long; ``_cuda_...`` as in ``torch/_inductor/cudagraph_trees.py``, ``_weak_ref_tensor`` and
+``_npu_endAllocateToPool`` as in torch_npu's ``npu/graphs.py`` and ``npu/memory.py``.
 """
 
 from __future__ import annotations
@@ -24,11 +21,6 @@ import torch
 from torch.utils import _pytree
 
 from warmrank.worker.errors import NotCapturable
-
-FACTS = {
-    "torch:Tensor": "_base _version detach as_strided",
-    "torch._C": "_construct_storage_from_data_pointer",
-}
 
 
 class Place(NamedTuple):
@@ -43,23 +35,11 @@ class Place(NamedTuple):
     negative: bool
 
 
-_new_place = tuple.__new__  # without the checks of a named tuple's constructor
-
-
 def place_of(number: int, tensor: torch.Tensor) -> Place:
     """The place of a tensor whose storage has this number."""
-    return _new_place(
-        Place,
-        (
-            number,
-            tensor.storage_offset(),
-            tensor.size(),
-            tensor.stride(),
-            tensor.dtype,
-            tensor.is_conj(),
-            tensor.is_neg(),
-        ),
-    )
+    offset: Any = tensor.storage_offset()
+    bits = tensor.is_conj(), tensor.is_neg()
+    return Place(number, offset, tensor.size(), tensor.stride(), tensor.dtype, *bits)
 
 
 def ordinary(tensor: torch.Tensor) -> torch.Tensor:
@@ -91,11 +71,7 @@ def identity_of(tensor: torch.Tensor) -> int:
 
 
 def check(tensor: torch.Tensor) -> None:
-    """Refuses tensors that are more than a layout over plain memory of the CPU.
-
-    Raises:
-        NotCapturable: says what the tensor is.
-    """
+    """Refuse tensors that are more than a layout over plain memory of the CPU, by `NotCapturable`."""
     if torch._C._dispatch_keys(tensor).raw_repr() in _PLAIN:
         return
     kind = type(tensor)
@@ -113,16 +89,10 @@ def check(tensor: torch.Tensor) -> None:
     raise NotCapturable(msg, operator="", why=what)
 
 
-def _plain_keys() -> frozenset[int]:
-    """Dispatch keys of tensors that are nothing but a layout over memory, made in any mode."""
-    keys = set()
-    for mode in (False, True):
-        with torch.inference_mode(mode=mode):
-            keys.add(torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
-    return frozenset(keys)
-
-
-_PLAIN = _plain_keys()
+_PLAIN = set[int]()  # dispatch keys of tensors that are nothing but a layout over memory, made in any mode
+for _mode in (False, True):
+    with torch.inference_mode(mode=_mode):
+        _PLAIN.add(torch._C._dispatch_keys(torch.empty(0, device="cpu")).raw_repr())
 
 
 class Origin(NamedTuple):
@@ -167,13 +137,15 @@ def hand_out(
 
     With ``clone``, outputs that lie in memory of the graph's own are copied.
     """
-    makers = []
+    makers: list[Callable[[Sequence[Any]], Any]] = []
     for value, origin in zip(outputs, origins, strict=True):
-        own = origin is None or (
-            origin.source >= num_inputs
-            and (clone or identity_of(outputs[origin.source - num_inputs]) != identity_of(value))
-        )
-        makers.append(_own(value, clone=clone) if own or origin is None else _again(value, origin))
+        if origin is not None and (
+            origin.source < num_inputs
+            or not (clone or identity_of(outputs[origin.source - num_inputs]) != identity_of(value))
+        ):
+            makers.append(_again(value, origin))
+        else:
+            makers.append(_own(value, clone=clone))
 
     def handed_out(inputs: Sequence[Any]) -> tuple[Any, ...]:
         known = list(inputs)

@@ -20,12 +20,6 @@ from torch._dynamo.exc import ObservedException, TorchRuntimeError, observed_exc
 from warmrank.worker.errors import FunctionRaised
 from warmrank.worker.torch_private.patching import steps_in
 
-FACTS = {
-    "torch._dynamo.output_graph:OutputGraph": "shape_env",
-    "torch._dynamo.variables:ExceptionVariable": "args python_type_name",
-    "torch.fx.experimental.symbolic_shapes:ShapeEnv()": "backed_var_to_val",
-}
-
 _log = logging.getLogger(__name__)
 
 _OBSERVED: Final = "Observed exception"
@@ -79,7 +73,9 @@ def raised_by(
         return None
     name = getattr(method, "__qualname__", repr(method))
     where = _where(method, list(getattr(stopped, "real_stack", None) or ()))
-    said = _with_sizes(said, shapes)
+    # The sizes of this call in place of Dynamo's symbols for them, which nobody wrote.
+    sizes = {str(symbol): str(size) for known in shapes for symbol, size in known.backed_var_to_val.items()}
+    said = _SYMBOL.sub(lambda found: sizes.get(found[0], found[0]), said)
     _log.info("%s raised %s; Dynamo says: %s", name, said, error)
     msg = (
         f"{said} ({where}). It was raised while {name} was traced for these arguments; call it without the "
@@ -98,7 +94,9 @@ def _said(error: BaseException, handled: BaseException | None) -> tuple[BaseExce
         kind, cause = str(error).partition("\n")[0], chain[-1]  # what it wraps differs by release
     observed = error if isinstance(error, ObservedException) else cause
     if isinstance(observed, ObservedException) and (observed is error or kind == _OBSERVED):
-        return observed, _observed(observed)
+        kinds = (kind for kind, known in observed_exception_map.items() if known is type(observed))
+        raised = next(kinds, Exception)
+        return observed, _printed(raised.__name__, _text_of(observed.args, issubclass(raised, KeyError)))
     if kind == _ASSERTION:
         stack = getattr(error, "real_stack", None)
         return error, _printed("AssertionError", (stack[-1].line or "") if stack else "")
@@ -111,13 +109,7 @@ def _said(error: BaseException, handled: BaseException | None) -> tuple[BaseExce
     return error, ""
 
 
-def _observed(error: BaseException) -> str:
-    kind = next((kind for kind, known in observed_exception_map.items() if known is type(error)), Exception)
-    text = _text_of(error.args, is_key=issubclass(kind, KeyError))
-    return _printed(kind.__name__, text)
-
-
-def _text_of(args: tuple[Any, ...], *, is_key: bool) -> str:
+def _text_of(args: tuple[Any, ...], is_key: bool) -> str:
     """``str`` of an exception with these arguments, which Dynamo keeps as variables or as text."""
     if len(args) == 1 and isinstance(args[0], str):
         found = _RAISED.fullmatch(args[0])
@@ -134,12 +126,6 @@ def _text_of(args: tuple[Any, ...], *, is_key: bool) -> str:
 
 def _value_of(variable: Any) -> Any:
     return variable.as_python_constant() if variable.is_python_constant() else variable.debug_repr()
-
-
-def _with_sizes(text: str, shapes: Sequence[Any]) -> str:
-    """The sizes of this call in place of Dynamo's symbols for them, which nobody wrote."""
-    sizes = {str(symbol): str(size) for known in shapes for symbol, size in known.backed_var_to_val.items()}
-    return _SYMBOL.sub(lambda found: sizes.get(found[0], found[0]), text)
 
 
 def _printed(kind: str, text: str) -> str:

@@ -1,8 +1,7 @@
 """Symbolic sizes of a trace: their symbols and conditions.
 
 Relied on: ``ShapeEnv.guards`` holds the conditions on symbols so far, whose ``expr`` is a sympy expression;
-``var_to_range`` their bounds; ``PythonPrinter`` writes an expression as Python, which evaluates to the same
-over ``SymInt``.
+``PythonPrinter`` writes one as Python, which evaluates to the same over ``SymInt``.
 """
 
 from __future__ import annotations
@@ -24,19 +23,10 @@ from warmrank.worker.errors import GearError
 from warmrank.worker.torch_private.lowering import LoweredGraph, source_name
 from warmrank.worker.torch_private.marks import marked_dims, refuse_unbacked, traced_as
 from warmrank.worker.torch_private.operators import readable
-from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
+from warmrank.worker.torch_private.patching import intercepted, steps_in
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
-
-FACTS = {
-    "torch._subclasses.fake_tensor": "FakeTensorMode(allow_non_fake_inputs)",
-    "torch.fx.experimental._config": "backed_size_oblivious",
-    "torch.fx.experimental.symbolic_shapes:ShapeEnv()": (
-        "source_to_var specialization_stacks replace guards var_to_range backed_var_to_val"
-    ),
-    "torch.fx.experimental.symbolic_shapes:StatelessSymbolicContext": "dynamic_sizes",
-}
 
 # What is patched here while a trace runs belongs to the whole process.
 _LOCK = threading.RLock()
@@ -65,7 +55,7 @@ def marks_obeyed(hints: Hints, *, oblivious: bool) -> Iterator[dict[str, torch.T
         _LOCK,
         traced_as(sizes.hints),
         settings.patch(backed_size_oblivious=oblivious),  # type: ignore[attr-defined]
-        intercepted(hooks_of(sizes)),
+        intercepted(sizes),
     ):
         try:
             yield sizes.traced
@@ -212,52 +202,35 @@ def other_shape(lowered: LoweredGraph, sizes: Mapping[str, int]) -> str:
     env = shape_env_of(values)
     hints = {} if env is None else env.backed_var_to_val
     known = {symbol: sizes.get(str(symbol), hint) for symbol, hint in hints.items()}
+    found: list[str] = []
+
+    def size(value: Any) -> int:
+        return int(value.node.expr.xreplace(known)) if isinstance(value, torch.SymInt) else int(value)
+
+    def concrete(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return size(value) if isinstance(value, torch.SymInt) else value
+        layout = [*map(size, value.shape)], [*map(size, value.stride())]
+        return torch.empty_strided(*layout, dtype=value.dtype, device=value.device)
+
+    class Compared(torch.fx.Interpreter):
+        def run_node(self, n: Any) -> Any:
+            result, traced = super().run_node(n), n.meta.get("val")
+            if isinstance(traced, torch.Tensor) and isinstance(result, torch.Tensor):
+                wanted = [*map(size, traced.shape)]
+                if wanted != [*result.shape]:
+                    found.append(f"{n.target} to give {wanted}, and it gives {[*result.shape]}")
+                    raise RuntimeError
+            return result
+
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
-        check = _ShapeCheck(lowered.graph, known)
+        interpreter = Compared(lowered.graph)
+        interpreter.extra_traceback = False
         try:
-            check.run(*(_concrete(value, known) for value in values))
-        except _OtherShape as found:
-            return str(found)
+            interpreter.run(*map(concrete, values))
         except RuntimeError as error:
-            return f"an operation that works with it ({error})"
+            return next(iter(found), f"an operation that works with it ({error})")
     return ""
-
-
-class _OtherShape(Exception):
-    """Carries a finding out of the interpreter."""
-
-
-class _ShapeCheck(torch.fx.Interpreter):
-    """Runs a graph and compares the shape of each result with the traced one."""
-
-    def __init__(self, graph: GraphModule, known: Mapping[Any, int]) -> None:
-        super().__init__(graph)
-        self.extra_traceback = False
-        self._known = known
-
-    def run_node(self, n: Any) -> Any:
-        result = super().run_node(n)
-        traced = n.meta.get("val")
-        if isinstance(traced, torch.Tensor) and isinstance(result, torch.Tensor):
-            wanted = tuple(_size(size, self._known) for size in traced.shape)
-            if wanted != tuple(result.shape):
-                msg = f"{n.target} to give {list(wanted)}, and it gives {list(result.shape)}"
-                raise _OtherShape(msg)
-        return result
-
-
-def _size(size: Any, known: Mapping[Any, int]) -> int:
-    return int(size.node.expr.xreplace(dict(known))) if isinstance(size, torch.SymInt) else int(size)
-
-
-def _concrete(value: Any, known: Mapping[Any, int]) -> Any:
-    if isinstance(value, torch.SymInt):
-        return _size(value, known)
-    if not isinstance(value, torch.Tensor):
-        return value
-    sizes = [_size(size, known) for size in value.shape]
-    strides = [_size(stride, known) for stride in value.stride()]
-    return torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
 
 
 def described(graph: GraphModule) -> list[str]:

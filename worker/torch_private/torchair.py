@@ -1,26 +1,19 @@
 """Registrations of TorchAir's users in this process, and wrappers of AOTAutograd that its cache drops.
 
-Relied on (torch_npu 2.13, torch 2.11 to 2.13):
-
-* ``<package>.patterns.pattern_pass_manager._global_pattern_pass_manager`` is None, or its ``pass_dict`` is a
-  ``PatternMatcherPass``, whose ``patterns`` are lists of entries by the operator that they begin with, tried
-  in their order. An entry's ``pattern`` is what is searched, a tree of ``PatternExpr`` whose attributes say
-  all about it; ``search_fn`` is asked again where it might match;
-* its ``extra_check`` is the function ``check_fn`` of Inductor's ``register_replacement``, a closure over all
-  that it was called with. TorchAir has put a function of its own around the user's ``extra_check``, and
-  Inductor one around methods (``_wrap_bound_method``);
-* a converter (``torchair.register_fx_node_ge_converter``) is the attribute ``_ge_converter`` of its
-  ``OpOverload``, or stands in ``_CONVERTERS`` of ``fx2ge_converter``: a function around the user's, its
-  ``__wrapped__``. ``torch.ops``, its namespaces and its operators keep what was looked up as attributes;
-* after AOTAutograd ran within a `TracingContext`, ``context.fw_metadata`` is a ``ViewAndMutationMeta``. A
-  cache without the wrappers is right only where they have nothing to do (`left_to_wrappers`).
+Relied on (torch_npu 2.13): ``_global_pattern_pass_manager`` is None, or its ``pass_dict`` has lists of
+entries by the operator that they begin with, tried in their order. An entry's ``pattern`` is a tree whose
+attributes say all about it; its ``extra_check`` is a closure over all that Inductor's
+``register_replacement`` was called with, in which TorchAir has put a function around the user's
+``extra_check``, and Inductor one around methods. A converter for GE is the attribute ``_ge_converter`` of
+its ``OpOverload``, or stands in ``_CONVERTERS``: a function around the user's, its ``__wrapped__``. After
+AOTAutograd ran within a `TracingContext`, ``context.fw_metadata`` says what its wrappers do.
 """
 
 from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from types import FunctionType
 from typing import Any
@@ -29,13 +22,6 @@ import torch
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import globals_module
-
-FACTS = {
-    "torch._functorch._aot_autograd.schemas:ViewAndMutationMeta": (
-        "mutated_inp_runtime_indices num_intermediate_bases tokens"
-    ),
-    "torch._guards:TracingContext": "fw_metadata",
-}
 
 _OF_THE_VENDOR = ("torch_npu", "torchair", "npugraph_ex")  # the version of torch_npu stands for theirs
 _FUNCTIONS = ("search_fn", "replace_fn", "extra_check")
@@ -71,8 +57,10 @@ def registered_patterns(package: str, digest: Digest) -> list[str]:
             condition = inspect.getclosurevars(condition).nonlocals.get("extra_check", condition)
             parts = [begins_with, _text(entry.pattern, {}, digest)]
             parts += [f"{name}={_text(cells.get(name), {}, digest)}" for name in _SETTINGS]
-            functions = cells["search_fn"], cells["replace_fn"], condition
-            parts += [digest(_unwrapped(function)) for function in functions]
+            for function in (cells["search_fn"], cells["replace_fn"], condition):
+                if isinstance(function, FunctionType) and globals_module(function) == _MATCHER:  # of a method
+                    function = inspect.getclosurevars(function).nonlocals.get("fn", function)  # noqa: PLW2901
+                parts.append(digest(function))
             found.append(repr(parts))
     return found
 
@@ -94,12 +82,6 @@ def _made_with(entry: Any, package: str) -> Mapping[str, Any]:
         "of it could not be noticed; register it with register_replacement, or use engine graph"
     )
     raise NotPortable(msg, what=str(entry))
-
-
-def _unwrapped(function: Any) -> Any:
-    if isinstance(function, FunctionType) and globals_module(function) == _MATCHER:
-        return inspect.getclosurevars(function).nonlocals.get("fn", function)  # a method
-    return function
 
 
 def _text(value: Any, numbers: dict[int, int], digest: Digest) -> str:
@@ -129,7 +111,11 @@ def registered_converters(digest: Digest) -> list[str]:
     if registry is None:
         return []
     found = {operator: around for operator, around in registry.items() if around is not None}
-    found |= dict(_of_operators())
+    for namespace in _parts(torch.ops, torch._ops._OpNamespace):
+        for packet in _parts(namespace, torch._ops.OpOverloadPacket):
+            for operator in _parts(packet, torch._ops.OpOverload):
+                if (around := vars(operator).get("_ge_converter")) is not None:
+                    found[operator] = around
     users = {
         operator: getattr(around, "__wrapped__", around)  # one layer: a user may wrap the vendor's
         for operator, around in found.items()
@@ -139,15 +125,6 @@ def registered_converters(digest: Digest) -> list[str]:
         for operator, function in users.items()
         if not is_of_the_vendor(function)
     )
-
-
-def _of_operators() -> Iterator[tuple[Any, Any]]:
-    for namespace in _parts(torch.ops, torch._ops._OpNamespace):
-        for packet in _parts(namespace, torch._ops.OpOverloadPacket):
-            for operator in _parts(packet, torch._ops.OpOverload):
-                around = vars(operator).get("_ge_converter")
-                if around is not None:
-                    yield operator, around
 
 
 def _parts(holder: Any, kind: type) -> list[Any]:

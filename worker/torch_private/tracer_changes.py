@@ -5,64 +5,65 @@
 * NumPy scalars are constants, computed with by NumPy; ``operator.itemgetter`` and its kin are made anew
   within the trace; ``ContextVar.get()`` gives the variable's value, guarded under ``var.get()``.
 * Calls that tell people something are left out. What a call asks a logger (its level) is a condition.
-* A missing key is guarded, also where ``ObservedKeyError`` is caught; so are variables that functions of the
-  standard library read.
-* Views among a call's arguments are tensors of their own. Dynamo puts conditions on the sizes of their bases:
-  a slice of a buffer that grows would be traced again for every length.
+* A missing key is guarded, also where ``ObservedKeyError`` is caught; so are variables that functions of
+  the standard library read.
+* ``functools.cached_property`` takes no lock, as from Python 3.12 on; ``functools.partialmethod`` binds its
+  function without ``__get__``. What ``functools.singledispatch`` and its kin look up is refused.
+* ``"%s" % value``, ``str`` and f-strings take the text of an object from its methods, which are traced; so
+  is ``__eq__`` of a dict's keys, as from torch 2.14 on.
+* An object with an ``__enter__`` of the user's can be entered, whenever it was made.
+* ``id`` is no condition where ``copy`` asks for it, which keys the memo of one deep copy by addresses;
+  which objects are one is a condition of its own. Others keep what they know by addresses from call to
+  call.
+* Copies and repetitions of a deque have its limit, as in torch 2.14 and 2.15.
+* Views among a call's arguments are tensors of their own. Dynamo puts conditions on the sizes of their
+  bases: a slice of a buffer that grows would be traced again for every length.
 
-Relied on: ``as_proxy`` gives what stands in the graph; ``MetaTensorDescriber`` gives a dataclass with
-``is_view``, ``base`` and ``creation_meta``, and a tensor that is no view gets its own sizes and the storage
-of its kin; for a view a second fake tensor is recorded, with ``AttrSource(source, "_base")``, and dropped;
-code that reads ``_base`` makes a node ``getattr(tensor, "_base")``, one that reads ``_version`` a call of
-``prims._tensor_version``.
+Relied on (``tests/fuzz/parts/evaluated.py``): ``MetaTensorDescriber`` gives a dataclass with ``is_view``,
+``base`` and ``creation_meta``, and a tensor that is no view gets its own sizes and the storage of its kin;
+for a view a second fake tensor is recorded, with ``AttrSource(source, "_base")``, and dropped; code to read
+``_base`` makes a node ``getattr(tensor, "_base")``, one that reads ``_version`` ``prims._tensor_version``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
+import functools
 import inspect
 import logging
 import operator
+import re
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import FunctionType, WrapperDescriptorType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 import torch._dynamo.config as dynamo_config
-from torch._dynamo.exc import ObservedKeyError
+from torch._dynamo.exc import ObservedKeyError, TensorifyScalarRestartAnalysis
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource, TypeSource
-from torch._dynamo.variables import PythonModuleVariable
+from torch._dynamo.symbolic_convert import InstructionTranslator, TensorifyState
+from torch._dynamo.variables import PythonModuleVariable, TupleVariable, UserDefinedObjectVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
 from torch._dynamo.variables.misc import IgnoredFunctionVariable, LoggingLoggerVariable
-from torch._dynamo.variables.user_defined import UserDefinedObjectVariable
 from torch.utils._config_module import ConfigModule
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.keys.code import globals_module, is_pinned_module
+from warmrank.worker.keys.code import globals_module, is_pinned_module, is_users_function
+from warmrank.worker.repeatable import get_cached, get_partial
 from warmrank.worker.torch_private.lowering import source_name
-from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
+from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
 
-FACTS = {
-    "torch._dynamo.config": "ignore_logging_functions patch",
-    "torch._dynamo.guards:GuardBuilder": "MODULE_MATCH ID_MATCH",
-    "torch._dynamo.side_effects:SideEffects": "track_object_existing",
-    "torch._dynamo.source:AttrSource": "base member",
-    "torch._dynamo.variables": "PythonModuleVariable(value)",
-    "torch._dynamo.variables.base:VariableTracker": "build(tx, value, source)",
-    "torch._dynamo.variables.builder:VariableBuilder": "install_guards source tx",
-    "torch._dynamo.variables.constant:ConstantVariable": "as_proxy reconstruct(codegen)",
-    "torch._dynamo.variables.user_defined:UserDefinedObjectVariable": "call_method(tx, name, args, kwargs)",
-    "torch._dynamo.variables:ConstDictVariable": "install_dict_contains_guard",
-    "torch._guards": "InvokeSubgraphCache",
-    "torch._subclasses.meta_utils:MetaTensorDesc": "is_view base creation_meta",
-}
-
+if TYPE_CHECKING:
+    from torch.fx import GraphModule
 
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _log = logging.getLogger("torchair")
@@ -73,6 +74,11 @@ _FUNCTIONS = (
 )  # fmt: skip
 
 
+_DISPATCH: Final = functools.singledispatch(lambda _: None).dispatch.__code__
+_CONVERSION: Final = re.compile(r"%[#0 +-]*\d*(?:\.\d+)?[hlL]?(.)")
+_TEXTS: Final = {"s": str, "r": repr, "a": ascii}
+
+
 class TracerChanges:
     """Steps in where Dynamo is to trace, guard or leave out what the module's docstring says."""
 
@@ -81,13 +87,19 @@ class TracerChanges:
         self._name = name  # of the traced function
         self._note_call = note_call
         self._left_out: dict[str, None] = {}
+        self._is_asking = False  # `copy` for an address
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
         """Put the changes in place; then say which calls were left out."""
         methods = (getattr(logging.Logger, name) for name in _TELLING)
         ignored = {*dynamo_config.ignore_logging_functions, *_FUNCTIONS, *methods}
-        with dynamo_config.patch(ignore_logging_functions=ignored), intercepted(hooks_of(self)):
+        with (
+            dynamo_config.patch(ignore_logging_functions=ignored),
+            intercepted(self),
+            replaced(functools.cached_property, "__get__", get_cached),  # which Dynamo traces
+            replaced(functools.partialmethod, "__get__", get_partial),  # likewise
+        ):
             yield
         if self._left_out:
             told = ", ".join(sorted(self._left_out))
@@ -110,7 +122,12 @@ class TracerChanges:
         elif isinstance(value, ContextVar):
             make = _ContextVariable
         else:
-            return original(builder, value)
+            made = original(builder, value)
+            enters = (getattr(type(value), name, None) for name in ("__enter__", "__exit__"))
+            if type(made) is UserDefinedObjectVariable and all(map(is_users_function, enters)):
+                vars(made)["cm_obj"] = value
+                made.__class__ = GenericContextWrappingVariable
+            return made
         builder.install_guards(GuardBuilder.ID_MATCH)
         return make(value, source=builder.source)
 
@@ -142,11 +159,7 @@ class TracerChanges:
         "torch._dynamo.variables.user_defined:UserDefinedClassVariable", "call_function(tx, args, kwargs)"
     )
     def _call_class(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        """Refuse an instance that a metaclass of the user's makes.
-
-        Raises:
-            NotPortable: the metaclass, or a base of it, has a ``__call__``.
-        """
+        """Refuse an instance that a metaclass of the user's makes."""
         metaclass = type(variable.value)
         make = next((vars(base)["__call__"] for base in metaclass.__mro__ if "__call__" in vars(base)), None)
         is_pinned = isinstance(make, FunctionType) and is_pinned_module(globals_module(make))
@@ -188,6 +201,71 @@ class TracerChanges:
         if source is None:
             self._note_call(logging.Logger.isEnabledFor, (logger, level), enabled)
         return VariableTracker.build(tx, enabled)
+
+    @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "call_function(tx, args, kwargs)")
+    def _call(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if getattr(variable.fn, "__code__", None) is _DISPATCH:
+            msg = (
+                "functools.singledispatch chooses a function by what is registered, of which no condition "
+                "can be made; call the function of that type by its name"
+            )
+            raise NotPortable(msg, what="functools.singledispatch")
+        return original(variable, tx, args, kwargs)
+
+    @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_function")
+    def _call_builtin(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        is_text = variable.fn in (operator.mod, operator.imod) and args[0].is_python_constant()
+        if is_text and isinstance(template := args[0].as_python_constant(), str):
+            args = _with_texts(tx, template, args[0], args[1].realize())
+        elif variable.fn is str and len(args) == 1 and _is_shown(args[0].realize()):
+            variable = VariableTracker.build(tx, repr)
+        return original(variable, tx, args, kwargs)
+
+    @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "_format_value(fmt_spec, flags)")
+    def _format(self, original: Any, tx: Any, spec: Any, flags: int) -> Any:
+        value = tx.stack[-1].realize()
+        if flags & 3 or not isinstance(value, UserDefinedObjectVariable):
+            return original(tx, spec, flags)
+        if _is_of_user(value, "__format__"):
+            tx.push(tx.pop().realize().call_method(tx, "__format__", [spec], {}))
+        elif not spec.as_python_constant() and (_is_of_user(value, "__str__") or _is_shown(value)):
+            tx.push(VariableTracker.build(tx, str).call_function(tx, [tx.pop()], {}))
+        else:
+            return original(tx, spec, flags)
+        return None
+
+    @steps_in(
+        "torch._dynamo.variables.user_defined:UserDefinedObjectVariable",
+        "is_python_equal(other)",
+        is_optional=True,  # up to torch 2.13
+    )
+    def _is_equal(self, original: Any, variable: Any, other: Any) -> bool:
+        if not _is_of_user(variable, "__eq__"):
+            return bool(original(variable, other))
+        answer = variable.call_method(InstructionTranslator.current_tx(), "__eq__", [other], {})
+        return answer.as_python_constant() is True
+
+    @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_id(tx, args)")
+    def _address(self, original: Any, variable: Any, tx: Any, *args: Any) -> Any:
+        args = tuple(arg.realize() for arg in args)  # with the guards of its own
+        self._is_asking = tx.f_globals.get("__name__") == copy.__name__
+        try:
+            return original(variable, tx, *args)
+        finally:
+            self._is_asking = False
+
+    @steps_in("torch._guards:GuardsSet", "add(guard)")
+    def _guard(self, original: Any, guards: Any, guard: Any, *args: Any, **kwargs: Any) -> None:
+        if not self._is_asking:
+            original(guards, guard, *args, **kwargs)
+
+    @steps_in("torch._dynamo.variables.lists:BaseListVariable", "modified", is_optional=True)
+    @steps_in("torch._dynamo.variables.lists:BaseListVariable", "sq_repeat_impl", is_optional=True)
+    def _made_of_deque(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(variable, *args, **kwargs)
+        if variable.python_type() is not deque:
+            return made
+        return type(made)(made.items, maxlen=variable.maxlen, mutation_type=made.mutation_type)
 
 
 class _NumpyScalar(ConstantVariable):
@@ -251,6 +329,55 @@ def _added(variable: Any, tx: Any, method: str) -> Any:
     return VariableTracker.build(tx, function, AttrSource(TypeSource(variable.source), method))
 
 
+def make_floats_constants(graph_module: GraphModule) -> None:
+    """Let Dynamo trace again with floats, which it made inputs of a graph, as constants that are guarded.
+
+    Raises:
+        TensorifyScalarRestartAnalysis: there are such inputs; Dynamo begins again.
+    """
+    fakes = (node.meta.get("example_value") for node in graph_module.graph.nodes if node.op == "placeholder")
+    memos = [memo for fake in fakes if (memo := getattr(fake, "item_memo", None)) is not None]
+    for memo in memos:
+        TensorifyState.specialize(memo.node._expr.name)
+    if memos:
+        raise TensorifyScalarRestartAnalysis
+
+
+def _is_of_user(variable: Any, name: str) -> bool:
+    """True if the class of an object has a method of the user's."""
+    return isinstance(inspect.getattr_static(variable.python_type(), name, None), FunctionType)
+
+
+def _is_shown(variable: Any) -> bool:
+    """True if the text of an object is what its class, one of the user's, has for ``repr``."""
+    return (
+        isinstance(variable, UserDefinedObjectVariable)
+        and inspect.getattr_static(variable.python_type(), "__str__") is vars(object)["__str__"]
+        and _is_of_user(variable, "__repr__")
+    )
+
+
+def _with_texts(tx: Any, template: str, held: Any, given: Any) -> list[Any]:
+    """A template (its text and its variable) and what fills it, with texts in place of objects."""
+    items = given.items if isinstance(given, TupleVariable) else [given]
+    kinds = [kind for kind in _CONVERSION.findall(template) if kind != "%"]
+    if given.is_python_constant() or len(kinds) != len(items):
+        return [held, given]
+    pairs = list(zip(kinds, items, strict=True))
+    is_asked = [kind in _TEXTS and not item.is_python_constant() for kind, item in pairs]
+    texts = [
+        VariableTracker.build(tx, _TEXTS[kind]).call_function(tx, [item], {}) if asked else item
+        for (kind, item), asked in zip(pairs, is_asked, strict=True)
+    ]
+    waiting = iter(is_asked)
+
+    def taking_text(found: re.Match[str]) -> str:
+        return f"{found[0][:-1]}s" if found[1] != "%" and next(waiting) else found[0]
+
+    template = _CONVERSION.sub(taking_text, template)
+    return [VariableTracker.build(tx, template), TupleVariable(texts)]
+
+
 # What a tensor knows of itself that is not the same for equal tensors, and what to do without it.
 _INSTEAD = {"_base": "pass that tensor instead", "_version": "count the writes in an attribute of the module"}
 
@@ -269,7 +396,7 @@ class ViewsByThemselves:
         Raises:
             NotPortable: the traced code asks a tensor for its base.
         """
-        with intercepted(hooks_of(self)):
+        with intercepted(self):
             try:
                 yield
             except Exception as error:

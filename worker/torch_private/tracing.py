@@ -1,11 +1,11 @@
 """Trace one method by Dynamo without running it: graph, frame, guards, writes and the objects looked at.
 
-Relied on (``tests/unit/test_tracing.py``, torch 2.11 to 2.15): ``fullgraph_capture`` traces a bound method to
-one graph with all parameters lifted to inputs, and needs a metrics context around it; with
-``automatic_dynamic_shapes`` off, earlier traces of the process change nothing. The ``source`` of a
-``VariableBuilder`` is an object's path. An object that two paths lead to is guarded by the first; that the
-second leads to the same object is guarded too, except where one starts from an argument and the other from a
-global. ``_get_modified_vars`` and ``store_attr_mutations`` say which objects the frame will write to.
+Relied on (``tests/unit/test_tracing.py``): ``fullgraph_capture`` traces a bound method to one graph with
+all parameters lifted to inputs, and needs a metrics context around it; with ``automatic_dynamic_shapes``
+off, earlier traces of the process change nothing. An object that two paths lead to is guarded by the first;
+that the second leads to the same object is guarded too, except where one starts from an argument and the
+other from a global. ``_get_modified_vars`` and ``store_attr_mutations`` say which objects the frame will
+write to.
 """
 
 from __future__ import annotations
@@ -38,32 +38,21 @@ from warmrank.worker.errors import GraphBreak, NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_read
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, TracedGuard, traced_guards
 from warmrank.worker.torch_private.evaluated import Evaluations
-from warmrank.worker.torch_private.lowering import CapturedCall, LoweredGraph, lower, source_name
-from warmrank.worker.torch_private.patching import hooks_of, intercepted, steps_in
+from warmrank.worker.torch_private.lowering import (
+    CapturedCall,
+    LoweredGraph,
+    lower,
+    source_name,
+    switches_kept,
+)
+from warmrank.worker.torch_private.patching import intercepted, steps_in
 from warmrank.worker.torch_private.raised import ShapeNotes, raised_by
 from warmrank.worker.torch_private.tracer_changes import TracerChanges, ViewsByThemselves
-from warmrank.worker.torch_private.tracer_python import PythonChanges
 from warmrank.worker.torch_private.warm import REGISTRIES, dict_keys
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
-
-FACTS = {
-    "torch._dynamo.config": (
-        "specialize_float automatic_dynamic_shapes allow_rnn enable_dynamo_decompositions"
-    ),
-    "torch._dynamo.convert_frame": "fullgraph_capture(args, kwargs)",
-    "torch._dynamo.convert_frame:BackendInput": (
-        "backend_id graph_module example_inputs fake_mode tensor_to_context"
-    ),
-    "torch._dynamo.convert_frame:CaptureOutput": "graph_capture_output backend_input",
-    "torch._dynamo.convert_frame:GraphCaptureOutput": "output_graph traced_code get_runtime_env",
-    "torch._dynamo.convert_frame:GraphRuntimeEnv": "bytecode import_sources external_refs",
-    "torch._dynamo.side_effects:SideEffects": "_get_modified_vars store_attr_mutations",
-    "torch._dynamo.variables.builder:VariableBuilder": "source",
-    "torch.fx.experimental._config": "use_duck_shape",
-}
 
 
 class TracedWrite(Value):
@@ -204,14 +193,14 @@ def trace(
             dynamo_timed("warmrank"),
             _tracing_settings(dynamic),
             evaluated.noted(),
+            switches_kept(name),
         ):
             started = perf_counter()
             notes = TraceNotes(evaluated.note, free or ())
             with (
                 TracerChanges(name, evaluated.note_call).made(),
-                PythonChanges().made(),
                 ViewsByThemselves().made(),
-                intercepted(hooks_of(notes)),
+                intercepted(notes),
             ):
                 captured = _capture(method, name, args, dict(kwargs))
             if free is not None and not free and (counters := notes.counters()):
@@ -244,11 +233,8 @@ def trace(
             guards, tree = _guards(output, function, name)
             # Globals that Dynamo made and named for the addresses of their objects; some are modules, such as
             # torch where ``type(x)`` leads to it.
-            made = {
-                name: value
-                for name, value in function.__globals__.items()
-                if name.rpartition("_c")[0].endswith(f"_{id(value)}")
-            }
+            scope = function.__globals__
+            made = {k: v for k, v in scope.items() if k.rpartition("_c")[0].endswith(f"_{id(v)}")}
             modules = {name: value.__name__ for name, value in made.items() if isinstance(value, ModuleType)}
             traced = Trace(
                 lowered=lowered,
@@ -281,11 +267,9 @@ def trace(
 
 
 def _guards(output: Any, function: Any, name: str) -> tuple[tuple[TracedGuard, ...], GuardTree]:
-    """Dynamo's guards, and their tree.
+    """Dynamo's guards, and their tree; `NotPortable` where Dynamo cannot look again at an object.
 
-    Raises:
-        NotPortable: Dynamo cannot write them, because it cannot look again at an object that it looked at.
-        ConstraintViolationError: a dimension that is marked as dynamic is a constant; ``symbols`` names it.
+    A `ConstraintViolationError`, for a dimension that is marked as dynamic and a constant, goes to `symbols`.
     """
     try:
         return traced_guards(output, function.__code__)
@@ -336,7 +320,7 @@ def _tracing_settings(dynamic: bool) -> Iterator[None]:
 
 
 def _refuse_opaque(graph_module: GraphModule) -> None:
-    """Refuse graphs that ask an object for another one, as ``mesh["tp"]`` does, by `NotPortable`."""
+    """Refuse graphs that ask an object for another one, as ``mesh["tp"]`` does."""
     for node in graph_module.graph.nodes:
         real = getattr(node.meta.get("example_value"), "real_obj", None)
         if node.op == "call_method" and real is not None:
@@ -363,7 +347,7 @@ def _capture(method: Callable[..., Any], name: str, args: tuple[Any, ...], kwarg
     shapes = ShapeNotes()
     handled = sys.exception()  # the caller's, or that of an earlier attempt
     try:
-        with intercepted(hooks_of(shapes)), _without_tracebacks():
+        with intercepted(shapes), _without_tracebacks():
             return convert_frame.fullgraph_capture(method, args, kwargs)
     except WorkerError:
         raise
@@ -384,12 +368,9 @@ def _capture(method: Callable[..., Any], name: str, args: tuple[Any, ...], kwarg
 def _without_tracebacks() -> Iterator[None]:
     """Keep torch from printing a traceback of its own for shapes that do not fit: the error says it."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-
-    def is_no_error(record: logging.LogRecord) -> bool:
-        return record.levelno < logging.ERROR
-
-    logger.addFilter(is_no_error)
+    before = logger.filters[:]
+    logger.addFilter(lambda record: record.levelno < logging.ERROR)
     try:
         yield
     finally:
-        logger.removeFilter(is_no_error)
+        logger.filters[:] = before

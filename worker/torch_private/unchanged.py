@@ -3,8 +3,8 @@
 Relied on (``tests/unit/test_changes_after_load.py``):
 
 * CPython 3.11 and 3.12, 64 bits: the offsets below. A dict's and a class's version differ after any change
-  (of the class or its bases); ``__dict__`` is at -24 (``Py_TPFLAGS_MANAGED_DICT``) or ``__dictoffset__``.
-  Each is checked at import; where one does not hold, a slower reader is used.
+  (of the class or its bases); ``__dict__`` is at -24 (``Py_TPFLAGS_MANAGED_DICT``) or ``__dictoffset__``. A
+  build that lays objects out otherwise (for debugging), or another Python, has a slower reader.
 * ``torch._C._dynamo.guards.dict_version`` differs after any change of the dict, in every Python.
 * A tensor points to its implementation in C++ (sizes, strides, offset, dtype, device, dispatch keys), that to
   its storage and to autograd's data. Offsets are found by value in trial tensors, and compared with what each
@@ -36,20 +36,19 @@ _WORD = 8
 _MANAGED_DICT = 1 << 4
 _IMMUTABLE = 1 << 8
 _SUPPORTED = sys.implementation.name == "cpython" and ctypes.sizeof(ctypes.c_void_p) == _WORD
+_KNOWN_LAYOUT = _SUPPORTED and sys.version_info[:2] in ((3, 11), (3, 12)) and not sys.abiflags
 _FUNCTION = {"code": 48, "defaults": 56, "kwdefaults": 64}
 _OFFSETS = {"dict": 24, "type": 8, "cell": 16, **_FUNCTION}
 _CLASS = 384
-_NUM_CHANGES = 3
+FAST = frozenset(
+    (*_OFFSETS, "class", "namespace") if _KNOWN_LAYOUT and not hasattr(sys, "getobjects") else ()
+)
+"""Kinds of watches that a word of memory tells."""
 
 
 def word(address: int) -> int:
     """The word of memory at an address."""
     return ctypes.c_uint64.from_address(address).value
-
-
-def _class_dicts(cls: type) -> list[dict[str, Any]]:
-    bases = (base for base in cls.__mro__ if not base.__flags__ & _IMMUTABLE)
-    return [item for base in bases for item in gc.get_referents(base.__dict__) if type(item) is dict]
 
 
 def _content(cell: types.CellType) -> Any:
@@ -75,73 +74,27 @@ def _read_slowly(kind: str, value: Any) -> Any:
     if kind == "dict":
         return dict_version(value)
     if kind == "class":
-        return (*map(dict_version, _class_dicts(value)), *map(id, value.__mro__))
+        bases = (base for base in value.__mro__ if not base.__flags__ & _IMMUTABLE)
+        parts = (item for base in bases for item in gc.get_referents(base.__dict__))
+        return (*[dict_version(item) for item in parts if type(item) is dict], *map(id, value.__mro__))
     return id(_POINTEE[kind](value))
 
 
-def _class_address(cls: type) -> int | None:
-    with contextlib.suppress(AttributeError):
-        type.__getattribute__(cls, "warmrank has no such attribute")  # gives the class a version
-    address = id(cls) + _CLASS
-    return address if ctypes.c_uint32.from_address(address).value else None
-
-
-def _namespace_address(value: Any) -> int | None:
-    kind, namespace = type(value), value.__dict__  # which is made where there was none
-    if kind.__flags__ & _MANAGED_DICT:
-        address = id(value) - 3 * _WORD
-    elif kind.__dictoffset__ > 0:
-        address = id(value) + kind.__dictoffset__
-    else:
-        return None
-    return address if word(address) == id(namespace) else None
-
-
 def _address(kind: str, value: Any) -> int | None:
+    """Where the word of a watch is; None where it is not in its usual place."""
     if kind == "class":
-        return _class_address(value)
-    return _namespace_address(value) if kind == "namespace" else id(value) + _OFFSETS[kind]
-
-
-class _Trial:
-    value = 0
-
-
-def _trial(value: int = 0, *, other: int = 1) -> Callable[[], int]:
-    return lambda: value + other
-
-
-_BASE: Any = type("base", (), {})
-# What each word is tried with: an object, and a change of it; None where the pointer alone is compared.
-_TRIALS: dict[str, tuple[Any, Callable[[], None] | None]] = {
-    "dict": (vars(trial := _Trial()), lambda: setattr(trial, "value", object())),
-    "class": (type("trial", (_BASE,), {}), lambda: setattr(_BASE, "value", object())),
-    "type": (trial, None),
-    "namespace": (_Trial(), None),
-    "cell": ((_trial().__closure__ or ())[0], None),
-    **dict.fromkeys(_FUNCTION, (_trial, None)),
-}
-
-
-def _follows(kind: str) -> bool:
-    """True if the word of a kind is where it should be in this Python."""
-    value, change = _TRIALS[kind]
-    if change is None:
-        address = _address(kind, value)
-        return address is not None and word(address) == id(_POINTEE[kind](value))
-    seen = set()
-    for _ in range(_NUM_CHANGES):
-        address = _address(kind, value)
-        if address is None:
-            return False
-        seen.add(word(address))
-        change()
-        seen.add(word(address))  # of a class, until it gets its next version
-    return len(seen) > _NUM_CHANGES
-
-
-_KNOWN_LAYOUT = _SUPPORTED and sys.version_info[:2] in ((3, 11), (3, 12))
-FAST = frozenset(filter(_follows, _TRIALS) if _KNOWN_LAYOUT else ())
+        with contextlib.suppress(AttributeError):
+            type.__getattribute__(value, "warmrank has no such attribute")  # gives the class a version
+        address = id(value) + _CLASS
+        return address if ctypes.c_uint32.from_address(address).value else None
+    if kind != "namespace":
+        return id(value) + _OFFSETS[kind]
+    cls, namespace = type(value), value.__dict__  # which is made where there was none
+    is_managed = cls.__flags__ & _MANAGED_DICT
+    if not is_managed and cls.__dictoffset__ <= 0:
+        return None
+    address = id(value) - 3 * _WORD if is_managed else id(value) + cls.__dictoffset__
+    return address if word(address) == id(namespace) else None
 
 
 class Words:
@@ -238,10 +191,12 @@ class TensorWatch:
         if self._looks < self._wait:
             return None
         self._looks, self._wait = 0, min(2 * self._wait, _MAX_WAIT)
-        words = _words_of(inputs, self._positions)
-        if words is None:
-            self._wait = sys.maxsize
-        return words
+        if (places := _places()) is not None:
+            other = contextlib.suppress(AttributeError, LookupError, RuntimeError)  # no tensors as known here
+            with other, torch._C.DisableTorchFunctionSubclass():
+                return _TensorWords([inputs[index] for index in self._positions], len(inputs), places)
+        self._wait = sys.maxsize
+        return None
 
     def keep(self, words: _TensorWords | None) -> None:
         """Compare with these from now on."""
@@ -276,42 +231,24 @@ class _TensorWords:
         self._held = tensors  # so that no other objects get their ids
         self.ids = np.array([*map(id, tensors)], dtype=np.uint64).tobytes()
         self.num_inputs = num_inputs
-        objects: _Said = {}
-        implementations: _Said = {}
-        memory: _Said = {}
+        said: tuple[_Said, _Said, _Said] = ({}, {}, {})
         for tensor in tensors:
-            _add_words(objects, implementations, memory, tensor, places)
-        self._stages = tuple(map(_read, (objects, implementations, memory)))
+            _add_words(*said, tensor, places)
+        self._stages = tuple(map(_read, said))
 
     def same(self) -> bool:
         objects, implementations, memory = self._stages
         return objects.same() and implementations.same() and memory.same()
 
 
-def _words_of(inputs: Sequence[Any], positions: Iterable[int]) -> _TensorWords | None:
-    places = _places()
-    if places is None:
-        return None
-    try:
-        with torch._C.DisableTorchFunctionSubclass():
-            return _TensorWords([inputs[index] for index in positions], len(inputs), places)
-    except (AttributeError, LookupError, RuntimeError):  # no tensor, or one of another build
-        return None
-
-
 def _add_words(
     objects: _Said, implementations: _Said, memory: _Said, tensor: torch.Tensor, places: _Places
 ) -> None:
-    """Add the words of a tensor, of its implementation, and of what that points to.
-
-    Raises:
-        LookupError: there are too many dimensions for their usual place.
-    """
+    """Add the words of a tensor, of its implementation, and of what that points to."""
     sizes, strides = tensor.size(), tensor.stride()
     at, storage = tensor._cdata, tensor.untyped_storage()
     if len(sizes) * _WORD > places.strides - places.sizes:
-        msg = f"{len(sizes)} dimensions are elsewhere"
-        raise LookupError(msg)
+        raise LookupError("more dimensions than their usual place holds")
     objects[id(tensor) + places.implementation] = at
     objects[id(tensor) + places.kind] = id(type(tensor))
     # Between offset and keys: the number of elements, dtype, device, and flags.

@@ -1,28 +1,23 @@
-"""State of torch that loads and calls read: switches, operators by name, metadata of tensors.
+"""State of torch that loads and calls read: switches, operators by name, metadata of tensors, libraries.
 
-State is read from the getters under torch's properties, which cost up to twenty times as much. Relied on
-(``tests/unit/test_ambient.py`` sets each property and looks for its name):
+State is read from the getters under torch's properties, which cost up to twenty times as much
+(``tests/unit/test_ambient.py`` sets each property and looks for its name). Relied on beside that:
 
-* ``torch.backends.mkldnn.enabled`` and ``.deterministic``, ``torch.backends.cuda.matmul.allow_tf32``,
-  ``torch.backends.cudnn.allow_tf32`` and each ``fp32_precision`` return what these functions return;
-* while the older three are at their defaults, so are the newer ones of cuBLAS, cuDNN and oneDNN's matrices;
-  what is set for its convolutions and RNNs, their kernels read at each call;
+* while the older three switches of precision are at their defaults, so are the newer ones of cuBLAS, cuDNN
+  and oneDNN's matrices; what is set for its convolutions and RNNs, their kernels read at each call;
 * without a function mode on the stack there is no default device but the CPU;
-* transforms of ``torch.func`` are on a stack whose top `peek_interpreter_stack` returns, and a trace of
-  ``torch.jit`` is what `_get_tracing_state` returns, or None;
 * hooks of all modules stand in dictionaries of ``torch.nn.modules.module`` that stay the same objects;
 * ``torch.library._impls`` holds a name for each kernel that Python registered, as ``aten/sin/CPU``;
-* torch_npu 2.13 (``npu_config.py``, ``npu/__init__.py``, ``EnvVariables.cpp``): its switches are options of
-  ``torch_npu._C``. One that was never set is None or empty: then HF32 is off for matmul and on for
-  convolutions, internal formats are off once the device is initialised, and the model of the NPU decides on
-  compiled kernels. ``torch.npu._get_deterministic_level`` also stores the level; here it is only computed;
-* ``torch.distributed.distributed_c10d._world.pg_names`` maps groups to names, in the order of their making;
-* Dynamo keeps preparations of packages in ``trace_rules._lazy_module_init``, and prepares einops alone, by
-  a call of ``rearrange``;
+* torch_npu 2.13: its switches are options of ``torch_npu._C``. One that was never set is None or empty:
+  then HF32 is off for matmul and on for convolutions, internal formats are off once the device is
+  initialised, and the model of the NPU decides on compiled kernels. ``_get_deterministic_level`` also
+  stores the level; here it is only computed;
+* Dynamo keeps preparations of packages in ``trace_rules._lazy_module_init``: of einops, a ``rearrange``;
 * ``TensorGuards`` (``tests/unit/test_changes_after_load.py``) compares type, dispatch keys (of the calling
   thread: inference mode has others), dtype, device index, sizes and strides; ``requires_grad`` only while
-  gradients are recorded. It reads a null pointer where ``dynamic_dims_sizes`` and ``..._strides`` are left
-  out.
+  gradients are recorded. It reads a null pointer where sizes and strides are left out;
+* ``AOTIModelContainerRunnerCpu(path, 1)`` opens a library and ``<path without .so>.json`` beside it; both
+  stay usable when they are removed.
 """
 
 from __future__ import annotations
@@ -30,9 +25,11 @@ from __future__ import annotations
 import copyreg
 import functools
 import importlib
+import re
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -41,13 +38,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
 from torch.utils._pytree import SUPPORTED_NODES
 
-from warmrank.worker.errors import NotPortable
-
-FACTS = {
-    "torch._C": "_get_fp32_precision_getter _get_cublas_allow_fp16_accumulation _get_cudnn_sdp_enabled",
-    "torch._dynamo.trace_rules": "_lazy_module_init",
-    "torch.distributed.distributed_c10d:_World": "pg_names",
-}
+from warmrank.worker.errors import ArtifactCorrupt, NotPortable, StateChanged
 
 _KEYS_OF_ALL = ("CPU", "AutogradCPU", "Autograd", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
 _ENDINGS = tuple(f"/{key}" for key in _KEYS_OF_ALL)
@@ -94,24 +85,9 @@ def float32_precision() -> tuple[Any, ...]:
     return (*older, " ".join(torch._C._get_fp32_precision_getter(*of) for of in _LIBRARIES))
 
 
-def default_device_type() -> str:
-    """Type of the device on which a tensor is made that does not say where."""
-    return torch.get_default_device().type if _num_function_modes() else "cpu"
-
-
-def num_global_hooks() -> int:
-    """Number of hooks that are called for every module."""
-    return sum(map(len, _GLOBAL_HOOKS))
-
-
-def kernels_in_python() -> str:
-    """Operators of torch's own that somebody gave a kernel in Python, for CPUs or all devices."""
-    return _kernels_in_python(len(torch.library._impls))
-
-
 @functools.lru_cache(maxsize=1)
-def _kernels_in_python(num: int) -> str:
-    del num  # whether there are others by now is told by their number
+def _kernels_in_python(_num: int) -> str:
+    """Operators of torch's own that somebody gave a kernel in Python; their number tells of others by now."""
     # Most of a thousand are of other keys, which one comparison of endings shows.
     found = (name for name in torch.library._impls if name.endswith(_ENDINGS) and name.startswith("aten/"))
     return " ".join(sorted(name.split("/")[1] for name in found))
@@ -152,13 +128,14 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 }
 """What functions of torch set for the process or the thread, by its name in artifacts, and what reads it."""
 MODES: dict[str, Callable[[], Any]] = {
-    "default device": default_device_type,
-    "global module hooks": num_global_hooks,
+    "default device": lambda: torch.get_default_device().type if _num_function_modes() else "cpu",
+    "global module hooks": lambda: sum(map(len, _GLOBAL_HOOKS)),
     "torch function modes": foreign_function_modes,
     "torch function": torch._C._is_torch_function_enabled,
-    "kernels in Python": kernels_in_python,
+    "kernels in Python": lambda: _kernels_in_python(len(torch.library._impls)),
 }
 _READERS = tuple(SETTINGS.values())
+SETTING_NAMES = (*SETTINGS, *PRECISION_NAMES)
 
 
 def settings() -> tuple[Any, ...]:
@@ -195,28 +172,18 @@ def npu_switches() -> tuple[Any, ...]:
     native = getattr(sys.modules.get("torch_npu"), "_C", None)
     if native is None:
         return NPU_NONE
-    option = native._npu_getOption
+    option, level = native._npu_getOption, 0
+    if torch.are_deterministic_algorithms_enabled():  # releases without levels have level 1
+        level = max(1, getattr(native, "_npu_get_deterministic_level", lambda: 1)())
     return (
-        _deterministic_level(native),
+        level,
         option("ALLOW_MATMUL_HF32") == b"enable",
         option("ALLOW_CONV_HF32") in (None, b"", b"enable"),
         option("ALLOW_INTERNAL_FORMAT") == b"enable",
-        _text(option("jitCompile")) or "by model",
-        _text(option("CUBE_MATH_TYPE")) or "default",
+        (option("jitCompile") or b"by model").decode(),
+        (option("CUBE_MATH_TYPE") or b"default").decode(),
         option("TORCH_NPU_USE_COMPATIBLE_IMPL") == b"1",
     )
-
-
-def _deterministic_level(native: Any) -> int:
-    if not torch.are_deterministic_algorithms_enabled():
-        return 0
-    # Releases without levels have torch's switch only, which is level 1.
-    level = getattr(native, "_npu_get_deterministic_level", None)
-    return max(1, level()) if level is not None else 1
-
-
-def _text(value: bytes | None) -> str:
-    return value.decode() if value else ""
 
 
 def known_groups() -> dict[str, Any]:
@@ -363,6 +330,49 @@ def _prepare_einops(einops: Any) -> None:
 def _prepared() -> set[str]:
     importlib.import_module("torch._dynamo.decorators")
     return set(importlib.import_module("torch._dynamo.trace_rules")._lazy_module_init)
+
+
+Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+LIBRARY, NODES = "graph.so", "graph.json"
+_WRONG_RESULT = re.compile(r"(?P<found>expected (size|dtype) .*)\n.*Error in op: (?P<operator>\S+)")
+
+
+def open_library(library: Mapping[str, bytes], device: torch.device) -> Run:
+    """Open a library, given as its files by name, on a device; return its runner.
+
+    The bytes pass through files of a private directory that is gone when this returns: nobody else can
+    change them on the way, and nothing is left behind.
+
+    Raises:
+        ArtifactCorrupt: the system's linker, or torch, cannot open it here.
+    """
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="warmrank-aoti-") as directory:
+        for name, data in library.items():
+            (Path(directory) / name).write_bytes(data)
+        path = str(Path(directory) / LIBRARY)
+        try:
+            runner: Any = (
+                torch._C._aoti.AOTIModelContainerRunnerCpu(path, 1)
+                if device.type == "cpu"
+                else torch._C._aoti.AOTIModelContainerRunnerCuda(path, 1, str(device))
+            )
+        except RuntimeError as error:
+            reason = str(error).strip()
+            msg = f"the compiled kernels cannot be opened on this machine: {reason}"
+            raise ArtifactCorrupt(msg, where="compiled kernels", why=reason) from error
+    run: Run = runner.run
+    return run
+
+
+def changed_result(error: RuntimeError) -> StateChanged | None:
+    """The error for a result that is not as in the trace; None for another failure."""
+    found = _WRONG_RESULT.match(str(error))
+    if found is None:
+        return None
+    where = f"the result of {found['operator']} in compiled kernels"
+    return StateChanged(where, f"another ({found['found']})", while_running=True)
 
 
 PROBES = {
