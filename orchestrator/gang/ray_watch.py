@@ -12,9 +12,9 @@ other ranks have not answered: who lost a peer hears of it first.
 A rank that a signal or a debugger holds for ``watch.stopped_s`` is stopped. A node is lost, with all its
 ranks, when Ray says that its watch has ended, as it does with Ray on that node; and when the watch has not
 answered for ``watch.node_silent_s``: it is down, or the network to it is. Its reaper ends its ranks and its
-watch when the lease runs out: nothing lives on beside another attempt. When the driver itself stood still for
-so long, all ranks are taken to have ended, and no node to be lost. Native code that does not end cannot be
-told from a long compile: the stage's own time-out finds it.
+watch when the lease runs out: nothing lives on beside another attempt. When it ran out because the driver
+itself did not look, the node is not lost: its ranks were ended. Native code that does not end cannot be told
+from a long compile: the stage's own time-out finds it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from warmrank.orchestrator.config.models import WatchConfig
 from warmrank.orchestrator.errors import DIED, NODE_LOST, STOPPED, FailureKind, WorkerFailure
@@ -61,7 +61,7 @@ class _Node:
     answered_s: float
     asked_s: float  # when it was asked what it has answered
     died_s: float | None = None  # the first death of a rank
-    has_ended: bool = False
+    state: Literal["", "ended", "let go"] = ""  # of its watch: ended with Ray there, or with its lease
 
 
 class Watching:
@@ -92,9 +92,14 @@ class Watching:
             else:
                 self._stopped_since_s.pop(rank, None)
 
-    def ended(self, node: int) -> None:
-        """A node's watch has ended."""
-        self._nodes[node].has_ended = True
+    def ended(self, node: int, *, let_go: bool = False) -> None:
+        """A node's watch has ended; ``let_go``: with the ranks, because this driver had not looked."""
+        self._nodes[node].state = "let go" if let_go else "ended"
+
+    def is_whole_since(self, since_s: float) -> bool:
+        """True if every node was asked since then, and all ranks were there."""
+        nodes = self._nodes.values()
+        return not self._gone_since_s and all(node.asked_s >= since_s and not node.state for node in nodes)
 
     def unseen_s(self, now_s: float) -> float:
         """Seconds since the oldest of the looks that nodes answered last was asked for."""
@@ -132,7 +137,10 @@ class Watching:
         found: list[WorkerFailure] = []
         for node in self._nodes.values():
             silent_s, remedy = now_s - node.answered_s, _ENDED_REMEDY
-            if node.has_ended:
+            if node.state == "let go":
+                found += failures_on(node.ranks, stage, DIED, _GONE_MESSAGE)
+                continue
+            if node.state:
                 message = f"the watch of node {node.host} has ended, as it does with Ray there"
             elif node.died_s is not None and node.asked_s - SETTLE_S < node.died_s <= now_s - DOUBT_S:
                 message = f"a rank of node {node.host} has ended, and the node's watch cannot be reached"
@@ -154,7 +162,7 @@ class Watching:
 
 def _is_open(node: _Node, since_s: float | None, now_s: float) -> bool:
     """True while it is not known how a node is after what happened then."""
-    if since_s is None or node.has_ended:
+    if since_s is None or node.state:
         return False
     return node.asked_s < since_s + SETTLE_S and now_s < since_s + DOUBT_S
 
@@ -194,7 +202,8 @@ class RayWatch:
         self._watching = Watching({}, settings, 0.0)
         self._num_crashes = 0
         self._looked_s = 0.0
-        self._own_silence_s = 0.0  # of this driver, once it lasted for a lease: the ranks have ended by now
+        # This driver's own silence, as long as reapers may have ended ranks for it, and when it was over.
+        self._own_silence_s = self._silence_over_s = 0.0
         self.nodes: dict[int, Any] = {}  # the watch of every node, by node rank, but for those that ended
 
     def guard(self, gang: Gang, charges: Mapping[int, Charge], cache_dir: Path = Path()) -> list[Any]:
@@ -282,8 +291,7 @@ class RayWatch:
                 found = ray.get(ref)
             except ray.exceptions.ActorDiedError:
                 self.nodes.pop(node, None)
-                if not self._own_silence_s:
-                    self._watching.ended(node)
+                self._watching.ended(node, let_go=self._own_silence_s > 0)
             except ray.exceptions.RayError as error:
                 if call is not None and isinstance(error, ray.exceptions.RayTaskError):
                     raise  # a defect: of ranks, failures come as values
@@ -291,6 +299,8 @@ class RayWatch:
                 statuses = found if call is None else self._take_answers(node, found, answers)
                 self._watching.answered(node, statuses, asked_s=asked_s, now_s=now_s)
                 seen |= statuses
+        if self._own_silence_s and self._watching.is_whole_since(self._silence_over_s):
+            self._own_silence_s = 0.0  # reapers stood still as well
         return answers, seen
 
     def _note_silence(self, now_s: float) -> None:
@@ -302,7 +312,7 @@ class RayWatch:
         # A lease begins with the last look, which may be a while before the driver was held up.
         unseen_s, lease_s = self._watching.unseen_s(now_s), self._settings.lease_s
         if held_up_s >= lease_s / 2 and unseen_s >= lease_s:
-            self._own_silence_s = unseen_s
+            self._own_silence_s, self._silence_over_s = unseen_s, now_s
 
     def _take_answers(self, node: int, said: Said, answers: dict[int, Any]) -> dict[int, ProcessStatus]:
         answers |= said.answers
@@ -312,8 +322,6 @@ class RayWatch:
 
     def failures(self, stage: str) -> tuple[WorkerFailure, ...]:
         """Ranks that count as failed now."""
-        if self._own_silence_s:
-            return failures_on(range(len(self._gang.placements)), stage, DIED, _GONE_MESSAGE)
         return self._watching.failures(stage, time.monotonic())
 
     def explained(self, failure: WorkerFailure) -> WorkerFailure:
