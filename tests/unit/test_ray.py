@@ -167,7 +167,7 @@ def death(detail: str) -> Exception:
         (exceptions.OutOfMemoryError("killed"), "died", "its node ran out of memory"),
         (exceptions.NodeDiedError("lost"), "node lost", "lost"),
         (exceptions.ActorUnschedulableError("the node does not exist"), "node lost", "does not exist"),
-        (exceptions.RuntimeEnvSetupError("no space"), "environment", "no space"),
+        (exceptions.RuntimeEnvSetupError("no space"), "environment", "runtime environment"),
         (exceptions.GetTimeoutError("late"), "GetTimeoutError", "late"),
         (death("Worker unexpectedly exits with a connection error code 2. Guesses."), "died", "all at once"),
         (death("Worker exits by a signal. Guesses."), "died", "(SYSTEM_ERROR: Worker exits by a signal.)"),
