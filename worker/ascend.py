@@ -80,7 +80,7 @@ def cann_of(places: AscendPlaces) -> Cann:
                 release=release or packages.get("runtime", "") or min(packages.values()),
                 build=build,
                 packages=packages,
-                nnal=_nnal(places),
+                nnal=next(filter(None, map(_own_version, map(_fields, places.nnal))), ""),
                 home=str(home),
             )
     return Cann()
@@ -134,15 +134,6 @@ def _packages(home: Path) -> dict[str, str]:
     return {name: version for name, version in found.items() if version}
 
 
-def _nnal(places: AscendPlaces) -> str:
-    for file in places.nnal:
-        fields = _fields(file)
-        version = fields.get("Ascend-cann-atb Version") or fields.get("Ascend-cann-atb")
-        if version:
-            return version
-    return ""
-
-
 def _driver_info(places: AscendPlaces) -> dict[str, str]:
     """The fields of the driver's ``version.info``."""
     root = _fields(places.install_info).get("Driver_Install_Path_Param")
@@ -150,8 +141,9 @@ def _driver_info(places: AscendPlaces) -> dict[str, str]:
 
 
 def _own_version(fields: Mapping[str, str]) -> str:
-    """``package_version`` is the release that users know; beside it ``Version`` may be a component's."""
-    return fields.get("package_version") or fields.get("Version", "")
+    """The release that users know; beside it ``Version`` may be a component's."""
+    names = ("package_version", "Ascend-cann-atb Version", "Ascend-cann-atb", "Version")
+    return next((fields[name] for name in names if fields.get(name)), "")
 
 
 def _fields(file: Path) -> dict[str, str]:

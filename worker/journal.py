@@ -29,7 +29,7 @@ _PARTITION = re.compile(r"world([0-9]+)global_rank([0-9]+)(?:_[a-z0-9_]+)?", re.
 _NAME = re.compile(r"world([0-9]+)global_rank([0-9]+)-[0-9]+\.jsonl", re.ASCII)
 
 
-def append(result: FunctionResult, artifact: Artifact, root: Path) -> None:
+def append(result: FunctionResult, artifact: Artifact) -> None:
     """Append one outcome, with what a manifest needs to know of the artifact."""
     file = _file(result.path)
     if file is None:
@@ -43,7 +43,6 @@ def append(result: FunctionResult, artifact: Artifact, root: Path) -> None:
             "components": artifact.components,
             "provenance": provenance(artifact),
             "files": [[file.name, file.sha256, file.size_bytes] for file in artifact.files],
-            "root": str(root),
         },
     )
 
@@ -85,7 +84,7 @@ def by_rank(directory: Path) -> dict[tuple[int, int], tuple[Path, ...]]:
 
 
 def read(file: Path) -> tuple[tuple[FunctionResult, dict[str, Any]], ...]:
-    """The outcomes in a journal, each with its ``components``, ``provenance``, ``files`` and ``root``."""
+    """The outcomes in a journal, each with its ``components``, ``provenance`` and ``files``."""
     found = []
     for entry in _entries(file):
         if "result" in entry:

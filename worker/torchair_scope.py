@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from typing import Any
-
-
-class _Scope:
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 def npu_stream_switch(
     stream_tag: str, stream_priority: int = 0, enable_inner_parallel: bool = True
-) -> _Scope:
+) -> nullcontext[None]:
     """Run on another stream."""
     del stream_tag, stream_priority, enable_inner_parallel
-    return _Scope()
+    return nullcontext()
 
 
-def super_kernel(scope: str, options: str = "") -> _Scope:
+def super_kernel(scope: str, options: str = "") -> nullcontext[None]:
     """Join kernels into one."""
     del scope, options
-    return _Scope()
+    return nullcontext()
 
 
-def limit_core_num(op_aicore_num: int, op_vectorcore_num: int) -> _Scope:
+def limit_core_num(op_aicore_num: int, op_vectorcore_num: int) -> nullcontext[None]:
     """Leave cores to others."""
     del op_aicore_num, op_vectorcore_num
-    return _Scope()
+    return nullcontext()
 
 
-def op_never_timeout(enable: bool = True) -> _Scope:
+def op_never_timeout(enable: bool = True) -> nullcontext[None]:
     """Wait for a kernel without a limit."""
     del enable
-    return _Scope()
+    return nullcontext()
 
 
 def npu_wait_tensor(self: Any, dependency: Any) -> Any:

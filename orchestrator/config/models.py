@@ -347,15 +347,12 @@ def positions(config: Config) -> dict[int, tuple[int, ...]]:
     }
 
 
-def groups(config: Config) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Every process group by role, as global ranks: the index on the innermost axis counts fastest."""
-    found: dict[str, tuple[tuple[int, ...], ...]] = {"world": (tuple(range(config.ranks)),)}
+def groups(config: Config, rank: int) -> dict[str, range]:
+    """The process group of each role that a rank is in; the index on the innermost axis counts fastest."""
+    found = {"world": range(config.ranks)}
     for name, (stride, size) in _strides(config).items():
-        found[name] = tuple(
-            tuple(range(begin, begin + stride * size, stride))
-            for begin in range(config.ranks)
-            if begin // stride % size == 0
-        )
+        begin = rank - rank // stride % size * stride
+        found[name] = range(begin, begin + stride * size, stride)
     return found
 
 

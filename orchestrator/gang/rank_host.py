@@ -110,7 +110,7 @@ def init_of(
         master_addr=master_addr,
         master_port=master_port,
         device_kind=config.device,
-        groups=groups(config),
+        groups=groups(config, placement.rank),
         entrypoint=entry.entrypoint if entry else "",
         arguments=dict(entry.arguments) if entry else {},
         cache_dir=str(config.cache_dir),

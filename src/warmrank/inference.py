@@ -94,7 +94,7 @@ def cache_compile(  # noqa: PLR0913 - the signature is TorchAir's
     chosen = _config(config, backend)
     extensions = _extensions(kwargs)
     if kwargs.get("options"):
-        from warmrank.worker.configs.torchair_sections import with_options
+        from warmrank.worker.configs.torchair import with_options
 
         chosen = with_options(chosen, kwargs["options"])
     if _checked(ge_cache, "ge_cache", bool) and chosen.mode != "max-autotune":
@@ -172,7 +172,7 @@ def _method(func: Any) -> MethodType:
 def _translated(config: Any, parameter: str) -> CompilerConfig:
     if isinstance(config, CompilerConfig):
         return config
-    from warmrank.worker.configs.torchair_sections import of_torchair
+    from warmrank.worker.configs.torchair import of_torchair
 
     return of_torchair(config, parameter)
 

@@ -42,7 +42,7 @@ def found_by(module: str, *arguments: str, on: FileSystem = "ext4") -> dict[str,
 def test_full_disk_refuses_and_harms_nothing(rooms, fault_rounds):
     """What was committed stays whole; once there is room again publish and fetch go through."""
     for turn in range(max(1, int(fault_rounds * FILLS_A_ROUND))):
-        found = found_by("full_disk", str(rooms.fresh()), str(turn * 1_000))
+        found = found_by("bad_disks", "full", str(rooms.fresh()), str(turn * 1_000))
         assert found["committed"] > 0
         assert "No space left on device" in found["refusal"]
         assert "No space left on device" in "".join(found["fetch on the full disk"])
@@ -50,7 +50,7 @@ def test_full_disk_refuses_and_harms_nothing(rooms, fault_rounds):
 
 
 def test_publish_to_a_hung_store_ends_without_it(tmp_path):
-    found = found_by("hung_store", str(tmp_path), "far")
+    found = found_by("bad_disks", "hung", str(tmp_path), "far")
     assert "no answer within 1 s" in found["outcome"]
     assert (found["was_frozen"], found["states"]) == (True, ["away"])
     # The verb that was left behind woke up by now, and did no harm.
@@ -59,7 +59,7 @@ def test_publish_to_a_hung_store_ends_without_it(tmp_path):
 
 @pytest.mark.slow
 def test_publish_goes_on_in_the_near_place_while_the_far_one_hangs(tmp_path):
-    found = found_by("hung_store", str(tmp_path), "near,far")
+    found = found_by("bad_disks", "hung", str(tmp_path), "near,far")
     assert found["outcome"] == "created: True"
     assert (found["was_frozen"], found["states"]) == (True, ["used", "away"])
     assert ["no answer within 1 s" in line for line in found["problems"]] == [True]

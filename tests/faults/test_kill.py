@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,25 +35,41 @@ class Place:
     """A store, a cache directory and what is published, for one trial."""
 
     def __init__(self, forker: Forker, root: Path) -> None:
-        self.forker = forker
+        self.forker, self.root = forker, root
         self.paths: dict[str, Any] = {name: root / name for name in ("store", "source", "cache")}
 
     def launch(self, **plan: object) -> Trial:
-        plan["below"] = str(self.paths["store"].parent)
+        plan["below"] = str(self.root)
         return self.forker.run("publish_and_fetch", plan, **self.paths, seed=SEED)
 
-    def survey(self) -> dict[str, object]:
-        trial = self.forker.run("survey", store=self.paths["store"], cache=self.paths["cache"], seed=SEED)
-        assert trial.bug is None
-        assert trial.error is None
-        assert isinstance(trial.result, dict)
-        return trial.result
+    def run(self, action: str, plan: dict[str, Any] | None = None, **arguments: Any) -> Any:
+        """What an action said, which has to go through."""
+        return finished(self.forker.run(action, plan, **arguments)).result
 
-    def recover(self, **plan: object) -> dict[str, object]:
-        trial = self.forker.run("recover", plan, **self.paths, seed=SEED)
-        assert (trial.bug, trial.error) == (None, None)
-        assert isinstance(trial.result, dict)
-        return trial.result
+    def survey(self, seed: int = SEED, cache: str = "cache") -> dict[str, Any]:
+        found = self.run("survey", store=self.paths["store"], cache=self.root / cache, seed=seed)
+        assert isinstance(found, dict)
+        return found
+
+    def recover(self, **plan: object) -> dict[str, Any]:
+        found = self.run("recover", plan, **self.paths, seed=SEED)
+        assert isinstance(found, dict)
+        return found
+
+    def lay(self, *seeds: int) -> None:
+        """Publish and commit launches."""
+        self.run("lay_store", store=self.paths["store"], source=self.paths["source"], seeds=seeds)
+
+    def check_whole(self, seed: int) -> None:
+        """The store has no fault, and the launch can be fetched."""
+        assert self.survey(seed)["problems"] == []
+        fetched = self.run("fetch", store=self.paths["store"], cache=self.root / "fetched", seed=seed)
+        assert fetched == 2
+
+
+def finished(trial: Trial) -> Trial:
+    assert (trial.exit, trial.error, trial.bug) == (0, None, None)
+    return trial
 
 
 @pytest.fixture
@@ -60,12 +77,16 @@ def place(forker: Forker, room: Path) -> Place:
     return Place(forker, room)
 
 
+@pytest.fixture
+def places(forker: Forker, rooms: Rooms, fault_rounds: int) -> Iterator[Place]:
+    """A new place for each round."""
+    return (Place(forker, rooms.fresh()) for _ in range(fault_rounds))
+
+
 @pytest.fixture(scope="module")
 def undisturbed(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Trial:
     """A launch that nothing disturbs."""
-    trial = Place(forker, tmp_path_factory.mktemp("undisturbed")).launch()
-    assert (trial.exit, trial.error, trial.bug) == (0, None, None)
-    return trial
+    return finished(Place(forker, tmp_path_factory.mktemp("undisturbed")).launch())
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +113,10 @@ def test_step_is_reached(steps_of_a_run, step):
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("step", STEPS, ids=[step.name for step in STEPS])
-def test_killed_at_a_step_leaves_nothing_half_done(forker, rooms, steps_of_a_run, step, fault_rounds):
+def test_killed_at_a_step_leaves_nothing_half_done(places, steps_of_a_run, step):
     """SIGKILL at the first, second, ... time that the step is reached, by turns."""
     times = steps_of_a_run.count(step.value)
-    for number in range(fault_rounds):
-        place = Place(forker, rooms.fresh())
+    for number, place in enumerate(places):
         trial = place.launch(kill_at=(step.value, number % times + 1))
         assert trial.exit == -signal.SIGKILL
         check_aftermath(place)
@@ -133,84 +153,58 @@ KEPT, VICTIM, LATE = 0, 2, 4
 NOTHING_TO_TAKE = frozenset({Step.PUT_STAGED, Step.PUT_FLUSHED, Step.PUBLISH_STARTED, Step.COMMIT_RECORD})
 
 
-def finished(trial: Trial) -> Trial:
-    assert (trial.exit, trial.error, trial.bug) == (0, None, None)
-    return trial
-
-
-def whole(forker: Forker, room: Path, seed: int) -> None:
-    """The store has no fault, and the launch can be fetched."""
-    found = finished(forker.run("survey", store=room / "store", cache=room / "cache", seed=seed))
-    assert found.result["problems"] == []
-    assert finished(forker.run("fetch", store=room / "store", cache=room / "fetched", seed=seed)).result == 2
-
-
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("step", STOPPED_AT, ids=lambda step: step.name.lower())
 def test_publisher_stopped_for_longer_than_the_grace_leaves_nothing_dangling(
-    forker: Forker, rooms: Rooms, fault_rounds: int, step: Step
+    places: Iterator[Place], step: Step
 ):
     chance = random.Random(step.value)
     num_taken = 0
-    for _ in range(fault_rounds):
-        room = rooms.fresh()
-        finished(forker.run("lay_store", store=room / "store", source=room / "source", seeds=[KEPT]))
-        trial = finished(
-            forker.run(
-                "publish_stopped",
-                store=room / "store",
-                source=room / "source",
-                seed=LATE,
-                step=step.value,
-                nth=chance.randint(1, 2) if step.name.startswith("PU") else 1,
-            )
-        )
-        assert trial.result["evicter"] == 0
-        assert len(trial.result["evicted"]) == 3, "the publisher was never stopped"
-        assert (trial.result["faults"], trial.result["launches"]) == ([], 1)
-        num_taken += sum(taken for taken, _ in trial.result["evicted"])
-        whole(forker, room, LATE)
-        whole(forker, room, KEPT)
+    for place in places:
+        place.lay(KEPT)
+        nth = chance.randint(1, 2) if step.name.startswith("PU") else 1
+        paths = {name: place.paths[name] for name in ("store", "source")}
+        found = place.run("publish_stopped", **paths, seed=LATE, step=step.value, nth=nth)
+        assert found["evicter"] == 0
+        assert len(found["evicted"]) == 3, "the publisher was never stopped"
+        assert (found["faults"], found["launches"]) == ([], 1)
+        num_taken += sum(taken for taken, _ in found["evicted"])
+        place.check_whole(LATE)
+        place.check_whole(KEPT)
     # Otherwise this test shows nothing.
     assert num_taken or step in NOTHING_TO_TAKE
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("step", KILLED_AT, ids=lambda step: step.name.lower())
-def test_evict_killed_at_any_step_is_finished_by_the_next(
-    forker: Forker, rooms: Rooms, fault_rounds: int, step: Step
-):
+def test_evict_killed_at_any_step_is_finished_by_the_next(places: Iterator[Place], step: Step):
     chance = random.Random(step.value)
-    num_killed = 0
-    for _ in range(fault_rounds):
-        room = rooms.fresh()
-        store, source = room / "store", room / "source"
-        finished(forker.run("lay_store", store=store, source=source, seeds=[KEPT, VICTIM]))
+    for place in places:
+        store = place.paths["store"]
+        place.lay(KEPT, VICTIM)
         graces = 1.5
         if step == Step.EVICT_DELETED:  # then there must be something in the trash
-            finished(forker.run("evict_ahead", store=store, graces=graces, keep=0, older=True, pin=KEPT))
+            place.run("evict_ahead", store=store, graces=graces, keep=0, older=True, pin=KEPT)
             graces += 1.5
         nth = chance.randint(1, 4) if step in (Step.EVICT_TRASHED, Step.EVICT_DELETED) else 1
-        plan = {"below": str(room), "kill_at": [step.value, nth]}
-        killed = forker.run("evict_ahead", plan, store=store, graces=graces, keep=0, older=True, pin=KEPT)
-        num_killed += killed.exit == -9
-        whole(forker, room, KEPT)
+        plan = {"below": str(place.root), "kill_at": [step.value, nth]}
+        evict = {"store": store, "keep": 0, "older": True}
+        killed = place.forker.run("evict_ahead", plan, **evict, graces=graces, pin=KEPT)
+        assert killed.exit == -signal.SIGKILL
+        place.check_whole(KEPT)
         for later in (1.5, 3.0):
-            finished(forker.run("evict_ahead", store=store, graces=graces + later, keep=0, older=True))
-        whole(forker, room, KEPT)
+            place.run("evict_ahead", **evict, graces=graces + later)
+        place.check_whole(KEPT)
         assert not any(path.is_file() for path in (store / "trash").rglob("*"))
         assert len([path for path in (store / "launch").rglob("*") if path.is_file()]) == 1
-    assert num_killed == fault_rounds
 
 
-def test_readers_beside_an_evict_see_whole_launches_or_a_miss(forker: Forker, room: Path, fault_rounds: int):
-    store, source = room / "store", room / "source"
-    finished(forker.run("lay_store", store=store, source=source, seeds=[KEPT]))
-    paths: dict[str, Any] = {"store": store, "source": source, "cache": room / "reader"}
-    trial = finished(forker.run("read_while_evicting", **paths, seed=LATE, pin=KEPT, rounds=5 * fault_rounds))
-    assert trial.result["bad"] == 0
-    assert trial.result["whole"] + trial.result["missed"] > 0
+def test_readers_beside_an_evict_see_whole_launches_or_a_miss(place: Place, fault_rounds: int):
+    place.lay(KEPT)
+    paths = {**place.paths, "cache": place.root / "reader"}
+    found = place.run("read_while_evicting", **paths, seed=LATE, pin=KEPT, rounds=5 * fault_rounds)
+    assert found["bad"] == 0
+    assert found["whole"] + found["missed"] > 0
     # The reader was killed anywhere in a fetch, or in clearing its own cache.
-    left = finished(forker.run("survey", store=store, cache=room / "reader", seed=LATE))
-    assert left.result["problems"] == []
-    whole(forker, room, KEPT)
+    assert place.survey(LATE, "reader")["problems"] == []
+    place.check_whole(KEPT)

@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.fuzz.generate import MODES, Trial, trial
-from tests.fuzz.program import source
+from tests.fuzz.generate import MODES, trial
+from tests.fuzz.program import Trial, source
 from tests.fuzz.run import Runner, Servers, fuzz
 
 

@@ -1,12 +1,14 @@
 """A server that runs jobs, each in a process forked from this one, which has imported torch but no program.
 
 ``python -m tests.fuzz.child cold`` has also imported the tracer and traced something; ``warm`` has imported
-neither Dynamo nor the compile path, and checks that a load does not either. A job is a line of JSON on
-standard input, its result a line on standard output.
+neither Dynamo nor the compile path, and checks that a load does not either; ``npu`` has an emulated NPU and
+has traced with both packages of TorchAir. ``device`` runs a job itself, on a real NPU, which survives no
+fork. A job is a line of JSON on standard input, its result a line on standard output.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -17,15 +19,16 @@ import select
 import shutil
 import signal
 import sys
+import tempfile
 import traceback
 import warnings
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "sympy", "torchair")
-_CALLS = (0, 1, 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,9 @@ class Job:
         rank: rank and world size of a process group: a fake one, unless ``gloo``.
         gloo: so many ranks, each a process with a real group, run the job; 0: one process does.
         alone: of these ranks only the first finds files of its own partition.
+        engine, tolerance: see `tests.fuzz.program.Program`.
+        whole: all of the arguments and of the module is compared, not only tensors and plain attributes.
+        captured: each call is captured ahead, so that it replays; else a shape's first call runs its graph.
         time_s: the process is killed after that long.
     """
 
@@ -64,6 +70,10 @@ class Job:
     rank: tuple[int, int] | None = None
     gloo: int = 0
     alone: bool = False
+    engine: str = ""
+    tolerance: float = 0.0
+    whole: bool = False
+    captured: bool = False
     time_s: float = 300.0
 
 
@@ -77,11 +87,15 @@ class Calls:
             ``torch wrong`` (as `torch.compile` is), or what must not be: `BAD`.
         detail: reason or message.
         eager: what eager returned, in brief, on each rank; tells whether a change matters.
+        outcomes: of each call: ``compiled``, ``loaded``, or ``ran`` where something loaded already fits.
+        captures: graphs that are captured at the end.
     """
 
     outcome: str
     detail: str = ""
     eager: str = ""
+    outcomes: list[str] = field(default_factory=list)
+    captures: int = 0
 
 
 @dataclass(slots=True)
@@ -113,37 +127,20 @@ class _Run:
         self.main: Any = modules["main"]
         self.models = [self.main.build(), self.main.build()]
         self._apply(job.mutate, self.models)
-        self.cached = self._cached()
-
-    def _cached(self) -> Any:
-        from warmrank import CompilerConfig
-        from warmrank.inference import cache_compile
-
-        config = CompilerConfig()
-        config.mode = self.job.mode
-        options: dict[str, Any] = {"guards": self.job.guards} if self.job.guards else {}
-        if self.job.mode == "max-autotune":
-            options["ge_cache"] = True
-        return cache_compile(
-            self.models[1].forward,
-            config=config,
-            dynamic=self.job.dynamic,
-            cache_dir=self.job.cache,
-            **options,
-            **self.main.options(),
-        )
+        self.cached = _cached(job, self.models[1].forward, job.cache, self.main.options)
 
     def _apply(self, statements: str, models: list[Any]) -> None:
         """Run statements on each model, or once if they concern none."""
         concerned = models if re.search(r"\bm\b", statements) else models[:1]
         for model in concerned if statements else ():
             self.torch.manual_seed(1)
-            exec(statements, {**self.scope, "m": model})  # noqa: S102 - text of the generator
+            scope = {**self.scope, "m": model, "DIRECTORY": self.job.package}
+            exec(statements, scope)  # noqa: S102 - text of the generator
 
     def calls(self, context: str) -> Calls:
         before = self.cached.last_result
-        eager = ""
-        for call in _CALLS:
+        eager, outcomes, last = "", [], before
+        for call in range(self.main.NUM_CALLS):
             with contextlib.ExitStack() as stack:
                 for entered in eval(f"({context},)", dict(self.scope)):  # noqa: S307 - likewise
                     stack.enter_context(entered)
@@ -152,35 +149,49 @@ class _Run:
             if found is not None:
                 found.eager = eager
                 return found
+            result = self.cached.last_result
+            outcomes.append("ran" if result == last else result.outcome)
+            last = result
         result = self.cached.last_result
-        if result is None or result is before:
-            return Calls("ran", eager=eager)
-        return Calls(result.outcome, result.reason, eager)
+        if result is None or result == before:
+            return Calls("ran", eager=eager, outcomes=outcomes)
+        return Calls(result.outcome, result.reason, eager, outcomes, self.cached.statistics.captures)
 
     def _call(self, call: int) -> tuple[Calls | None, str]:
         """One call of both; how it ended if that was not equal, and eager's result in brief."""
-        from tests.support.compare import cloned, difference
+        from tests.support.compare import cloned, difference, storages
 
-        eager, model = self.models
+        (eager, model), called = self.models, self.main.called
         wanted_args, wanted_kwargs = self.main.arguments(call)
         args, kwargs = self.main.arguments(call)
         try:
-            wanted = cloned(eager.forward(*wanted_args, **wanted_kwargs))
+            returned = called(eager.forward, wanted_args, wanted_kwargs)
         except Exception as error:  # noqa: BLE001 - whatever the program raises
             return self._after_error(error, args, kwargs), f"{type(error).__name__} "
-        tolerance = 1e-6 if self.job.mode == "max-autotune" else 0.0
+        wanted, given = cloned(returned), [wanted_args, wanted_kwargs]
+        shared = [[address == other for other in storages(given)] for address in storages(returned)]
+        tolerance = 1e-6 if self.job.mode == "max-autotune" else self.job.tolerance
+        if self.job.engine:
+            exact = (None, self.torch.float32, self.torch.float64)
+            tolerance = 1e-5 if getattr(wanted, "dtype", None) in exact else 0.05
         text, known = _brief(wanted), set(sys.modules)
         try:
-            got = cloned(self.cached(*args, **kwargs))
+            if self.job.captured:
+                self.cached.warm_up(*args, **kwargs)
+            returned = called(self.cached, args, kwargs)
         except Exception as error:  # noqa: BLE001 - judged
             return _judged(error), text
-        wrong = difference(wanted, got, "result", tolerance * _magnitude(wanted)) or difference(
-            cloned([v for v in wanted_args if isinstance(v, self.torch.Tensor)]),
-            cloned([v for v in args if isinstance(v, self.torch.Tensor)]),
-            "arguments",
-            tolerance,
+        got, whole = cloned(returned), self.job.whole
+        told = [v for v in wanted_args if whole or isinstance(v, self.torch.Tensor)]
+        found = [v for v in args if whole or isinstance(v, self.torch.Tensor)]
+        wrong = (
+            difference(wanted, got, "result", tolerance * _magnitude(wanted))
+            or difference(cloned(told), cloned(found), "arguments", tolerance)
+            or difference(_state(eager, whole=whole), _state(model, whole=whole), "state", tolerance)
         )
-        wrong = wrong or difference(_state(eager), _state(model), "state", tolerance)
+        inputs = storages([args, kwargs])
+        if not wrong and shared != [[address == other for other in inputs] for address in storages(returned)]:
+            wrong = "outputs share memory with other inputs than eager's"
         if wrong:
             name = "torch wrong" if self._torch_gives(got, call) else "wrong"
             return Calls(name, f"call {call}: {wrong}"), text
@@ -209,7 +220,8 @@ class _Run:
         from tests.support.compare import difference
 
         result = self.cached.last_result
-        if not self.job.may_compile or call or result is None or result.outcome != "compiled":
+        is_compiled = self.job.may_compile and result is not None and result.outcome == "compiled"
+        if call or self.job.engine or not is_compiled:
             return False
         model = self.main.build()
         if "m" in self.job.mutate:
@@ -234,6 +246,27 @@ class _Run:
                 return result
             result.later = self.calls(self.job.later_context or self.job.context)
         return result
+
+
+def _cached(job: Job, function: Any, cache: str, options: Any) -> Any:
+    from warmrank import CompilerConfig
+    from warmrank.inference import cache_compile
+
+    config = CompilerConfig()
+    config.mode = job.mode
+    more: dict[str, Any] = {"guards": job.guards} if job.guards else {}
+    if job.mode == "max-autotune":
+        more["ge_cache"] = True
+    if job.engine:
+        more["engine"] = job.engine
+    more = {"dynamic": job.dynamic, "cache_dir": cache, **more, **options(config, _package(job))}
+    return cache_compile(function, config=config, **more)
+
+
+def _package(job: Job) -> Any:
+    """TorchAir's package of a mode; None without an NPU."""
+    name = "npugraph_ex" if job.mode == "npugraph_ex" else "torchair"
+    return importlib.import_module(name) if job.engine else None
 
 
 def _judged(error: Exception) -> Calls:
@@ -282,14 +315,26 @@ def _magnitude(value: Any) -> float:
     return 1.0
 
 
-def _state(model: Any) -> dict[str, Any]:
+def _state(model: Any, *, whole: bool) -> dict[str, Any]:
+    import torch
+
     from tests.support.compare import cloned
 
-    plain = (bool, int, float, str)
+    plain = (bool, int, float, str, *((list, torch.Tensor) if whole else ()))
     return {
         **cloned({name: value for name, value in model.state_dict().items() if value is not None}),
-        **{name: value for name, value in vars(model).items() if isinstance(value, plain)},
+        **{name: cloned(value) for name, value in vars(model).items() if isinstance(value, plain)},
     }
+
+
+@contextlib.contextmanager
+def default_type(dtype: Any) -> Iterator[None]:
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    yield
+    torch.set_default_dtype(before)
 
 
 def __getattr__(name: str) -> Any:
@@ -371,7 +416,8 @@ def _joined(calls: list[Calls]) -> Calls | None:
         return None
     outcomes = [each.outcome for each in calls]
     outcome = next((name for name in ("compiled", "adopted", "loaded") if name in outcomes), "ran")
-    return Calls(outcome, calls[0].detail, "|".join(each.eager for each in calls))
+    detail = next(each.detail for each in calls if each.outcome == outcome)
+    return Calls(outcome, detail, "|".join(each.eager for each in calls))
 
 
 def _started(job: Job) -> tuple[int, int]:
@@ -396,6 +442,8 @@ def _started(job: Job) -> tuple[int, int]:
             import torch.distributed as dist
 
             dist.barrier()  # a peer that leaves early can end this process from one of gloo's threads
+        if job.engine:
+            atexit._run_exitfuncs()  # as a process does that ends by itself
     os._exit(0)
 
 
@@ -425,41 +473,53 @@ def result_of(text: str | bytes, status: int = 0) -> Result:
     return Result(broken=found["broken"], **calls)
 
 
-def _prepare(kind: str) -> None:
+def prepare(kind: str) -> None:
     """Import what a process of this kind has imported before its program."""
     import numpy  # noqa: F401, ICN001 - programs use it
     import torch
     from torch import nn
 
-    import warmrank.worker.engines.graph
-    import warmrank.worker.runtime.function
+    importlib.import_module("warmrank.worker.engines.graph")
+    importlib.import_module("warmrank.worker.runtime.function")
+    if kind == "warm":
+        return
+    if kind == "device":
+        from tests.fuzz import kinds
 
-    if kind == "cold":
-        import tempfile
+        importlib.import_module("warmrank.worker.devices").backend_for("npu")  # imports torch_npu
+        kinds.DEVICE = "npu:0"
+        return
+    importlib.import_module("warmrank.worker.compile.compiler")  # as a compile would
 
-        import warmrank.worker.compile.compiler  # noqa: F401 - as a compile would
+    model = nn.Linear(4, 4)
 
-        model = nn.Linear(4, 4)
-        from warmrank.inference import cache_compile
+    class Unrelated(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(model(x)).sum(-1, keepdim=True) * 3 + 1
 
-        class Unrelated(nn.Module):
-            def forward(self, x: torch.Tensor) -> torch.Tensor:
-                return torch.tanh(model(x)).sum(-1, keepdim=True) * 3 + 1
-
+    modes = ("reduce-overhead", "npugraph_ex") if kind == "npu" else ("reduce-overhead",)
+    for mode in modes:
         with tempfile.TemporaryDirectory() as cache, torch.no_grad():
-            cache_compile(Unrelated().forward, cache_dir=cache)(torch.ones(3, 4))
+            job = Job(package="", cache=cache, mode=mode, engine="torchair" if kind == "npu" else "")
+            _cached(job, Unrelated().forward, cache, lambda *_: {})(torch.ones(3, 4))
+            torch._dynamo.reset()  # as if nothing had been traced
 
 
 def main() -> None:
-    _prepare(sys.argv[1])
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # TorchAir's log goes to standard output
+    if sys.argv[1] == "npu":
+        from tests import npu_emulator
+
+        npu_emulator.install()
+    prepare(sys.argv[1])
     gc.collect()
     gc.disable()  # each fork's collector would touch all of torch's pages
-    output = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
     output.write("ready\n")
     output.flush()
     for line in sys.stdin:
-        result = forked(Job(**json.loads(line)))
+        run = attempt if sys.argv[1] == "device" else forked
+        result = run(Job(**json.loads(line)))
         output.write(json.dumps(asdict(result)) + "\n")
         output.flush()
 

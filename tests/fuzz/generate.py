@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from random import Random
 
 from tests.fuzz.parts import code, evaluated, identity, tensors
 from tests.fuzz.places import placed
-from tests.fuzz.program import NOTHING, Change, Part, Program
+from tests.fuzz.program import NOTHING, Change, Pair, Part, Program, Trial
 from tests.fuzz.ranks import ranked
 
 MODES = ("reduce-overhead", "max-autotune")
@@ -22,40 +21,6 @@ _UNSEEN = (
 )
 """Changes that alter no result but that of the weights, and should be hits."""
 _ALONE = Change(name="rank 1 finds only what rank 0 left", alone=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """One change of a program.
-
-    Attributes:
-        index: number of the part that changes; -1 for the program as a whole.
-        later: the change comes after a load, in the same process.
-        x: first argument of the changed process, if another.
-    """
-
-    index: int
-    change: Change
-    later: bool = False
-    x: str = ""
-
-    def changed(self, program: Program) -> Program:
-        """The program of the changed process."""
-        if self.index >= 0:
-            program = program.changed(self.index, self.change)
-        elif self.change.slots:
-            extra = Part(name="unseen", slots=self.change.slots)
-            program = replace(program, parts=(*program.parts, extra))
-        return replace(program, x=self.x) if self.x else program
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """A program and changes to it."""
-
-    seed: int
-    program: Program
-    pairs: tuple[Pair, ...]
 
 
 def trial(seed: int, *, changes: int = 12, mode: str = "", only: str = "") -> Trial:
@@ -119,7 +84,7 @@ def _pairs(rng: Random, program: Program, changes: int) -> tuple[Pair, ...]:
     elif program.ranks:
         found.append(Pair(index=-1, change=rng.choice([c for c in _ranks(program) if c.rank])))
     names = rng.sample(list(tensors.INPUTS), 2)
-    found += [Pair(index=-1, change=Change(name=f"input: {n}"), x=tensors.INPUTS[n]) for n in names]
+    found += [Pair(index=-1, change=Change(name=f"input: {n}", x=tensors.INPUTS[n])) for n in names]
     possible = [
         Pair(index=index, change=change, later=later)
         for index, part in enumerate(program.parts)

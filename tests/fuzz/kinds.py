@@ -239,3 +239,14 @@ def triple(y: Any) -> Any:
 
 def multiplied(y: Any, by: Any = 3) -> Any:
     return y * by
+
+
+DEVICE = "cpu"
+"""Where models and arguments lie."""
+
+
+def numbers(*shape: int, seed: int = 0, dtype: Any = None) -> Any:
+    """The same random tensor in every process."""
+    import torch
+
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)

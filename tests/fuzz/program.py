@@ -1,7 +1,9 @@
 """Programs and changes as text: a small package whose parts each put one piece of state into the result.
 
 A `Part` fills slots of the package's files; a `Change` fills some of them anew, or says what is done to the
-built model. Inside slots ``#`` stands for a number of the part's own, and the names of `SCOPE` are there.
+built model. Slots are: helper, conf, ops (files beside the main one); base, top, fields, init, params, body
+(of the class); after (the build); args, kwargs (of the calls); configure, options (of `cache_compile`).
+Inside them ``#`` stands for a number of the part's own.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 PACKAGE = "fuzzed"
-SLOTS = ("helper", "conf", "top", "fields", "init", "params", "body", "after", "args", "kwargs", "options")
 
 _HEAD = """\
 import collections, contextvars, copy, dataclasses, enum, fractions, functools, itertools, math, operator, os
@@ -24,7 +25,7 @@ import torch.nn.functional as F
 from torch import nn
 from tests.fuzz import kinds as K
 """
-_HELPER = """
+HELPER = """
 
 def same(value):
     return value
@@ -43,6 +44,30 @@ def taken(y, number):
 """
 
 
+_ARGUMENTS = """\
+NUM_CALLS = 3
+
+
+def arguments(call):
+    x = {x}
+    return [x{args}], dict({kwargs})
+"""
+_CALLS = """\
+N = K.numbers
+
+
+def a(*args, **kwargs):
+    return list(args), kwargs
+
+
+def arguments(call):
+    return ({calls})[call]
+
+
+NUM_CALLS = len({calls})
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One difference between two processes, or between two calls of one.
@@ -56,6 +81,10 @@ class Change:
         context: context managers of the changed process's calls.
         rank: rank and world size of the changed process.
         alone: on real ranks, only the first finds the files that it left.
+        x: first argument of the changed process, if another.
+        said: pattern of the reason for which what was compiled does not fit.
+        fits: what was compiled fits still.
+        refused: the changed program is refused, for that reason.
     """
 
     name: str
@@ -65,6 +94,10 @@ class Change:
     context: str = ""
     rank: tuple[int, int] | None = None
     alone: bool = False
+    x: str = ""
+    said: str = ""
+    fits: bool = False
+    refused: bool = False
 
 
 NOTHING = Change(name="nothing")
@@ -76,7 +109,7 @@ class Part:
 
     Attributes:
         name: kind of state, a path of words.
-        slots: text by slot, see `SLOTS`.
+        slots: text by slot.
         changes: what may change.
         environment: environment variables that it needs.
         ranks: it asks for a process group.
@@ -142,16 +175,24 @@ class Program:
     Attributes:
         parts: its parts.
         x: expression of the first argument; ``call`` counts the calls.
+        calls: expression of the arguments of all calls, made by ``a(...)``; if empty: three, of slots.
+        context: context managers of the calls.
+        tolerance: largest absolute difference from eager.
         mode: of `cache_compile`.
         dynamic: of `cache_compile`.
         gloo: runs on two real ranks.
+        engine: ``torchair``: of `cache_compile`, on an emulated NPU.
     """
 
     parts: tuple[Part, ...]
     x: str = "torch.arange(12, dtype=torch.float64).reshape(3, 4).clone() / 8 + call"
+    calls: str = ""
+    context: str = "torch.no_grad()"
+    tolerance: float = 0.0
     mode: str = "reduce-overhead"
     dynamic: bool = True
     gloo: bool = False
+    engine: str = ""
 
     @property
     def name(self) -> str:
@@ -167,11 +208,13 @@ class Program:
         return {name: value for part in self.parts for name, value in part.environment.items()}
 
     def changed(self, index: int, change: Change) -> Program:
-        """This program with a change of one of its parts."""
-        part = self.parts[index]
+        """This program with a change of one of its parts, or, if the index is -1, of the whole."""
         parts = list(self.parts)
-        parts[index] = replace(part, slots={**part.slots, **change.slots})
-        return replace(self, parts=tuple(parts))
+        if index >= 0:
+            parts[index] = replace(parts[index], slots={**parts[index].slots, **change.slots})
+        elif change.slots:
+            parts.append(Part(name="unseen", slots=change.slots))
+        return replace(self, parts=tuple(parts), x=change.x or self.x)
 
     def without(self, index: int) -> Program:
         """This program without one of its parts."""
@@ -182,8 +225,9 @@ class Program:
         return {
             "__init__.py": "",
             "conf.py": f"{_HEAD}\n{self._joined('conf')}",
-            "helper.py": f"{_HEAD}from {PACKAGE} import conf\n{_HELPER}\n{self._joined('helper')}",
-            "main.py": f"{_HEAD}from {PACKAGE} import conf, helper\n\n{self._joined('top')}\n{self._main()}",
+            "helper.py": f"{_HEAD}from {PACKAGE} import conf\n{HELPER}\n{self._joined('helper')}",
+            "ops.py": f"{_HEAD}\n{self._joined('ops')}",
+            "main.py": f"{_HEAD}from {PACKAGE} import conf, helper, ops\n{self._joined('top')}{self._main()}",
         }
 
     def write(self, directory: Path) -> None:
@@ -203,8 +247,13 @@ class Program:
         def listed(slot: str) -> str:
             return "".join(f", {part.slots[slot]}" for part in self.parts if part.slots.get(slot))
 
+        if self.calls:
+            arguments = _CALLS.format(calls=self.calls)
+        else:
+            args, kwargs = listed("args"), listed("kwargs").lstrip(", ")
+            arguments = _ARGUMENTS.format(x=self.x, args=args, kwargs=kwargs)
         return f"""
-class Main(nn.Module):
+class Main({self._joined("base") or "nn.Module"}):
 {block("fields", 1)}
 
     def __init__(self):
@@ -220,19 +269,44 @@ class Main(nn.Module):
 
 def build():
     torch.manual_seed(0)
-    m = Main()
+    m = Main().to(K.DEVICE)
 {block("after", 1)}
     return m
 
 
-def arguments(call):
-    x = {self.x}
-    return [x{listed("args")}], dict({listed("kwargs").lstrip(", ")})
+{arguments}
 
-
-def options():
+def options(config, package):
+{block("configure", 1)}
     return dict({listed("options").lstrip(", ")})
+
+
+def called(function, args, kwargs):
+    return function(*args, **kwargs)
 """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One change of a program.
+
+    Attributes:
+        index: number of the part that changes; -1 for the program as a whole.
+        later: the change comes after a load, in the same process.
+    """
+
+    index: int
+    change: Change
+    later: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A program and changes to it."""
+
+    seed: int
+    program: Program
+    pairs: tuple[Pair, ...]
 
 
 def source(program: Program, names: Sequence[str] = ("conf.py", "helper.py", "main.py")) -> str:

@@ -19,9 +19,10 @@ from pathlib import Path
 from pprint import pformat
 from typing import Self
 
+from tests import npu_emulator
 from tests.fuzz.child import BAD, Calls, Job, Result, result_of
-from tests.fuzz.generate import Pair, Trial, trial
-from tests.fuzz.program import Program, source
+from tests.fuzz.generate import trial
+from tests.fuzz.program import Pair, Program, Trial, source
 from tests.support.checkout import PYTHONPATH, ROOT
 
 _COLD_RANK = (0, 2)
@@ -58,7 +59,7 @@ class Outcome:
     def unseen(self) -> bool:
         """True if the change alters nothing that is traced, so that it should be a hit."""
         pair = self.made.pairs[self.number]
-        return pair.index == -1 and not (pair.x or pair.change.rank or pair.change.alone)
+        return pair.index == -1 and not (pair.change.x or pair.change.rank or pair.change.alone)
 
     @property
     def hit(self) -> bool:
@@ -124,10 +125,11 @@ def _counted(names: Iterable[str]) -> str:
 
 
 class Servers:
-    """A server of each kind; see `tests.fuzz.child`."""
+    """A server of each kind, by default one cold and one warm; see `tests.fuzz.child`."""
 
-    def __init__(self) -> None:
-        self._processes = {kind: self._start(kind, str(seed)) for seed, kind in enumerate(("cold", "warm"))}
+    def __init__(self, *kinds: str, seed: int = 0) -> None:
+        numbered = enumerate(kinds or ("cold", "warm"), start=seed)
+        self._processes = {kind: self._start(kind, str(hash_seed)) for hash_seed, kind in numbered}
         for process in self._processes.values():
             assert self._read(process) == "ready\n"
 
@@ -138,9 +140,10 @@ class Servers:
         return subprocess.Popen(
             [sys.executable, "-m", "tests.fuzz.child", kind],
             cwd=ROOT,
-            env={**os.environ, **own},
+            env=npu_emulator.environ({**os.environ, **own}) if kind == "npu" else {**os.environ, **own},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if kind == "npu" else None,  # TorchAir's log
             text=True,
         )
 
@@ -150,11 +153,16 @@ class Servers:
         return process.stdout.readline()
 
     def run(self, kind: str, job: Job) -> Result:
-        process = self._processes[kind]
+        process = self._processes.get(kind) or next(iter(self._processes.values()))
         assert process.stdin is not None
         process.stdin.write(json.dumps(asdict(job)) + "\n")
         process.stdin.flush()
-        return result_of(self._read(process))
+        result = result_of(self._read(process))
+        if "device" in self._processes:
+            process.communicate(timeout=60)
+            self._processes["device"] = self._start("device", "0")
+            assert self._read(self._processes["device"]) == "ready\n"
+        return result
 
     def __enter__(self) -> Self:
         return self
@@ -165,12 +173,17 @@ class Servers:
 
 
 class Runner:
-    """Runs the pairs of trials; of one trial one after the other, in a directory of their own."""
+    """Runs the pairs of trials; of one trial one after the other, in a directory of their own.
 
-    def __init__(self, servers: Servers, directory: Path, *, guards: str = "") -> None:
+    With ``apart`` each changed process has a copy of what the first one left, and compiles unless that fits;
+    a third one then has to load what it compiled.
+    """
+
+    def __init__(self, servers: Servers, directory: Path, *, guards: str = "", apart: bool = False) -> None:
         self._servers = servers
         self._directory = directory
         self._guards = guards
+        self._apart = apart
 
     def run(self, made: Trial, numbers: set[int] | None = None) -> list[Outcome]:
         """The outcome of each pair, or of some."""
@@ -181,7 +194,7 @@ class Runner:
             shutil.rmtree(directory, ignore_errors=True)
 
     def _outcomes(self, made: Trial, directory: Path, numbers: set[int] | None) -> Iterator[Outcome]:
-        cold = self._servers.run("cold", self._job(made.program, directory, "cold"))
+        cold = self._servers.run("cold", self.job(made.program, directory, "cold"))
         calls = cold.first or Calls("broken", cold.broken)
         if calls.outcome != "compiled":
             yield Outcome(made=made, number=_COLD, outcome=calls.outcome, detail=calls.detail)
@@ -196,6 +209,9 @@ class Runner:
         if result.broken or result.first is None:
             return Outcome(made=made, number=number, outcome="broken", detail=result.broken)
         calls = result.first
+        if self._apart and calls.outcome == "compiled" and not made.program.engine:
+            again = self._servers.run("warm", replace(job, may_compile=False)).first or Calls("broken")
+            calls = calls if again.outcome == "loaded" else Calls(f"again {again.outcome}", again.detail)
         if pair.later and calls.outcome not in BAD:
             calls = result.later or Calls(f"first {calls.outcome}", calls.detail)
         effective = calls.eager != cold.eager
@@ -207,13 +223,13 @@ class Runner:
 
     def _changed_job(self, made: Trial, number: int, pair: Pair, directory: Path) -> Job:
         change = pair.change
-        job = self._job(pair.changed(made.program), directory, f"pair{number}")
+        job = self.job(made.program.changed(pair.index, pair.change), directory, f"pair{number}")
         if change.rank is not None:
             job = replace(job, rank=change.rank)
-        if change.alone:
+        if change.alone or self._apart:
             cache = directory / f"cache{number}"
             shutil.copytree(job.cache, cache)
-            job = replace(job, cache=str(cache), alone=True)
+            job = replace(job, cache=str(cache), alone=change.alone)
         if pair.later:
             return replace(
                 job, later=change.mutate or "pass", later_context=change.context, may_compile=False
@@ -223,10 +239,11 @@ class Runner:
             mutate=change.mutate,
             environment={**job.environment, **change.environment},
             context=change.context or job.context,
-            may_compile=(made.seed + number) % _RECOMPILED == 0,
+            may_compile=not change.fits if self._apart else (made.seed + number) % _RECOMPILED == 0,
         )
 
-    def _job(self, program: Program, directory: Path, name: str) -> Job:
+    def job(self, program: Program, directory: Path, name: str) -> Job:
+        """The first process of a program."""
         package = directory / name
         program.write(package)
         return Job(
@@ -238,6 +255,10 @@ class Runner:
             environment=program.environment,
             rank=_COLD_RANK if program.ranks and not program.gloo else None,
             gloo=_NUM_RANKS if program.gloo else 0,
+            engine=program.engine,
+            context=program.context,
+            tolerance=program.tolerance,
+            whole=bool(program.calls),
         )
 
 
@@ -281,8 +302,7 @@ import pathlib
 import sys
 import tempfile
 
-from tests.fuzz.generate import Pair, Trial
-from tests.fuzz.program import Change, Part, Program
+from tests.fuzz.program import Change, Pair, Part, Program, Trial
 from tests.fuzz.run import Runner, Servers
 
 MADE = {made}

@@ -8,11 +8,12 @@ In `Value.reads`, `Value.others` and `Value.inplace` the text ``$`` stands for t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from random import Random
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Value:
     """A Python value as text.
 
@@ -54,7 +55,7 @@ def integer(rng: Random, _depth: int) -> Value:
         ("number", str(b)), ("number", str(b)), ("float", f"{a}.0"), ("float", f"{b}.5"), ("bool", "True"),
         ("subclass", f"K.Int({b})"), ("numpy", f"np.int64({b})"), ("sign", str(-b)),
     )  # fmt: skip
-    return Value(kind="int", text=str(a), reads=reads, others=others)
+    return Value("int", str(a), reads, others)
 
 
 def number(rng: Random, _depth: int) -> Value:
@@ -71,7 +72,7 @@ def number(rng: Random, _depth: int) -> Value:
         ("infinity", "float('inf')"), ("subclass", f"K.Float({b}.25)"), ("numpy", f"np.float32({b}.25)"),
         ("tiny step", f"math.nextafter({a}.25, 10) + 1e-9"),
     )  # fmt: skip
-    return Value(kind="float", text=f"{a}.25", reads=reads, others=others)
+    return Value("float", f"{a}.25", reads, others)
 
 
 def boolean(rng: Random, _depth: int) -> Value:
@@ -83,12 +84,7 @@ def boolean(rng: Random, _depth: int) -> Value:
         "(7 if isinstance($, bool) else 8)", "torch.where(torch.tensor($), y, y * 2).sum()",
     )  # fmt: skip
     number = str(int(a == "True"))
-    return Value(
-        kind="bool",
-        text=a,
-        reads=reads,
-        others=(("flag", other), ("integer", number), ("None", "None"), ("other", "'x'")),
-    )
+    return Value("bool", a, reads, (("flag", other), ("integer", number), ("None", "None"), ("other", "'x'")))
 
 
 def text(rng: Random, _depth: int) -> Value:
@@ -101,7 +97,7 @@ def text(rng: Random, _depth: int) -> Value:
         "getattr(torch, {'" + a + "': 'relu'}.get($, 'tanh'))(y).sum()", "len(sorted(set($)))",
     )  # fmt: skip
     others = (("text", repr(b)), ("text", repr(b)), ("subclass", f"K.Str({b!r})"), ("empty", repr(b[0])))
-    return Value(kind="str", text=repr(a), reads=reads, others=others)
+    return Value("str", repr(a), reads, others)
 
 
 def nothing(rng: Random, _depth: int) -> Value:
@@ -109,7 +105,7 @@ def nothing(rng: Random, _depth: int) -> Value:
         "(3 if $ is None else 5)", "(3 if $ else 5)", "(0 if $ is None else 2 + $)",
         "(3 if $ == None else 4)", "len([v for v in ($,) if v is not None])",
     )  # fmt: skip
-    return Value(kind="None", text="None", reads=reads, others=(("number", "4"), ("flag", "True")))
+    return Value("None", "None", reads, (("number", "4"), ("flag", "True")))
 
 
 def member_of_enum(rng: Random, _depth: int) -> Value:
@@ -123,10 +119,10 @@ def member_of_enum(rng: Random, _depth: int) -> Value:
         f"(2 if isinstance($, K.{kind}) else 9)",
     )  # fmt: skip
     return Value(
-        kind=f"enum {kind}",
-        text=f"K.{kind}.{a}",
-        reads=reads,
-        others=(("member", f"K.{kind}.{b}"), ("member", f"K.{kind}.{b}"), ("another enum", "K.Color.BLUE")),
+        f"enum {kind}",
+        f"K.{kind}.{a}",
+        reads,
+        (("member", f"K.{kind}.{b}"), ("member", f"K.{kind}.{b}"), ("another enum", "K.Color.BLUE")),
     )
 
 
@@ -134,11 +130,11 @@ def sized(rng: Random, _depth: int) -> Value:
     a, b = two(rng)
     reads = ("len($)", "(3 if $ else 4)", "$[2]", "(5 if 4 in $ else 6)", "sum($)", "($ + 3)")
     return Value(
-        kind="object with operators",
-        text=f"K.Sized({a})",
-        reads=reads,
-        others=(("attribute", f"K.Sized({b})"),),
-        inplace=(("attribute set", f"$.n = {b}"),),
+        "object with operators",
+        f"K.Sized({a})",
+        reads,
+        (("attribute", f"K.Sized({b})"),),
+        (("attribute set", f"$.n = {b}"),),
     )
 
 
@@ -167,10 +163,10 @@ def function(rng: Random, _depth: int) -> Value:
         reads = ("$(7.5)", "(3 if $ is K.Int else 4)", "(2 if issubclass($, int) else 3)", "len($.__name__)")
     elif kind == "callable object":
         inplace = (("attribute set", f"$.a = {b}"),)
-        return Value(kind=kind, text=one, reads=reads, others=(("another", other),), inplace=inplace)
+        return Value(kind, one, reads, (("another", other),), inplace)
     elif kind == "function":
         reads = (*reads, "(3 if $ is K.double else 4)", "len($.__name__ * 2)", "getattr($, 'mark', 9)")
-    return Value(kind=kind, text=one, reads=reads, others=(("another", other), ("function", "torch.tanh")))
+    return Value(kind, one, reads, (("another", other), ("function", "torch.tanh")))
 
 
 def of_torch(rng: Random, _depth: int) -> Value:
@@ -201,7 +197,7 @@ def of_torch(rng: Random, _depth: int) -> Value:
         ("ellipsis", "...", "None", ("(3 if $ is ... else 4)",)),
     ]
     kind, one, other, reads = rng.choice(forms)
-    return Value(kind=kind, text=one, reads=reads, others=(("another", other), ("another", other)))
+    return Value(kind, one, reads, (("another", other), ("another", other)))
 
 
 def numpy(rng: Random, _depth: int) -> Value:
@@ -225,7 +221,7 @@ def numpy(rng: Random, _depth: int) -> Value:
     ]  # fmt: skip
     kind, text, reads, others = rng.choice(forms)
     inplace = (("value set", f"$[0] = {b}"),) if kind == "np array" else ()
-    return Value(kind=kind, text=text, reads=reads, others=tuple(others.items()), inplace=inplace)
+    return Value(kind, text, reads, tuple(others.items()), inplace)
 
 
 def tensor(rng: Random, _depth: int) -> Value:
@@ -252,13 +248,7 @@ def tensor(rng: Random, _depth: int) -> Value:
         ("data of another shape", "$.data = $.data[:1]"), ("data transposed", "$.data = $.data.t()"),
         ("attribute added", "$.note = 3"),
     )  # fmt: skip
-    return Value(
-        kind="tensor",
-        text=f"torch.full((2, 3), {a}.0, dtype=torch.float64)",
-        reads=reads,
-        others=others,
-        inplace=inplace,
-    )
+    return Value("tensor", f"torch.full((2, 3), {a}.0, dtype=torch.float64)", reads, others, inplace)
 
 
 def subclass(rng: Random, _depth: int) -> Value:
@@ -266,24 +256,21 @@ def subclass(rng: Random, _depth: int) -> Value:
     kind = rng.choice(["Int", "Float", "Str"])
     if kind == "Str":
         return Value(
-            kind="str subclass",
-            text="K.Str('ab')",
-            reads=("len($)", "(3 if $ == 'ab' else 4)", "(2 if type($) is str else 7)"),
-            others=(("text", "K.Str('abc')"), ("plain", "'ab'")),
+            "str subclass",
+            "K.Str('ab')",
+            ("len($)", "(3 if $ == 'ab' else 4)", "(2 if type($) is str else 7)"),
+            (("text", "K.Str('abc')"), ("plain", "'ab'")),
         )
     return Value(
-        kind=f"{kind} subclass",
-        text=f"K.{kind}({a})",
-        reads=("$", "($ + 1)", f"(3 if $ > {(a + b) / 2} else 4)", "(2 if type($) in (int, float) else 7)"),
-        others=(("number", f"K.{kind}({b})"), ("plain", str(a)), ("plain", str(b))),
+        f"{kind} subclass",
+        f"K.{kind}({a})",
+        ("$", "($ + 1)", f"(3 if $ > {(a + b) / 2} else 4)", "(2 if type($) in (int, float) else 7)"),
+        (("number", f"K.{kind}({b})"), ("plain", str(a)), ("plain", str(b))),
     )
 
 
 PLAIN: tuple[Callable[[Random, int], Value], ...] = (integer, number, boolean, text, nothing, member_of_enum)
 SCALARS = (*PLAIN, integer, integer, number, of_torch, function, tensor, numpy, subclass, sized)
-
-
-# ruff: noqa: E501 - a program's text in one line per part reads as a table
 
 
 def _items(rng: Random, depth: int) -> tuple[list[Value], Value]:
@@ -324,27 +311,7 @@ def _sequence(rng: Random, depth: int, kind: str, shape: str, *, changeable: boo
             ("member set", f"$[1] = {one.others[0][1]}"), ("extend", "$.extend([2, 3])"),
             ("clear", "$.clear()"), ("reverse", "$.reverse()"),
         )  # fmt: skip
-    return Value(kind=kind, text=whole, reads=reads, others=tuple(others), inplace=inplace)
-
-
-def tuple_(rng: Random, depth: int) -> Value:
-    return _sequence(rng, depth, "tuple", "(*)", changeable=False)
-
-
-def list_(rng: Random, depth: int) -> Value:
-    return _sequence(rng, depth, "list", "[*]", changeable=True)
-
-
-def deque(rng: Random, depth: int) -> Value:
-    return _sequence(rng, depth, "collections.deque", "collections.deque([*])", changeable=True)
-
-
-def list_subclass(rng: Random, depth: int) -> Value:
-    return _sequence(rng, depth, "K.List", "K.List([*])", changeable=True)
-
-
-def user_list(rng: Random, depth: int) -> Value:
-    return _sequence(rng, depth, "collections.UserList", "collections.UserList([*])", changeable=True)
+    return Value(kind, whole, reads, tuple(others), inplace)
 
 
 _KEYS = ("'k'", "3", "torch.float32", "K.Color.RED", "(1, 2)", "None", "True", "int", "K.Level.LOW", "'_p0'")
@@ -385,31 +352,14 @@ def _mapping(rng: Random, depth: int, kind: str, shape: str) -> Value:
         ("value set", f"$[{keys[1]}] = {one.others[0][1]}"),
         ("key moved to the end", f"$[{keys[0]}] = $.pop({keys[0]})"), ("update", "$.update(more=2)"),
     )  # fmt: skip
-    return Value(kind=kind, text=made(pairs), reads=reads, others=tuple(others), inplace=inplace)
+    return Value(kind, made(pairs), reads, tuple(others), inplace)
 
 
-def dict_(rng: Random, depth: int) -> Value:
-    return _mapping(rng, depth, "dict", "*")
+def _mapping_proxy(rng: Random, depth: int) -> Value:
+    return replace(_mapping(rng, depth, "mappingproxy", "types.MappingProxyType(*)"), inplace=())
 
 
-def ordered_dict(rng: Random, depth: int) -> Value:
-    return _mapping(rng, depth, "OrderedDict", "collections.OrderedDict(*)")
-
-
-def default_dict(rng: Random, depth: int) -> Value:
-    return _mapping(rng, depth, "defaultdict", "collections.defaultdict(int, *)")
-
-
-def dict_subclass(rng: Random, depth: int) -> Value:
-    return _mapping(rng, depth, "dict subclass", "K.Dict(*)")
-
-
-def mapping_proxy(rng: Random, depth: int) -> Value:
-    found = _mapping(rng, depth, "mappingproxy", "types.MappingProxyType(*)")
-    return Value(kind=found.kind, text=found.text, reads=found.reads, others=found.others)
-
-
-def _set(rng: Random, kind: str, shape: str, *, changeable: bool) -> Value:
+def _set(rng: Random, _depth: int, kind: str, shape: str, *, changeable: bool) -> Value:
     pool = rng.choice(
         [["2", "3", "5", "7"], ["'aa'", "'bbb'", "'cccc'", "'d'"], ["2", "'aa'", "None", "5.5"]]
     )
@@ -431,21 +381,7 @@ def _set(rng: Random, kind: str, shape: str, *, changeable: bool) -> Value:
         ("frozenset", f"frozenset({{{a}, {b}, {d}}})"),
     )  # fmt: skip
     inplace = (("add", f"$.add({d})"), ("discard", f"$.discard({a})"), ("clear", "$.clear()"))
-    return Value(
-        kind=kind,
-        text=shape.replace("*", f"{{{a}, {b}, {c}}}"),
-        reads=reads,
-        others=others,
-        inplace=inplace if changeable else (),
-    )
-
-
-def set_(rng: Random, _depth: int) -> Value:
-    return _set(rng, "set", "*", changeable=True)
-
-
-def frozenset_(rng: Random, _depth: int) -> Value:
-    return _set(rng, "frozenset", "frozenset(*)", changeable=False)
+    return Value(kind, shape.replace("*", f"{{{a}, {b}, {c}}}"), reads, others, inplace if changeable else ())
 
 
 def record(rng: Random, depth: int) -> Value:
@@ -485,13 +421,7 @@ def record(rng: Random, depth: int) -> Value:
     else:
         reads += [read.replace("$", "$[0]"), "len($._fields[0])", read.replace("$", "[*$][0]")]
         reads += [read.replace("$", "$._replace(name='k').size")]
-    return Value(
-        kind=kind,
-        text=shape.replace("*", one.text),
-        reads=tuple(reads),
-        others=tuple(others),
-        inplace=inplace,
-    )
+    return Value(kind, shape.replace("*", one.text), tuple(reads), tuple(others), inplace)
 
 
 def thing(rng: Random, depth: int) -> Value:
@@ -518,17 +448,26 @@ def thing(rng: Random, depth: int) -> Value:
         ]
     others = [(f"attribute: {name}", shape.replace("*", other)) for name, other in one.others[:3]]
     return Value(
-        kind=f"object {kind}",
-        text=shape.replace("*", one.text),
-        reads=tuple(reads),
-        others=(*others, ("another class", "K.Held(5)")),
-        inplace=tuple(inplace),
+        f"object {kind}",
+        shape.replace("*", one.text),
+        tuple(reads),
+        (*others, ("another class", "K.Held(5)")),
+        tuple(inplace),
     )
 
 
+_LIST = partial(_sequence, kind="list", shape="[*]", changeable=True)
+_DICT = partial(_mapping, kind="dict", shape="*")
 _CONTAINERS: tuple[Callable[[Random, int], Value], ...] = (
-    tuple_, list_, deque, list_subclass, user_list, dict_, dict_, list_, ordered_dict, default_dict, dict_subclass,
-    mapping_proxy, set_, frozenset_, record, record, thing, thing,
+    partial(_sequence, kind="tuple", shape="(*)", changeable=False), _LIST,
+    partial(_sequence, kind="collections.deque", shape="collections.deque([*])", changeable=True),
+    partial(_sequence, kind="K.List", shape="K.List([*])", changeable=True),
+    partial(_sequence, kind="collections.UserList", shape="collections.UserList([*])", changeable=True),
+    _DICT, _DICT, _LIST, partial(_mapping, kind="OrderedDict", shape="collections.OrderedDict(*)"),
+    partial(_mapping, kind="defaultdict", shape="collections.defaultdict(int, *)"),
+    partial(_mapping, kind="dict subclass", shape="K.Dict(*)"), _mapping_proxy,
+    partial(_set, kind="set", shape="*", changeable=True),
+    partial(_set, kind="frozenset", shape="frozenset(*)", changeable=False), record, record, thing, thing,
 )  # fmt: skip
 
 

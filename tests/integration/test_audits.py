@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from tests.support.hidden_ranks import SHIFT, DyingLauncher, HidingLauncher
 from tests.support.in_process import InProcessLauncher
-from tests.support.launching import ENTRYPOINT, store_launch
+from tests.support.launching import ENTRYPOINT, store_launch, write_config
 from tests.support.stored import open_store, store_config
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import target_here
@@ -93,16 +92,8 @@ def test_retry_of_an_attempt_that_died_in_the_audit_audits_again(tmp_path: Path)
 
 
 def built_config(root: Path, **arguments: int) -> Path:
-    data = {
-        "workload": {**HIDDEN, "arguments": arguments},
-        "ranks": 4,
-        "parallel": {"tp": 2, "dp": 2},
-        "cache_dir": str(root / "cache"),
-        "store": store_config(root / "store"),
-    }
-    path = root / "hidden.yaml"
-    path.write_text(yaml.safe_dump(data))
-    return path
+    workload = {**HIDDEN, "arguments": arguments}
+    return write_config(root, workload=workload, ranks=4, parallel={"tp": 2, "dp": 2})
 
 
 def audited(config: Path) -> tuple[int, dict[str, Any]]:

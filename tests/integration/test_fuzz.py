@@ -12,18 +12,23 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.fuzz.generate import Pair, Trial, trial
+from tests.fuzz.child import Calls
+from tests.fuzz.generate import trial
+from tests.fuzz.parts.calls import CALLED
 from tests.fuzz.parts.code import CODE
 from tests.fuzz.parts.evaluated import EVALUATED
-from tests.fuzz.program import NOTHING, Change, Part, Program
+from tests.fuzz.parts.stale import CASES, trials
+from tests.fuzz.parts.tensors import OPERATORS
+from tests.fuzz.program import NOTHING, Change, Pair, Part, Program, Trial
 from tests.fuzz.ranks import ranked_reading
-from tests.fuzz.run import Report, Runner, Servers, fuzz, shrunk
-from tests.support.checkout import ended
+from tests.fuzz.run import Outcome, Report, Runner, Servers, fuzz, shrunk
+from tests.support.checkout import ended, selected
 
 FEW, FIRST, SLOW_FIRST = 4, 1, 100_000
 """Pairs of `make test`, and the seeds that it and `make test-slow` begin with."""
@@ -65,7 +70,7 @@ def test_a_minute_of_pairs_equals_eager(servers: Servers) -> None:
     assert not failures(fuzzed(servers, SLOW_FIRST, seconds=60))
 
 
-TABLE = {part.name: part.numbered(0) for part in (*EVALUATED, *CODE)}
+TABLE = {part.name: part.numbered(0) for part in (*EVALUATED, *OPERATORS, *CODE)}
 BY_CHANCE = {part.name for part in CODE}
 """The fuzzer comes upon these by itself."""
 
@@ -99,6 +104,84 @@ def test_program_of_the_table_is_followed_noticed_or_refused_by_name(
         assert part.said or not part.changes or any(outcome.effective for outcome in outcomes)
         assert not any(outcome.outcome.startswith("first") for outcome in outcomes), said
         assert not is_alone or outcomes[0].hit is bool(part.changes or not part.said), said
+
+
+@pytest.fixture(scope="module")
+def after_changes(
+    request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Outcome]:
+    """Outcomes of the cases that this session runs, by name."""
+    chosen = [case for name, case in CASES.items() if name in selected(request, "case")]
+    runner = Runner(servers, tmp_path_factory.mktemp("stale"), apart=True)
+    return {
+        pair.change.name: outcome
+        for made in trials(chosen)
+        for pair, outcome in zip(made.pairs, runner.run(made), strict=True)
+    }
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.one_in(60)
+@pytest.mark.parametrize("case", CASES)
+def test_old_graph_is_loaded_after_a_change_that_does_not_matter_only(
+    case: str, after_changes: dict[str, Outcome]
+) -> None:
+    """Results are eager's to the bit; what is compiled anew says why, and the next process loads it."""
+    change, outcome = CASES[case].change, after_changes[case]
+    wanted = "refused" if change.refused else "loaded" if change.fits else "compiled"
+    assert outcome.outcome == wanted, outcome.line()
+    assert re.search(change.said, outcome.detail), outcome.line()
+
+
+def called(servers: Servers, directory: Path, name: str, kind: str) -> Calls:
+    """What a process of this kind does with a program's calls, in a directory that has its cache."""
+    job = Runner(servers, directory).job(CALLED[name].program, directory, "program")
+    if kind == "warm":
+        job = replace(job, may_compile=False, captured=True)
+    result = servers.run(kind, job)
+    assert result.first is not None, result.broken
+    return result.first
+
+
+@pytest.mark.one_in(24)
+@pytest.mark.parametrize("name", [name for name in CALLED if not CALLED[name].refused])
+def test_calls_compile_or_run_what_fits_and_a_later_process_loads(
+    servers: Servers, tmp_path: Path, name: str
+) -> None:
+    outcomes = list(CALLED[name].cold)
+    cold = called(servers, tmp_path, name, "cold")
+    assert cold.outcomes == outcomes, cold
+    warm = called(servers, tmp_path, name, "warm")
+    assert warm.outcomes == ["loaded" if each == "compiled" else each for each in outcomes], warm
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("name", [name for name in CALLED if CALLED[name].refused])
+def test_what_cannot_be_kept_is_refused(servers: Servers, tmp_path: Path, name: str) -> None:
+    found = called(servers, tmp_path, name, "cold")
+    assert (found.outcome, found.detail.partition(":")[0]) == ("refused", CALLED[name].refused)
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[Servers]:
+    """Processes with another hash seed."""
+    with Servers("cold", seed=2) as made:
+        yield made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in CALLED if not CALLED[name].refused])
+def test_artifacts_of_two_processes_are_equal_bytes(
+    servers: Servers, elsewhere: Servers, tmp_path: Path, name: str
+) -> None:
+    made = []
+    for number, each in enumerate((servers, elsewhere)):
+        directory = tmp_path / str(number)
+        called(each, directory, name, "cold")
+        files = sorted(directory.rglob("compiled_module*"))
+        made.append({file.relative_to(directory): file.read_bytes() for file in files})
+    assert len(made[0]) == CALLED[name].cold.count("compiled")
+    assert made[0] == made[1]
 
 
 def made_of(*parts: Part, gloo: bool = False, **change: object) -> Trial:
@@ -138,5 +221,5 @@ def test_generated_programs_and_changes_are_python() -> None:
         made = trial(seed)
         for pair in made.pairs:
             ast.parse(pair.change.mutate)
-            for text in pair.changed(made.program).files().values():
+            for text in made.program.changed(pair.index, pair.change).files().values():
                 ast.parse(text)

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from tests.support.checkout import ROOT
 from tests.support.in_process import InProcessLauncher
-from tests.support.stored import overwrite, store_config, stored
+from tests.support.launching import ENTRYPOINT, write_config
+from tests.support.stored import overwrite, stored
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.launch.driver import launch
@@ -66,17 +66,8 @@ def shape(value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("golden")
-    data = {
-        "name": "tiny",
-        "workload": {"entrypoint": "tests.support.tiny_workload:workload"},
-        "ranks": 1,
-        "parallel": {},
-        "cache_dir": str(root / "cache"),
-        "store": store_config(root / "store"),
-    }
-    (root / "tiny.yaml").write_text(yaml.safe_dump(data))
-    return root / "tiny.yaml"
+    workload = {"entrypoint": ENTRYPOINT}
+    return write_config(tmp_path_factory.mktemp("golden"), workload=workload, ranks=1, parallel={})
 
 
 @pytest.fixture(scope="module")

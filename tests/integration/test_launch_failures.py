@@ -221,39 +221,6 @@ def test_full_disk_under_the_store_leaves_the_launch_warm_and_not_committed(
     assert found.left_over() == []
 
 
-QUICK_WATCH = {"every_s": 0.5}  # an own Ray is seen to be over by its processes, not by silence
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("killed", [("raylet",), ("gcs_server",), ("gcs_server", "raylet")])
-def test_own_ray_without_raylet_or_gcs_is_replaced_and_the_launch_ends_warm(
-    tmp_path: Path, temp_dir: Path, killed: tuple[str, ...]
-) -> None:
-    marks = tmp_path / "marks"
-    marks.mkdir()
-    arguments = {"marks": str(marks), "faults": [fault("compile", "stay")], "helpers": True}
-    workload = {"entrypoint": "tests.support.fault_workload:workload", "arguments": arguments}
-    launch = LaunchProcess(
-        tmp_path, data_of(tmp_path, workload=workload, watch=QUICK_WATCH), temp_dir=temp_dir
-    )
-    try:
-        assert await_true((marks / "fault0").exists, timeout_s=180), launch.said()
-        for process in [process for program in killed for process in launch.of_ray(program)]:
-            os.kill(process, signal.SIGKILL)
-        report = launch.report_of(ExitCode.OK)
-        assert [attempt.failed_stage for attempt in report.course.attempts] == ["compile", ""]
-        assert f": {NODE_LOST} (retries.node: 1 of 2)" in report.course.attempts[1].reason
-        assert [Path(rank.log).name for rank in report.ranks] == ["rank0.attempt2.log", "rank1.attempt2.log"]
-        (log_file,) = (tmp_path / "cache" / ".logs" / "tiny").glob("*/rank0.log")
-        log = log_file.read_text()
-        assert re.search(r"rank 0 .*: Process \d+ on ", log.splitlines()[0])
-        assert "Tiny" in log
-        assert launch.left_over() == []
-        assert still_there(helpers_of(marks)) == []
-    finally:
-        launch.end()
-
-
 # What is silent counts as lost after three seconds; ranks whose driver is silent end after six.
 WATCH_NODES = {"every_s": 0.5, "node_silent_s": 3, "lease_s": 6}
 
@@ -295,6 +262,28 @@ def reached(launch: LaunchProcess, marks: Path, index: int = 0) -> None:
     file = marks / f"fault{index}"
     assert await_true(lambda: file.exists() or launch.process.poll() is not None, timeout_s=180)
     assert file.exists(), launch.said()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [("raylet",), ("gcs_server",), ("gcs_server", "raylet")])
+def test_own_ray_without_raylet_or_gcs_is_replaced_and_the_launch_ends_warm(
+    start: Start, marks: Path, tmp_path: Path, killed: tuple[str, ...]
+) -> None:
+    # An own Ray is seen to be over by its processes, not by silence.
+    launch = start(fault("compile", "stay"), watch={"every_s": 0.5})
+    reached(launch, marks)
+    for process in [process for program in killed for process in launch.of_ray(program)]:
+        os.kill(process, signal.SIGKILL)
+    report = launch.report_of(ExitCode.OK)
+    assert [attempt.failed_stage for attempt in report.course.attempts] == ["compile", ""]
+    assert f": {NODE_LOST} (retries.node: 1 of 2)" in report.course.attempts[1].reason
+    assert [Path(rank.log).name for rank in report.ranks] == ["rank0.attempt2.log", "rank1.attempt2.log"]
+    (log_file,) = (tmp_path / "cache" / ".logs" / "tiny").glob("*/rank0.log")
+    log = log_file.read_text()
+    assert re.search(r"rank 0 .*: Process \d+ on ", log.splitlines()[0])
+    assert "Tiny" in log
+    assert launch.left_over() == []
+    assert still_there(helpers_of(marks)) == []
 
 
 def test_driver_that_is_killed_takes_ranks_helpers_and_its_own_ray_along(

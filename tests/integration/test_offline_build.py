@@ -9,17 +9,18 @@ import subprocess
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import yaml
 from pydantic import TypeAdapter
 
+from tests.support import launching
 from tests.support.checkout import ROOT, python
 from tests.support.launching import loaded_config
 from tests.support.offline_ranks import rank_of, small
 from tests.support.processes import marked, still_there
-from tests.support.stored import open_store, store_config
+from tests.support.stored import open_store
 from warmrank.cache_store.seed import Wanted, seed
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import BuildReport, target_here
@@ -34,18 +35,15 @@ NUM_RANKS = 1024
 MAIN = "from warmrank.orchestrator.cli.main import main; main()"
 
 
-def write_config(root: Path, **changes: object) -> Path:
-    data = {
-        "workload": {"entrypoint": "tests.support.offline_ranks:small"},
-        "ranks": 4,
-        "parallel": {"tp": 2, "pp": 2},
-        "cache_dir": str(root / "cache"),
-        "store": store_config(root / "store"),
-        **changes,
-    }
-    path = root / "small.yaml"
-    path.write_text(yaml.safe_dump(data))
-    return path
+SMALL = {
+    "workload": {"entrypoint": "tests.support.offline_ranks:small"},
+    "ranks": 4,
+    "parallel": {"tp": 2, "pp": 2},
+}
+
+
+def write_config(root: Path, **changes: Any) -> Path:
+    return launching.write_config(root, **{**SMALL, **changes})
 
 
 def built(config: Config) -> BuildReport:

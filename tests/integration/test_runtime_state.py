@@ -10,8 +10,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from tests.support.in_process import InProcessLauncher
-from tests.support.launching import counts
-from tests.support.stored import store_config
+from tests.support.launching import counts, data_of
 from tests.support.workloads import MEASURED
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import CompileForbidden
@@ -32,16 +31,9 @@ def measured() -> Iterator[None]:
 
 
 def config(root: Path, num_ranks: int, node: str = "n1") -> Config:
-    return parse(
-        {
-            "name": "stateful",
-            "workload": {"entrypoint": "tests.support.workloads:workload"},
-            "ranks": num_ranks,
-            "parallel": {"dp": num_ranks},
-            "cache_dir": str(root / node),
-            "store": store_config(root / "store"),
-        }
-    )
+    workload = {"entrypoint": "tests.support.workloads:workload"}
+    ranks = {"ranks": num_ranks, "parallel": {"dp": num_ranks}}
+    return parse(data_of(root, workload=workload, cache_dir=str(root / node), **ranks))
 
 
 def launched(root: Path, *blocks: int, node: str = "n1", no_compile: bool = False) -> Report:

@@ -12,8 +12,7 @@ import torch
 
 from tests.support.checkout import ROOT, selected
 from tests.support.ray_cluster import free_ports
-from tests.support.script_child import ScriptJob
-from tests.support.script_runs import FUNCTIONS, UNKEPT, Runs, ran
+from tests.support.scripts import FUNCTIONS, UNKEPT, Runs, ScriptJob, ran
 
 QUICK = ("add", "gears", "programs", "imports", "drop_in")
 PRINTED_BY_GEARS = f"{torch.full((2, 2), 2.0)}\n{torch.full((4, 2), 2.0)}\n" * 2

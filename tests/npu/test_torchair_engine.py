@@ -17,7 +17,7 @@ from torch import nn
 
 from tests.support.checkout import selected
 from tests.support.npu_cases import CAPTURES, CASES, MODES, AllSeen, cold_and_warm, run
-from tests.support.script_runs import FUNCTIONS, UNKEPT, Runs
+from tests.support.scripts import FUNCTIONS, UNKEPT, Runs
 from warmrank import CompilerConfig
 from warmrank.inference import cache_compile
 from warmrank.worker.engines.torchair_vendor import instead_of_torch_compile, vendor_for

@@ -23,8 +23,8 @@ from tests.support.small_models import Plain
 from warmrank.inference import cache_compile
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.options import MODES, options
-from warmrank.worker.configs.torchair_sections import FLAT, INVERTED, is_option
-from warmrank.worker.engines.torchair_options import translated
+from warmrank.worker.configs.torchair import FLAT, INVERTED, is_option
+from warmrank.worker.engines.torchair_vendor import translated
 from warmrank.worker.errors import NoCounterpart, NotPortable
 
 _NAMES = [name for name, _, _ in options(CompilerConfig()) if name != "mode"]
@@ -165,30 +165,6 @@ def test_names_and_opposites_are_those_of_the_real_package() -> None:
     assert set(real.OPTIONS_TO_CONFIG_TRANSFORMATIONS) == INVERTED
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "mode", "key", "text"),
-    [
-        ("debug.aclgraph.clone_input", False, "reduce-overhead", "clone_input", "0"),
-        ("debug.aclgraph.static_capture_size_limit", 7, "reduce-overhead", "static_capture_size_limit", "7"),
-        ("debug.run_eagerly", True, "reduce-overhead", "run_eagerly", "1"),
-        ("experimental_config.frozen_parameter", True, "max-autotune", "frozen_parameter", "1"),
-        ("experimental_config.topology_sorting_strategy", "BFS", "max-autotune", "ge.topoSortingMode", "0"),
-        ("ge_config.aicore_num", 24, "max-autotune", "ge.aicoreNum", "24"),
-        ("ge_config.oo_constant_folding", False, "max-autotune", "ge.oo.constantFolding", "false"),
-        ("npugraphex_config.clone_input", False, "npugraph_ex", "clone_input", False),
-        ("debug.aclgraph.clone_input", False, "npugraph_ex", "clone_input", False),
-        ("npugraphex_config.capture_limit", 7, "npugraph_ex", "capture_limit", "7"),
-        ("npugraphex_config.force_recapture", True, "npugraph_ex", "force_recapture", True),
-        ("npugraphex_config.capture_error_mode", "relaxed", "npugraph_ex", "capture_error_mode", "relaxed"),
-    ],
-)
-def test_values_reach_the_compiler_in_its_own_form(name, value, mode, key, text):
-    theirs = theirs_for(mode)
-    translated(table.with_value(name, value, mode), theirs)
-    local_options, global_options = theirs.as_dict()
-    assert {**local_options, **global_options}[key] == text
-
-
 @pytest.mark.parametrize("mode", ["reduce-overhead", "npugraph_ex"])
 def test_a_shared_pool_is_handed_over(mode: str) -> None:
     theirs = theirs_for(mode)
@@ -210,13 +186,6 @@ def test_the_path_of_a_dump_is_told(name: str, mode: str, key: str, tmp_path: Pa
     config.dump_config.dump_path = str(tmp_path)
     translation = translated(config, theirs_for(mode))
     assert translation.paths == {key: f"{tmp_path}/worldsize1_global_rank0"}
-
-
-def test_passes_are_handed_over_as_they_are() -> None:
-    for mode in MODES:
-        theirs = theirs_for(mode)
-        translated(table.with_value("post_grad_custom_post_pass", table.a_pass, mode), theirs)
-        assert theirs.post_grad_custom_post_pass.value is table.a_pass
 
 
 @pytest.mark.parametrize(

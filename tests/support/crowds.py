@@ -15,11 +15,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 from typing import Any
 
-from tests.support.faults import forked
+from tests.support.faults import forked, telling
 from tests.support.sealed_launches import fetch_laid, files_of, launch_key, lay_launch, publish_laid
 from tests.support.stored import FUNCTIONS, LAUNCH_KEY, make_partition, make_record, open_store
 from warmrank.cache_store.backends.backend import NewFile
@@ -224,7 +225,7 @@ def launch_of_many_ranks(store: str, source: str, cache: str, seed: int, world_s
 
 def crowd(size: int, work: Callable[[int], Any]) -> list[Any]:
     """What each of ``size`` forked processes returned, in their order; keys of mappings become text."""
-    readers = [_start(index, work) for index in range(size)]
+    readers = [telling(partial(work, index)) for index in range(size)]
     answers: list[bytes] = [b""] * size
 
     def collect(index: int) -> None:
@@ -244,18 +245,6 @@ def crowd(size: int, work: Callable[[int], Any]) -> list[Any]:
 
 def _in_a_fork(work: Callable[[], Any]) -> Any:
     return crowd(1, lambda _: work())[0]
-
-
-def _start(index: int, work: Callable[[int], Any]) -> tuple[int, int]:
-    reader, writer = os.pipe()
-
-    def answer() -> None:
-        with os.fdopen(writer, "w") as file:
-            json.dump(work(index), file)
-
-    pid = forked(answer)
-    os.close(writer)
-    return pid, reader
 
 
 def _peak_bytes() -> int:

@@ -37,7 +37,7 @@ def look_up(rank: int, world_size: int, outcome: Any, environment: dict[str, str
         size_bytes=digest.size_bytes,
         path=str(path),
     )
-    journal.append(result, make_artifact(components={"engine": "graph 1", **environment}), root)
+    journal.append(result, make_artifact(components={"engine": "graph 1", **environment}))
 
 
 def main() -> int:

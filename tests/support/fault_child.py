@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import crowds
-from tests.support.faults import Plan, Tape, forked, install
+from tests.support.faults import Plan, Tape, install, telling
 from tests.support.sealed_launches import fetch_laid, files_of, launch_key, lay_launch, publish_laid
 from tests.support.stored import open_store, tree
 from warmrank.cache_store.digests import digest_bytes
@@ -149,16 +149,7 @@ def _serve() -> None:
 
 
 def _try(trial: dict[str, Any]) -> dict[str, Any]:
-    reader, writer = os.pipe()
-
-    def answer() -> None:
-        os.close(reader)
-        said = _run(trial)
-        with os.fdopen(writer, "w") as file:
-            json.dump(said, file)
-
-    pid = forked(answer)
-    os.close(writer)
+    pid, reader = telling(lambda: _run(trial))
     answered, overran = _read_until(reader, trial["time_s"])
     if overran:
         os.kill(pid, signal.SIGKILL)

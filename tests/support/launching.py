@@ -31,16 +31,9 @@ from warmrank.worker.results import Outcome, StageSeconds
 
 def write_config(directory: Path, **changes: object) -> Path:
     """A config file whose cache and store lie beside it."""
-    data: dict[str, object] = {
-        "workload": {"entrypoint": "models.tiny:workload", "arguments": {"layers": 8}},
-        "ranks": 2,
-        "parallel": {"tp": 2},
-        "cache_dir": str(directory / "cache"),
-        "store": store_config(directory / "store"),
-        **changes,
-    }
+    workload = {"entrypoint": "models.tiny:workload", "arguments": {"layers": 8}}
     path = directory / "tiny.yaml"
-    path.write_text(yaml.safe_dump(data))
+    path.write_text(yaml.safe_dump(data_of(directory, **{"workload": workload, **changes})))
     return path
 
 
@@ -203,7 +196,7 @@ def rank_spec(cache_dir: Path, **changed: Any) -> RankSpec:
         "master_addr": "127.0.0.1",
         "master_port": 0,
         "device_kind": "cpu",
-        "groups": {"world": (tuple(range(world_size)),)},
+        "groups": {"world": range(world_size)},
         "entrypoint": "tests.support.workloads:plain",
         "arguments": {},
         "cache_dir": str(cache_dir),

@@ -10,9 +10,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from warmrank.worker.configs import options as declarations
-from warmrank.worker.configs import torchair_sections as sections
+from warmrank.worker.configs import sections
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.engines.torchair_options import OURS_ALONE, REFUSED
+from warmrank.worker.configs.torchair import FLAT
+from warmrank.worker.engines.torchair_vendor import OURS_ALONE, REFUSED
 
 SET, WARNS, ERROR, HERE = "set", "warns", "error", "here"
 _FLAT_NAMES = {
@@ -29,21 +30,21 @@ def a_pass(graph_module: Any, example_inputs: Any, config: Any) -> None:
 
 def samples(option: declarations.Option[Any], directory: Path) -> list[Any]:
     """Values other than the default: every one of an option with few, one of another."""
-    if isinstance(option, declarations.Flag):
+    if isinstance(option, sections.Flag):
         return [value for value in (True, False) if value is not option.default]
     if isinstance(option, declarations.Choice):
         return [value for value in option.choices if value != option.default]
     file = directory / f"file{getattr(option, 'suffix', '')}"
     file.touch()
     others: dict[type[declarations.Option[Any]], Callable[[], list[Any]]] = {
-        declarations.IntRange: lambda: [7],
+        sections.IntRange: lambda: [7],
         sections.IntList: lambda: [[1, 2], (3,)],
         sections.Text: lambda: [option.words.partition("such as ")[2].strip("'") or "word"],
         sections.Number: lambda: [4, "8"],
         sections.PlainMapping: lambda: [{"a": 1}],
-        declarations.PoolHandle: lambda: [(0, 7)],
+        sections.PoolHandle: lambda: [(0, 7)],
         declarations.Function: lambda: [a_pass],
-        declarations.Directory: lambda: [str(directory / "new")],
+        sections.Directory: lambda: [str(directory / "new")],
         sections.ExistingDirectory: lambda: [str(directory)],
         sections.ExistingFile: lambda: [str(file)],
     }
@@ -74,11 +75,11 @@ def declared(name: str) -> declarations.Option[Any]:
 
 def outcome(name: str, value: Any, mode: str) -> str:
     """What engine torchair makes of a value, by the declarations; tests/npu compares it with the real one."""
-    if declarations.no_effect(declared(name).effect_of(value), mode=mode, engine=declarations.TORCHAIR):
+    if sections.no_effect(declared(name), value, mode=mode, engine=declarations.TORCHAIR):
         return WARNS
     if mode in OURS_ALONE.get(name, ()):
         return HERE
-    flat = sections.FLAT.get(name, name.removeprefix("npugraphex_config."))
+    flat = FLAT.get(name, name.removeprefix("npugraphex_config."))
     theirs = flat if mode == "npugraph_ex" else name
     if theirs == "npugraphex_config.force_eager":
         theirs = "debug.run_eagerly"
@@ -128,7 +129,7 @@ def _rows(kind: type[declarations.Section]) -> Iterator[str]:
 
 
 def _row(kind: type[declarations.Section], option: declarations.Option[Any], meaning: str) -> str:
-    effect = option.effect
+    effect = sections.effect_of(option, None)
     modes = "all" if effect.modes == declarations.MODES else ", ".join(effect.modes)
     words = option.of_ascend if isinstance(option, declarations.Choice) else ()
     exception = f" ({', '.join(map(repr, words))}: engine torchair only)" if words else ""
@@ -145,7 +146,7 @@ def _row(kind: type[declarations.Section], option: declarations.Option[Any], mea
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _here(effect: declarations.Effect) -> str:
+def _here(effect: sections.Effect) -> str:
     return f"no effect: {effect.why}" if effect.why else "yes"
 
 
@@ -162,7 +163,7 @@ def _torchair(name: str, option: declarations.Option[Any]) -> str:
     named = {mode: word for mode, word in words.items() if word != WARNS}
     if not named:
         return WARNS
-    if len(set(named.values())) == 1 and set(named) == set(option.effect.modes):
+    if len(set(named.values())) == 1 and set(named) == set(sections.effect_of(option, None).modes):
         return next(iter(named.values()))
     return "; ".join(
         f"{word}: {', '.join(mode for mode in named if named[mode] == word)}"

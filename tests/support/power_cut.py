@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from tests.support.faults import forked
+from tests.support.faults import forked, telling
 from tests.support.loop_mounts import FileSystem, LoopMount
 from tests.support.sealed_launches import blobs_of, fetch_laid, launch_key, lay_launch, publish_laid
 from tests.support.stored import OFF, stored
@@ -156,9 +156,7 @@ def _take_stock(
 ) -> None:
     root = mount.point / "store"
     lost, torn = _compare(root, acknowledged)
-    reader, writer = os.pipe()
-    pid = forked(lambda: _ask_the_store(options, number, writer))
-    os.close(writer)
+    pid, reader = telling(lambda: _ask_the_store(options, number))
     with os.fdopen(reader, "r") as answer:
         torn += json.loads(answer.read() or '["the check of the store ended early"]')
     os.waitpid(pid, 0)
@@ -202,7 +200,7 @@ def _missing(root: Path, seed: int, record: str) -> list[str]:
     ]
 
 
-def _ask_the_store(options: Options, number: int, writer: int) -> None:
+def _ask_the_store(options: Options, number: int) -> list[str]:
     """What the store itself says after the cut, and whether it can be published to again."""
     problems: list[str] = []
     try:
@@ -220,8 +218,7 @@ def _ask_the_store(options: Options, number: int, writer: int) -> None:
     finally:
         for name in ("cache", "fetched"):
             shutil.rmtree(Path(options.work) / name, ignore_errors=True)
-    with os.fdopen(writer, "w") as answer:
-        json.dump(problems, answer)
+    return problems
 
 
 def _open(options: Options) -> Store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +16,25 @@ from warmrank.worker.rank.workload import Call, RankContext, Workload
 from warmrank.worker.results import Verification
 
 ROWS = torch.arange(8.0).reshape(2, 4).clone()
+
+
+def calling(
+    model: nn.Module, *calls: tuple[Any, ...], check: Callable[[], Verification] | None = None
+) -> Workload:
+    """A workload that calls methods of a model, which are cached, with arguments: (name, argument, ...)."""
+    functions = {name: cache_compile(getattr(model, name)) for name, *_ in calls}
+    made = tuple(Call(function=functions[name], args=tuple(args)) for name, *args in calls)
+    return Workload(model=model, calls=made, check=check)
+
+
+def passed(max_error: float = 0.0, tolerance: float = 0.0, compared: str = "nothing") -> Verification:
+    return Verification(ok=True, max_error=max_error, tolerance=tolerance, compared=compared)
+
+
+def exactly(worst: torch.Tensor, compared: str) -> Verification:
+    """A check whose differences have to be nothing."""
+    far = float(worst.abs().max())
+    return Verification(ok=far == 0, max_error=far, tolerance=0.0, compared=compared)
 
 
 def plain(
@@ -33,8 +53,7 @@ def plain(
     large = torch.ones(6, 4)
 
     def check() -> Verification:
-        worst = float((affine(ROWS) - model.affine(ROWS)).abs().max())
-        return Verification(ok=worst == 0, max_error=worst, tolerance=0.0, compared="affine with eager")
+        return exactly(affine(ROWS) - model.affine(ROWS), "affine with eager")
 
     calls = (
         Call(function=affine, args=(ROWS,)),
@@ -54,7 +73,7 @@ def sized(context: RankContext, *, writes: bool = False) -> Workload:
     def check() -> Verification:
         for rows in (5, 8, 7, 5, 8):
             function(torch.ones(rows, 4))
-        return Verification(ok=True, max_error=0.0, tolerance=0.0, compared="nothing")
+        return passed()
 
     return Workload(model=model, calls=(Call(function=function, args=(ROWS,)),), check=check)
 
@@ -67,7 +86,7 @@ def by_rank(context: RankContext, *, num_kinds: int) -> Workload:
     """Ranks burn in one of ``num_kinds`` factors, in turn."""
     model = Plain().requires_grad_(requires_grad=False)
     model.factor = 2 + context.rank % num_kinds
-    return Workload(model=model, calls=(Call(function=cache_compile(model.affine), args=(ROWS,)),))
+    return calling(model, ("affine", ROWS))
 
 
 class Picky(torch.nn.Module):
@@ -88,9 +107,7 @@ class Picky(torch.nn.Module):
 
 def picky(context: RankContext, *, broken: list[int]) -> Workload:
     """One function that does not compile on the ranks named, and one that does everywhere."""
-    model = Picky(breaks=context.rank in broken)
-    functions = [cache_compile(model.fragile), cache_compile(model.sound)]
-    return Workload(model=model, calls=tuple(Call(function=each, args=(ROWS,)) for each in functions))
+    return calling(Picky(breaks=context.rank in broken), ("fragile", ROWS), ("sound", ROWS))
 
 
 MEASURED: dict[int, int] = {}
@@ -210,37 +227,30 @@ class StaticDecoder(nn.Module):
 
 def counting(context: RankContext, *, limit: int) -> Workload:
     """One call of a function that counts its calls."""
-    return _of_forward(Counting(limit))
+    return calling(Counting(limit), ("forward", TOKEN))
 
 
 def marking(context: RankContext, *, limit: int) -> Workload:
     """One call of a function that makes a mark for each call."""
-    return _of_forward(Marking(limit))
+    return calling(Marking(limit), ("forward", TOKEN))
 
 
 def lazy(context: RankContext) -> Workload:
     """One call of a function that makes a buffer."""
-    return _of_forward(Lazy())
+    return calling(Lazy(), ("forward", TOKEN))
 
 
 def growing(context: RankContext) -> Workload:
     """A prompt, and a token after it."""
-    model = Growing()
-    prefill, decode = cache_compile(model.prefill), cache_compile(model.decode)
-    calls = (Call(function=prefill, args=(PROMPT,)), Call(function=decode, args=(TOKEN,)))
-    return Workload(model=model, calls=calls)
+    return calling(Growing(), ("prefill", PROMPT), ("decode", TOKEN))
 
 
 def decoder(context: RankContext, *, cache: str) -> Workload:
     """A prompt, and a token after it, of transformers' Llama."""
     torch.manual_seed(0)
-    model = StaticDecoder(cache)
-    prefill, decode = cache_compile(model.prefill), cache_compile(model.decode)
     prompt = torch.tensor([[1, 2, 3]]), torch.arange(3)
     token = torch.tensor([[4]]), torch.tensor([3])
-    return Workload(
-        model=model, calls=(Call(function=prefill, args=prompt), Call(function=decode, args=token))
-    )
+    return calling(StaticDecoder(cache), ("prefill", *prompt), ("decode", *token))
 
 
 def within(context: RankContext) -> Workload:
@@ -249,9 +259,9 @@ def within(context: RankContext) -> Workload:
     function = cache_compile(counts.forward)
 
     def check() -> Verification:
-        worst = float((model.inner(TOKEN) - 2).abs().max())
+        far = model.inner(TOKEN) - 2
         function(TOKEN.double())
-        return Verification(ok=worst == 0, max_error=worst, tolerance=0.0, compared="twice one with two")
+        return exactly(far, "twice one with two")
 
     return Workload(model=model, calls=(Call(function=function, args=(TOKEN,)),), check=check)
 
@@ -267,13 +277,7 @@ class Grown(Growing):
 
 def grown(context: RankContext) -> Workload:
     """A prompt, and two tokens, whose function raises without a prompt."""
-    model = Grown()
-    prefill, decode = cache_compile(model.prefill), cache_compile(model.decode)
-    calls = (
-        Call(function=prefill, args=(PROMPT,)),
-        *(Call(function=decode, args=(TOKEN,)) for _ in range(2)),
-    )
-    return Workload(model=model, calls=calls)
+    return calling(Grown(), ("prefill", PROMPT), ("decode", TOKEN), ("decode", TOKEN))
 
 
 def elsewhere(context: RankContext, *, place: str) -> Workload:
@@ -291,10 +295,7 @@ def elsewhere(context: RankContext, *, place: str) -> Workload:
             "check": lambda: cache_compile(model.tripled),
             "thread": made_in_a_thread,
         }[place]()
-        worst = float((function(TOKEN) - 3).abs().max())
-        return Verification(
-            ok=worst == 0, max_error=worst, tolerance=0.0, compared="three times one with three"
-        )
+        return exactly(function(TOKEN) - 3, "three times one with three")
 
     return Workload(model=model, calls=(Call(function=model.inner, args=(TOKEN,)),), check=check)
 
@@ -305,20 +306,14 @@ def outside(context: RankContext, *, cache_dir: str) -> Workload:
 
     def check() -> Verification:
         cache_compile(model.tripled, cache_dir=cache_dir)(TOKEN)
-        return Verification(ok=True, max_error=0.0, tolerance=0.0, compared="nothing")
+        return passed()
 
     return Workload(model=model, calls=(Call(function=model.inner, args=(TOKEN,)),), check=check)
-
-
-def _of_forward(model: nn.Module) -> Workload:
-    return Workload(model=model, calls=(Call(function=cache_compile(model.forward), args=(TOKEN,)),))
 
 
 def claims(context: RankContext, *, max_error: str) -> Workload:
     """A check that says that all is well, whatever it saw."""
     model = Within()
 
-    def check() -> Verification:
-        return Verification(ok=True, max_error=float(max_error), tolerance=0.5, compared="nothing")
-
-    return Workload(model=model, calls=(Call(function=model.inner, args=(TOKEN,)),), check=check)
+    calls = (Call(function=model.inner, args=(TOKEN,)),)
+    return Workload(model=model, calls=calls, check=lambda: passed(float(max_error), 0.5))

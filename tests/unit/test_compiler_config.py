@@ -15,22 +15,17 @@ from tests.support import options as option_table
 from tests.support.options import declared, samples, with_value
 from warmrank.worker.configs import compiler_config
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.configs.options import (
-    Choice,
+from warmrank.worker.configs.options import Choice, Function, NamedChoice, options
+from warmrank.worker.configs.sections import (
     Directory,
-    Flag,
-    Function,
-    IntRange,
-    NamedChoice,
-    PoolHandle,
-    options,
-)
-from warmrank.worker.configs.torchair_sections import (
     ExistingDirectory,
     ExistingFile,
+    Flag,
     IntList,
+    IntRange,
     Number,
     PlainMapping,
+    PoolHandle,
     Text,
 )
 from warmrank.worker.engines.torchair_code import Own, bound, portable, portable_signature, roles_in

@@ -546,7 +546,10 @@ axis = st.integers(min_value=1, max_value=4)
 @given(tp=axis, pp=axis, dp=axis)
 def test_groups_of_each_role_divide_the_ranks(tp: int, pp: int, dp: int) -> None:
     ranks = tp * pp * dp
-    found = groups(config(ranks=ranks, parallel={"tp": tp, "pp": pp, "dp": dp}))
+    launch = config(ranks=ranks, parallel={"tp": tp, "pp": pp, "dp": dp})
+    of_rank = [groups(launch, rank) for rank in range(ranks)]
     for role, size in (("world", ranks), ("tp", tp), ("pp", pp), ("dp", dp)):
-        assert sorted(rank for group in found[role] for rank in group) == list(range(ranks))
-        assert {len(group) for group in found[role]} == {size}
+        found = {tuple(own[role]) for own in of_rank}
+        assert sorted(rank for group in found for rank in group) == list(range(ranks))
+        assert {len(group) for group in found} == {size}
+        assert all(rank in own[role] for rank, own in enumerate(of_rank))

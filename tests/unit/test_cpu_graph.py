@@ -16,7 +16,8 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 from tests.support.tracing import cached, in_mode
-from warmrank.worker.devices import CapturedGraph, CpuBackend
+from warmrank.worker.devices import CpuBackend
+from warmrank.worker.devices.port import CapturedGraph
 from warmrank.worker.errors import NotCapturable, NotPortable, StateChanged, WorkerError
 from warmrank.worker.torch_private.kernels import call_of, out_variant
 

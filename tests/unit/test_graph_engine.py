@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tests.support.devices import fake_world
 from tests.support.small_models import Cached, Collective, Plain, Spread
 from tests.support.tracing import cached, compiles_ahead, in_mode, operators_of, traced
+from warmrank.cache_store.errors import UnusableCache
 from warmrank.worker import groups
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.engines import check_choice, engine_for
@@ -536,17 +537,14 @@ def test_compile_place_is_the_same_for_equal_digests_and_gone_afterwards(tmp_pat
 
 @pytest.mark.parametrize(
     "spoil",
-    [lambda root: root.mkdir(mode=0o755), lambda root: root.symlink_to(root.parent)],
+    [lambda root: (root.mkdir(), root.chmod(0o777)), lambda root: root.symlink_to(root.parent)],
     ids=["open", "link"],
 )
-def test_compile_place_of_others_is_not_used(tmp_path, spoil, caplog):
+def test_compile_place_of_others_is_refused(tmp_path, spoil):
     root = tmp_path / "root"
     spoil(root)
-    with caplog.at_level(logging.WARNING, logger="torchair"), compile_place("0f", root) as (directory, _):
-        assert not directory.is_relative_to(root)
-        assert directory.stat().st_mode & 0o777 == 0o700
-    assert "cannot be used" in caplog.text
-    assert not directory.exists()
+    with pytest.raises(UnusableCache, match="remove"), compile_place("0f", root):
+        pass
 
 
 def test_missing_compiler_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
+import importlib
 import json
 import math
 import operator
+import sys
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Generic, NamedTuple
 
@@ -21,11 +25,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.fuzz.parts.calls import CALLED
 from tests.support.small_models import Plain
 from tests.support.tracing import compiled, misfits, traced, traces_more
-from tests.support.zoo import memory  # noqa: F401 - fills the zoo, with what it imports
-from tests.support.zoo.case import CASES
-from tests.support.zoo_child import _contexts
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.guards.paths import PathTable
 from warmrank.worker.guards.translate import refuse_unaccounted
@@ -408,15 +410,29 @@ def num_printed(holder: Any) -> Counter[str]:
 
 @pytest.mark.one_in(12)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=traces_more if name == "derived_numbers" else ()) for name in CASES]
+    "name",
+    [
+        pytest.param(name, marks=traces_more if name == "derived numbers" else ())
+        for name, each in CALLED.items()
+        if not each.refused
+    ],
 )
-def test_leaves_are_accounted_for_and_counts_agree(name: str, printed: list[Any]) -> None:
-    case = CASES[name]
-    call = case.calls()[0]
-    with _contexts(case.context):
+def test_leaves_are_accounted_for_and_counts_agree(
+    name: str, printed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = CALLED[name].program
+    program.write(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in [each for each in sys.modules if each.partition(".")[0] == "fuzzed"]:
+        monkeypatch.delitem(sys.modules, module)
+    main = importlib.import_module("fuzzed.main")
+    args, kwargs = main.arguments(0)
+    with contextlib.ExitStack() as stack:
+        for context in eval(f"({program.context},)", {"torch": torch}):  # noqa: S307 - of the table
+            stack.enter_context(context)
         # What has no symbols is traced for its sizes, see `worker.compile.compiler`.
-        dynamic = case.options.get("dynamic", name != "no_symbol")
-        trace_ = traced(case.build().forward, *call.args, dynamic=dynamic, **call.kwargs)
+        dynamic = program.dynamic and name != "no symbol"
+        trace_ = traced(main.build().forward, *args, dynamic=dynamic, **kwargs)
     refuse_unaccounted(trace_.tree, pinned=())
     counted = Counter(leaf.kind for leaf in trace_.tree.leaves for _ in leaf.conditions)
     assert counted == num_printed(printed[-1])

@@ -24,21 +24,6 @@ from tests.support.tracing import cached, compiled, in_mode, misfits, outcome, r
 from warmrank.inference import cache_compile
 from warmrank.worker.errors import GraphBreak, NotPortable
 
-COMPOSITE = """
-import torch
-library = torch.library.Library("{name}", "FRAGMENT")
-library.define("op(Tensor x) -> Tensor")
-library.impl("op", lambda x: x * 2.0 + FACTOR, "CompositeImplicitAutograd")
-FACTOR = 1.0
-"""
-OVERLOAD = """
-import torch
-FACTOR = 1.0
-library = torch.library.Library("{name}", "FRAGMENT")
-library.define("op.out_of_two(Tensor x) -> Tensor")
-library.define("op.other(Tensor x, int y) -> Tensor")
-library.impl("op.out_of_two", lambda x: x * 2.0 + FACTOR, "CompositeImplicitAutograd")
-"""
 META = """
 import torch
 FACTOR = 4
@@ -47,34 +32,6 @@ library = torch.library.Library("{name}", "FRAGMENT")
 library.define("op(Tensor x) -> Tensor")
 library.impl("op", op, "CPU")
 library.impl("op", op, "Meta")
-"""
-FAKE = """
-import torch
-FACTOR = 4
-@torch.library.custom_op("{name}::op", mutates_args=())
-def op(x: torch.Tensor) -> torch.Tensor: return x[:, :FACTOR].contiguous()
-@op.register_fake
-def _(x): return torch.empty(x.shape[0], FACTOR)
-"""
-
-
-RULE = """
-import torch
-FACTOR = 4
-@torch.library.custom_op("{name}::op", mutates_args=())
-def op(x: torch.Tensor) -> torch.Tensor: return x * 2
-@op.register_fake
-def _(x): return torch.empty_like(x)
-@op.register_vmap
-def _(info, dims, x): return x * FACTOR, dims[0]
-"""
-RULE_OF_LIBRARY = """
-import torch
-FACTOR = 4
-library = torch.library.Library("{name}", "FRAGMENT")
-library.define("op(Tensor x) -> Tensor")
-library.impl("op", lambda x: x * 2, "CPU")
-torch.library.register_vmap("{name}::op", lambda info, dims, x: (x * FACTOR, dims[0]), lib=library)
 """
 
 
@@ -88,21 +45,6 @@ class Uses(nn.Module):
     def step(self, x: torch.Tensor) -> Any:
         y = self.operator(x)
         return y.sum(-1) / y.shape[-1]
-
-
-class Maps(Uses):
-    """Calls an operator for each row."""
-
-    def step(self, x: torch.Tensor) -> Any:
-        return torch.vmap(self.operator)(x)
-
-
-def called(model: Uses, x: torch.Tensor, tmp_path: Path) -> Any:
-    """How a new cached function was come by, whose results are eager's."""
-    function = cache_compile(model.step, cache_dir=tmp_path / "cache")
-    with torch.no_grad():
-        torch.testing.assert_close(function(x), model.step(x))
-    return function.last_result
 
 
 @pytest.fixture
@@ -119,58 +61,6 @@ def defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield define
     for name in made:
         del sys.modules[name]
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "uses"),
-    [
-        (COMPOSITE, "warmrank_composite", Uses),
-        (OVERLOAD, "warmrank_overload", Uses),
-        (META, "warmrank_meta", Uses),
-        (FAKE, "warmrank_fake", Uses),
-        (RULE, "warmrank_rule", Maps),
-        (RULE_OF_LIBRARY, "warmrank_rule_of_library", Maps),
-    ],
-    ids=["CompositeImplicitAutograd", "overload", "Meta", "custom_op", "vmap", "vmap of a library"],
-)
-def test_change_of_an_operators_file_is_a_miss(
-    defined: Any, text: str, name: str, uses: type[Uses], tmp_path: Path
-) -> None:
-    module = defined(text, name)
-    model, x = uses(name), torch.ones(3, 8)
-
-    assert [called(model, x, tmp_path).outcome for _ in range(2)] == ["compiled", "loaded"]
-    file = Path(str(module.__file__))
-    file.write_text(file.read_text().replace("FACTOR = ", "FACTOR = 1 + "))
-    module.FACTOR += 1  # as a new process would find it
-    later = called(model, x, tmp_path)
-    assert later.outcome == "compiled"
-    assert f"operator {name}::op" in later.reason
-
-
-ELSEWHERE = """
-import torch
-import {name}_sizes as sizes
-@torch.library.custom_op("{name}::op", mutates_args=())
-def op(x: torch.Tensor) -> torch.Tensor: return x[:, :sizes.FACTOR].contiguous()
-@op.register_fake
-def _(x): return torch.empty(x.shape[0], sizes.size())
-"""
-SIZES = """
-FACTOR = 4
-def size(): return FACTOR
-"""
-
-
-def test_constant_of_another_module_that_decides_a_shape_is_a_condition(defined: Any, tmp_path: Path) -> None:
-    name = "warmrank_elsewhere"
-    sizes = defined(SIZES, f"{name}_sizes")
-    defined(ELSEWHERE, name)
-    model, x = Uses(name), torch.ones(3, 8)
-
-    results = [called(model, x, tmp_path).outcome for _ in range(2)]
-    sizes.FACTOR = 2
-    assert [*results, called(model, x, tmp_path).outcome] == ["compiled", "loaded", "compiled"]
 
 
 @pytest.mark.parametrize("guards", ["once", "skip"])

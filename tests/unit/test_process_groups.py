@@ -45,7 +45,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, timedelta]:
     return found
 
 
-SPEC = rank_spec(Path("cache"), groups={"world": ((0,),), "tp": ((0,),)}, timeout_s=200.0)
+SPEC = rank_spec(Path("cache"), groups={"world": (0,), "tp": (0,)}, timeout_s=200.0)
 
 
 def test_rank_makes_its_own_groups_only_and_roles_in_one_order(asked: dict[str, timedelta]) -> None:
@@ -53,7 +53,7 @@ def test_rank_makes_its_own_groups_only_and_roles_in_one_order(asked: dict[str, 
         Path("cache"),
         rank=2,
         world_size=4,
-        groups={"world": ((0, 1, 2, 3),), "tp": ((0, 1), (2, 3)), "dp": ((0, 2), (1, 3))},
+        groups={"world": (0, 1, 2, 3), "tp": (2, 3), "dp": (0, 2)},
     )
     assert list(start.start_groups(spec, "gloo")) == ["world", "dp", "tp"]
     assert list(asked) == ["world", "[0, 2]", "[2, 3]"]

@@ -169,7 +169,7 @@ def test_manifest_leaves_out_a_function_that_abandoned_its_cache(cache: Path, st
 
 def test_stop_ends_the_process_groups_it_started(cache: Path) -> None:
     (port,) = free_ports(1)
-    rank = RankWorker(rank_spec(cache, master_port=port, groups={"world": ((0,),), "tp": ((0,),)}), no_store)
+    rank = RankWorker(rank_spec(cache, master_port=port, groups={"world": (0,), "tp": (0,)}), no_store)
     rank.start()
     try:
         assert sorted(rank._groups) == ["tp", "world"]

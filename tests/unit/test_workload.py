@@ -212,7 +212,7 @@ def test_journal_round_trips(results: list[FunctionResult], tmp_path_factory: py
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WARMRANK_JOURNAL", str(path))
         for item in results:
-            journal.append(item, ARTIFACT, Path("/cache"))
+            journal.append(item, ARTIFACT)
     assert [entry for entry, _ in journal.read(path)] == results
 
 
@@ -245,7 +245,7 @@ def look_up(
     journal_of(spec_manifests).parent.mkdir(parents=True, exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WARMRANK_JOURNAL", str(journal_of(spec_manifests)))
-        journal.append(result, artifact, root)
+        journal.append(result, artifact)
     return path
 
 

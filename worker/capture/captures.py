@@ -23,14 +23,16 @@ import torch
 
 from warmrank.worker.capture.plan import shapes_of
 from warmrank.worker.capture.statistics import PoolStatistics
-from warmrank.worker.devices import KINDS, backend_for, duplicate, memory_of, picker
+from warmrank.worker.devices import KINDS, backend_for, picker
+from warmrank.worker.devices.port import duplicate, memory_of
 from warmrank.worker.errors import NotCapturable
 from warmrank.worker.runtime.runner import ordinary_tensors
 from warmrank.worker.torch_private.places import hand_out
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
-    from warmrank.worker.devices import CapturedGraph, DeviceBackend, PoolHandle
+    from warmrank.worker.devices import PoolHandle
+    from warmrank.worker.devices.port import CapturedGraph, DeviceBackend
     from warmrank.worker.runtime.runner import GraphRunner, InputLayout, Settled
 
 _log = logging.getLogger("torchair")

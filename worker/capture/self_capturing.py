@@ -14,7 +14,7 @@ from warmrank.worker.runtime.runner import CaptureOptions, GraphRunner
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
-    from warmrank.worker.devices import DeviceBackend
+    from warmrank.worker.devices.port import DeviceBackend
     from warmrank.worker.engines.torchair import LoadedGraph
     from warmrank.worker.runtime.artifact import GraphFacts
 

@@ -12,7 +12,7 @@ from warmrank.worker import data_dump
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.compile.compiler import prepared
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.configs.torchair_sections import with_options
+from warmrank.worker.configs.torchair import with_options
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import engine_for
 from warmrank.worker.errors import BackwardNotSupported

@@ -10,122 +10,37 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
 from warmrank.worker.configs.options import (
-    ASCEND_FLAT,
-    CAPTURE,
-    CAPTURED,
     MODES,
     TORCHAIR,
-    Choice,
-    Directory,
-    Effect,
-    Flag,
     Function,
-    IntRange,
     NamedChoice,
     Part,
-    PoolHandle,
     Section,
     changed,
-    no_effect,
     options,
 )
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.configs.torchair_sections import (
+    from warmrank.worker.configs.sections import (
+        AclGraph,
         Aoe,
         AscendDump,
+        Debug,
         Experimental,
         Export,
         Fusion,
         Ge,
+        Inference,
         NpuGraphEx,
     )
 
 _log = logging.getLogger("torchair")
-_TORCHAIR_SECTIONS = "warmrank.worker.configs.torchair_sections"
-_AS_WRITTEN = Effect(
-    torchair_modes=CAPTURED,
-    why="a graph keeps in-place operators as they were written, so none is turned back",
-)
-_CONCATENATIONS = Effect(
-    torchair_modes=CAPTURED, why="a graph runs as it was written, concatenations included"
-)
 GuardMode = Literal["always", "once", "skip"]
 OnRecompile = Literal["add", "abandon"]
 OnGearMiss = Literal["error", "pad"]
 Rng = Literal["refuse", "allow"]
 EngineChoice = Literal["auto", "graph", "aoti", "torchair"]
-
-
-class GraphDump(Section, at="debug.graph_dump"):
-    """A dump of the graph when it is compiled: as it was traced, and as the user's passes left it."""
-
-    # Form of the dump: FX's table, the Ascend engine's, or Python; None dumps nothing
-    type = Choice[str | None](None, ("txt", "pbtxt", "py"), of_ascend=("pbtxt",))
-    path = Directory(None)  # Directory of the dump; None means the working directory
-
-
-class DataDump(Section, at="debug.data_dump"):
-    """A dump of every operator's results on every call; the graph runs eagerly meanwhile."""
-
-    type = Choice[str | None](None, ("npy",))  # Form of the dump; None dumps nothing
-    path = Directory(None)  # Directory of the dump; None means the working directory
-    # Which operators to dump: gets a node of the FX graph, returns it or None; None means all
-    filter = Function(None)
-
-
-class FxSummary(Section, at="debug.fx_summary"):
-    """A table of the graph's operators in the working directory, when the graph is compiled."""
-
-    type = Choice[str | None](None, ("csv",))  # Form of the table; None writes none
-    skip_compile = Flag(True)  # With a table, run the graph eagerly, without kernels or capture
-
-
-class AclGraphDebug(Section, at="debug.aclgraph", effect=CAPTURE):
-    """Options of captures, and of the inputs, outputs and memory of captured graphs."""
-
-    # Do not turn operators back into their in-place forms
-    disable_reinplace_inplaceable_ops_pass = Flag(False, effect=_AS_WRITTEN)
-    # Do not turn operators that end in a copy into an input back into in-place forms
-    disable_reinplace_input_mutated_ops_pass = Flag(False, effect=_AS_WRITTEN)
-    # Memory reuse, mode two: True gives each captured shape of one graph a pool of its own
-    disable_mempool_reuse_in_same_fx = Flag(False)
-    # Return copies of a graph's outputs, which a later replay does not overwrite
-    enable_output_clone = Flag(False)
-    # Captures of one graph after which further shapes run eagerly, with a warning
-    static_capture_size_limit = IntRange(64, 1)
-    # Memory reuse, mode three: copy the user's inputs into memory of the graph before a replay
-    clone_input = Flag(True)
-    # Let operators write their part of a concatenation in place, and drop the concatenation
-    remove_cat_ops = Flag(True, effect=_CONCATENATIONS)
-
-
-class Debug(Section, at="debug"):
-    """Aids for finding faults, and the options of captured graphs."""
-
-    graph_dump = Part(GraphDump)
-    data_dump = Part(DataDump)
-    fx_summary = Part(FxSummary)
-    aclgraph = Part(AclGraphDebug)
-
-    run_eagerly = Flag(False)  # Run the compiled graph operator by operator, without capture
-    # Watch for replays that wait for each other; TorchAir 2.13 reads it in mode npugraph_ex only
-    deadlock_check = Flag(False, effect=ASCEND_FLAT)
-
-
-class Inference(Section, at="inference_config"):
-    """Options of inference."""
-
-    # How the gears of several dimensions combine: one by one, or each with each
-    dynamic_gears_merge_policy = Choice("zip", ("zip", "product"))
-
-
-class AclGraph(Section, at="aclgraph_config", effect=CAPTURE):
-    """Memory of captured graphs."""
-
-    # Memory reuse, mode one: the pool that all graphs of this configuration share; None: one per graph
-    use_custom_pool = PoolHandle(None)
 
 
 class CompilerConfig(Section, at=""):
@@ -138,16 +53,16 @@ class CompilerConfig(Section, at=""):
 
     # Which engine compiles. Not TorchAir's default, which is max-autotune: see docs/decisions
     mode = NamedChoice("reduce-overhead", MODES)
-    debug = Part(Debug)
-    export: Part[Export] = Part("Export", _TORCHAIR_SECTIONS)
-    dump_config: Part[AscendDump] = Part("AscendDump", _TORCHAIR_SECTIONS)
-    fusion_config: Part[Fusion] = Part("Fusion", _TORCHAIR_SECTIONS)
-    experimental_config: Part[Experimental] = Part("Experimental", _TORCHAIR_SECTIONS)
-    inference_config = Part(Inference)
-    ge_config: Part[Ge] = Part("Ge", _TORCHAIR_SECTIONS)
-    aoe_config: Part[Aoe] = Part("Aoe", _TORCHAIR_SECTIONS)
-    aclgraph_config = Part(AclGraph)
-    npugraphex_config: Part[NpuGraphEx] = Part("NpuGraphEx", _TORCHAIR_SECTIONS)
+    debug: Part[Debug] = Part("Debug")
+    export: Part[Export] = Part("Export")
+    dump_config: Part[AscendDump] = Part("AscendDump")
+    fusion_config: Part[Fusion] = Part("Fusion")
+    experimental_config: Part[Experimental] = Part("Experimental")
+    inference_config: Part[Inference] = Part("Inference")
+    ge_config: Part[Ge] = Part("Ge")
+    aoe_config: Part[Aoe] = Part("Aoe")
+    aclgraph_config: Part[AclGraph] = Part("AclGraph")
+    npugraphex_config: Part[NpuGraphEx] = Part("NpuGraphEx")
 
     # A pass of the user's over the graph, before the built-in ones
     post_grad_custom_pre_pass = Function(None)
@@ -184,14 +99,17 @@ class CompilerConfig(Section, at=""):
             engine: name of the engine; empty for the one of warmrank's own that the mode means.
         """
         given = self.given()
+        if not given.keys() - {"mode"}:
+            return
+        from warmrank.worker.configs.sections import no_effect
+
         if engine != TORCHAIR and _needs_eager(given) and not _asks_for_eager(given):
             _warn_once(
                 "debug.data_dump and debug.fx_summary make the graph run eagerly; "
                 "unset them once the files are written, or set debug.fx_summary.skip_compile = False"
             )
         for name, option, value in sorted(changed(self), key=lambda entry: entry[0]):
-            why = no_effect(option.effect_of(value), mode=self.mode, engine=engine)
-            if why:
+            if why := no_effect(option, value, mode=self.mode, engine=engine):
                 where = f"on device {device_kind} in mode {self.mode}"
                 _warn_once(f"config.{name} = {value!r} has no effect {where}: {why}")
 

@@ -1,8 +1,7 @@
-"""The frame of `CompilerConfig`: checked options in sections, their effects, and the kinds of options.
+"""The frame of `CompilerConfig`: checked options in sections, which take no other names.
 
-A section takes no other name than those of its options and parts. Values are kept as given,
-except that 0 and 1 become flags. Each option declares its effect: `CompilerConfig.check` warns of options
-that have none, and engine torchair hands the others to TorchAir or refuses them.
+Each option declares its effect: `CompilerConfig.check` warns of options that have none, and engine torchair
+hands the others to TorchAir or refuses them. The sections are imported where one of them is read or set.
 """
 
 from __future__ import annotations
@@ -14,46 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, overload
 
 from warmrank.worker.errors import BadConfig, UnknownOption
-from warmrank.worker.values import Value, replace
-
-MODES = ("max-autotune", "reduce-overhead", "npugraph_ex")
-TORCHAIR = "torchair"
-INT64_MAX = 2**63 - 1
-CAPTURED = ("reduce-overhead", "npugraph_ex")
-
-
-class Effect(Value):
-    """Effect of a value other than the default."""
-
-    modes: tuple[str, ...] = MODES  # modes that obey it
-    # modes in which engine torchair obeys it; None: the same; empty: in none
-    torchair_modes: tuple[str, ...] | None = None
-    why: str = ""  # why engines graph and aoti ignore it; empty where they obey
-
-
-EVERY_MODE = Effect()
-CAPTURE = Effect(modes=("reduce-overhead",), torchair_modes=CAPTURED)
-FROZEN = replace(CAPTURE, torchair_modes=MODES)
-ASCEND = Effect(why="it belongs to engine torchair")
-ASCEND_ENGINE = replace(ASCEND, modes=("max-autotune",))
-ASCEND_CAPTURE = replace(ASCEND, modes=CAPTURED)
-ASCEND_FLAT = replace(ASCEND, modes=("npugraph_ex",))
-
-
-def no_effect(effect: Effect, *, mode: str, engine: str = "") -> str:
-    """The reason why an option does nothing in a mode; empty where it works.
-
-    Without the name of an ``engine`` it is the one of warmrank's own that the mode means.
-    """
-    is_torchair = engine == TORCHAIR or (not engine and mode == "npugraph_ex")
-    modes = effect.torchair_modes if is_torchair and effect.torchair_modes is not None else effect.modes
-    if modes and mode not in modes:
-        return f"it belongs to mode {' and '.join(modes)}"
-    return "" if is_torchair and modes else effect.why
-
 
 if TYPE_CHECKING:
     from typing import Generic
+
+    from warmrank.worker.configs.sections import Effect
 else:
 
     class Generic:
@@ -63,11 +27,12 @@ else:
             return cls
 
 
+MODES = ("max-autotune", "reduce-overhead", "npugraph_ex")
+TORCHAIR = "torchair"
+_SECTIONS = "warmrank.worker.configs.sections"
 T = TypeVar("T")
 S = TypeVar("S", bound="Section")
 Word = TypeVar("Word", bound=str | None)
-Bool = TypeVar("Bool", bound=bool | None)
-Int = TypeVar("Int", bound=int | None)
 
 
 class Declared(Generic[T]):
@@ -101,8 +66,8 @@ class Option(Declared[T]):
         self._effect = effect
 
     @property
-    def effect(self) -> Effect:
-        """Its own effect, or else the section's."""
+    def effect(self) -> Effect | None:
+        """Its own effect, or else the section's; None in all modes."""
         return self._effect or self._owner._effect  # noqa: SLF001 - the two form one frame
 
     def _held(self, section: Section) -> T:
@@ -123,11 +88,6 @@ class Option(Declared[T]):
     def _allows(self, value: object) -> bool:
         raise NotImplementedError
 
-    def effect_of(self, value: object) -> Effect:
-        """The effect of one value."""
-        del value
-        return self.effect
-
     def canonical(self, value: T) -> str:
         """`value` as text, equal in every process."""
         if self.is_of_process and value != self.default:
@@ -138,18 +98,17 @@ class Option(Declared[T]):
 class Part(Declared[S]):
     """A section within a section; every instance of the outer one has its own.
 
-    ``kind`` is its class, or, of one that few configurations set, its name in ``module``.
+    ``kind`` is its class, or the name of that in `worker.configs.sections`.
     """
 
-    def __init__(self, kind: type[S] | str, module: str = "") -> None:
+    def __init__(self, kind: type[S] | str) -> None:
         self._kind = kind
-        self._module = module
 
     @property
     def kind(self) -> type[S]:
         """The section's class."""
         if isinstance(self._kind, str):
-            self._kind = getattr(importlib.import_module(self._module), self._kind)
+            self._kind = getattr(importlib.import_module(_SECTIONS), self._kind)
         return self._kind  # type: ignore[return-value]
 
     def _held(self, section: Section) -> S:
@@ -177,9 +136,9 @@ class Section:
     """
 
     _at: ClassVar[str] = ""
-    _effect: ClassVar[Effect] = EVERY_MODE
+    _effect: ClassVar[Effect | None] = None
 
-    def __init_subclass__(cls, *, at: str, effect: Effect = EVERY_MODE) -> None:
+    def __init_subclass__(cls, *, at: str, effect: Effect | None = None) -> None:
         cls._at = at
         cls._effect = effect
 
@@ -266,21 +225,6 @@ def _unknown(section: Section, name: str) -> UnknownOption:
     return UnknownOption(msg, option=place, nearest=near[0] if near else "", known=known)
 
 
-class Flag(Option[Bool]):
-    """True or False; 0 and 1 are taken for them, as TorchAir does."""
-
-    words = "True, False"
-
-    def __set__(self, section: Section, value: Bool) -> None:
-        taken: Any = value
-        if type(taken) is int and taken in (0, 1):
-            taken = bool(taken)
-        super().__set__(section, taken)
-
-    def _allows(self, value: object) -> bool:
-        return isinstance(value, bool)
-
-
 class Choice(Option[Word]):
     """One of a few words; those of ``of_ascend`` mean something to engine torchair only."""
 
@@ -296,10 +240,6 @@ class Choice(Option[Word]):
         self.choices = tuple(choices)
         self.of_ascend = tuple(of_ascend)
         self.words = ", ".join((*map(repr, choices), *(("None",) if default is None else ())))
-
-    def effect_of(self, value: object) -> Effect:
-        """See `Option.effect_of`."""
-        return ASCEND if value in self.of_ascend else self.effect
 
     def _allows(self, value: object) -> bool:
         return any(same(value, choice) for choice in self.choices)
@@ -334,41 +274,6 @@ class NamedChoice(Choice[str]):
 
     def __set__(self, section: Section, value: str) -> None:
         super().__set__(section, str(value) if isinstance(value, _Named) else value)
-
-
-class IntRange(Option[Int]):
-    """An int between two bounds, both allowed."""
-
-    def __init__(
-        self, default: Int, minimum: int, maximum: int = INT64_MAX, *, effect: Effect | None = None
-    ) -> None:
-        super().__init__(default, effect=effect)
-        self.minimum = minimum
-        self.maximum = maximum
-        self.words = f"an int from {minimum} to {maximum}"
-
-    def _allows(self, value: object) -> bool:
-        return type(value) is int and self.minimum <= value <= self.maximum
-
-
-class Directory(Option[str | None]):
-    """A directory to write to, made when needed."""
-
-    words = "the path of a directory, as a str, None"
-    is_of_process = True
-
-    def _allows(self, value: object) -> bool:
-        return isinstance(value, str) and bool(value) and "\0" not in value
-
-
-class PoolHandle(Option[tuple[Any, ...] | None]):
-    """The handle of a memory pool, which differs in every process."""
-
-    words = "the pair of ints that warmrank.graph_pool_handle() returns"
-    is_of_process = True
-
-    def _allows(self, value: object) -> bool:
-        return isinstance(value, tuple) and len(value) == 2 and all(type(part) is int for part in value)
 
 
 class Function(Option[Callable[..., Any] | None]):

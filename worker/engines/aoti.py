@@ -28,7 +28,7 @@ import json
 import logging
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -108,7 +108,7 @@ class CompiledGraph:
         tail: Graph | None,
         replay: Graph,
     ) -> None:
-        written, tensors, classes = call["written"], call["tensors"], call["classes"]
+        written, classes = call["written"], call["classes"]
         self._open, self._tail, self._replay = open, tail, replay
         self._run: Run | None = None
         self._take = _taker(call, constants)
@@ -119,7 +119,7 @@ class CompiledGraph:
         self._warned = False
         self._overlap: OverlapCheck | None = None
         if written:
-            read = [index for index in tensors if index not in written]
+            read = [index for index in call["tensors"] if index not in written]
             fixed = [index for index in read if classes[index] == STATE]
             others = [index for index in read if classes[index] != STATE]
             self._overlap = OverlapCheck(written, fixed, others)
@@ -259,11 +259,11 @@ class AotiEngine:
                 files = {f"ge_cache_{hashlib.sha256(package).hexdigest()[:16]}.pt2": package}
                 _compiled.update(files)
             sections |= dict(zip(_TAIL, (tail[name] for name in SECTIONS), strict=True)) if tail else {}
-            values = [node.meta.get("val") for node in lowered.graph.graph.nodes if node.op == "placeholder"]
-            devices = [value.device.type for value in values if isinstance(value, torch.Tensor)]
+            values = (node.meta.get("val") for node in lowered.graph.graph.nodes if node.op == "placeholder")
+            devices = {value.device.type for value in values if isinstance(value, torch.Tensor)}
             call |= {
                 **parts,
-                "device": next((kind for kind in devices if kind != "cpu"), "cpu"),
+                "device": min(devices - {"cpu"}, default="cpu"),
                 "classes": list(facts.input_classes),
                 "file": next(iter(files), ""),
             }
@@ -281,26 +281,22 @@ class AotiEngine:
         from warmrank.worker.torch_private.warm import open_library
 
         call: dict[str, Any] = json.loads(sections[_SECTION])
-        name = call["file"]
-        library = None
-        if name:
+        library = tail = None
+        if name := call["file"]:
             try:
                 package = files[name].read_bytes() if name in files else _compiled[name]
             except (KeyError, OSError) as error:  # it was verified, and may be gone since
                 msg = f"{name} is missing, the artifact's kernels"
                 raise ArtifactMissing(msg, where=name, why="it is missing") from error
             library = unpack(package, name)
-        tail = None
         if _TAIL[0] in sections:
-            tail_sections = dict(zip(SECTIONS, (sections[name] for name in _TAIL), strict=True))
-            tail = GraphEngine().load(tail_sections, {}, groups)
+            of_tail = {name: sections[own] for name, own in zip(SECTIONS, _TAIL, strict=True)}
+            tail = GraphEngine().load(of_tail, {}, groups)
 
-        whole: list[Graph] = []
+        whole = cache(lambda: GraphEngine().load({name: sections[name] for name in SECTIONS}, {}, groups))
 
         def replay(*inputs: Any) -> tuple[Any, ...]:
-            if not whole:
-                whole.append(GraphEngine().load({name: sections[name] for name in SECTIONS}, {}, groups))
-            return whole[0](*inputs)
+            return whole()(*inputs)
 
         constants = unpack_constants(sections["constants"])
         return CompiledGraph(

@@ -6,20 +6,15 @@ their memory, each once; the *tail* makes of them the views, inputs, constants a
 returns, operator by operator, as eager does. Mutations stay in the library, whose inputs are the caller's
 own tensors; both parts are pure functions of the graph.
 
-A library holds the path it was made at, so all processes compile in ``/tmp/warmrank-aoti/<digest of what is
-compiled>/``, with a lock beside it, and ``inductor`` beside it for precompiled headers. If the root does not
-belong to the running user, or others can write to it, a private directory serves, with a warning: the bytes
-then differ from those of other processes.
+A library holds the path it was made at, so all processes of a user compile in ``/tmp/warmrank-aoti-<uid>/
+<digest of what is compiled>/``, with a lock beside it, and ``inductor`` beside it for precompiled headers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import operator
 import shutil
-import stat
-import tempfile
 from collections.abc import Iterator, Mapping
 from os import geteuid
 from pathlib import Path
@@ -29,6 +24,7 @@ import torch
 from filelock import FileLock
 from torch.fx import Graph, GraphModule, Node
 
+from warmrank.cache_store.cache_dir.private_files import check_status, os_errors_are_unusable
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.errors import NotPortable, NotYet
 from warmrank.worker.keys.request import instruction_set
@@ -38,50 +34,31 @@ from warmrank.worker.torch_private import lowering, operators
 from warmrank.worker.torch_private.inductor import compile_library
 from warmrank.worker.values import Value
 
-_log = logging.getLogger("torchair")
-ROOT = Path("/tmp/warmrank-aoti")  # noqa: S108 - owner and mode are checked; TMPDIR would differ between processes
+# Owner and mode are checked; TMPDIR would differ between processes.
+ROOT = Path(f"/tmp/warmrank-aoti-{geteuid()}")  # noqa: S108
 _INSTEAD = 'use mode "reduce-overhead" (engine graph) for this function'
 
 
 @contextlib.contextmanager
 def compile_place(digest: str, root: Path | None = None) -> Iterator[tuple[Path, Path]]:
-    """An empty directory for the compile of what has this digest, held alone; and one that compiles share."""
+    """An empty directory for the compile of what has this digest, held alone; and one that compiles share.
+
+    Raises `UnusableCache`: the root is another user's, or others can write to it.
+    """
     root = ROOT if root is None else root
-    fault = _fault(root)
+    with os_errors_are_unusable("directory", root):
+        root.mkdir(mode=0o700, exist_ok=True)
+        remedy = "remove {path}, or make it a directory of this user's with mode 0700"
+        check_status(root, root.lstat(), what="directory of compiles", remedy=remedy, directory=True)
+    # The lock is the kernel's: a holder that died is no holder.
     with contextlib.ExitStack() as stack:
-        if fault:
-            _log.warning(
-                "%s cannot be used (%s); kernels are compiled in a private directory, so their bytes differ "
-                "from those of other processes. Remove it, or give it to this user with mode 0700.",
-                root,
-                fault,
-            )
-            root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="warmrank-aoti-")))
-        else:
-            # The lock is the kernel's: a holder that died is no holder.
-            stack.enter_context(FileLock(root / f"{digest}.lock", mode=0o600, fallback_to_soft=False))
+        stack.enter_context(FileLock(root / f"{digest}.lock", mode=0o600, fallback_to_soft=False))
         directory, shared = root / digest, root / "inductor"
         shutil.rmtree(directory, ignore_errors=True)  # of a process that was killed
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         directory.mkdir(mode=0o700)
         shared.mkdir(mode=0o700, exist_ok=True)
         yield directory, shared
-
-
-def _fault(root: Path) -> str:
-    """The reason why the root, made if absent, cannot be used; empty if it can."""
-    try:
-        root.mkdir(mode=0o700, exist_ok=True)
-        status = root.lstat()
-    except OSError as error:
-        return error.strerror or str(error)
-    if not stat.S_ISDIR(status.st_mode):
-        return "it is no directory"
-    if status.st_uid != geteuid():
-        return f"it belongs to uid {status.st_uid}"
-    if stat.S_IMODE(status.st_mode) != 0o700:
-        return f"its mode is {stat.S_IMODE(status.st_mode):04o}"
-    return ""
 
 
 # Operators that change a tensor's shape in place, and those that return a view instead.

@@ -38,7 +38,6 @@ from warmrank.worker.engines import torchair_vendor as vendors
 from warmrank.worker.engines.graph import unpack_constants
 from warmrank.worker.engines.graph_source import pack_constants
 from warmrank.worker.engines.torchair_code import Own, bound, portable, portable_signature, roles_in, taken
-from warmrank.worker.engines.torchair_options import Translation, translated
 from warmrank.worker.errors import ArtifactCorrupt, BadConfig, CompileFailed, NotPortable
 from warmrank.worker.groups import role_of
 from warmrank.worker.node_caches import KernelFiles
@@ -160,7 +159,7 @@ def _compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> dict
     with ExitStack() as stack:
         directory = vendors.private_directory()
         stack.callback(discard_tree, directory)
-        lazy, _, translation = _handed(vendor, site, directory)
+        lazy, _, own = _handed(vendor, site, groups, directory)
         given: dict[str, Any] = {}
         with vendors.instead_of_torch_compile(vendor, lambda *_, **options: given.update(options)):
             saver = lazy.compile(site.method.__func__.__globals__)
@@ -182,7 +181,7 @@ def _compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> dict
         with vendors.written_privately(directory), vendors.complaints(vendor.name) as said:
             saver.save_compiled_fn(id(call.frame))
         model = _model_of(saver, vendor, name, said)
-    fx, own = model.compiled_fx, _own(site, translation, groups, os.path.realpath(directory))
+    fx = model.compiled_fx
     code, constants = taken(str(fx.py_code), vendor.serializer)
     about: dict[str, Any] = {
         "parameters": [[str(name), bool(flag)] for name, flag in fx.input_parameters],
@@ -199,10 +198,12 @@ def _compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> dict
     return {**sections, "torchair.json": json.dumps(about, sort_keys=True, separators=(",", ":")).encode()}
 
 
-def _handed(vendor: vendors.Vendor, site: Site, directory: Path) -> tuple[Any, dict[str, Any], Translation]:
-    """TorchAir's cached function, and the options that its cache's path depends on."""
+def _handed(
+    vendor: vendors.Vendor, site: Site, groups: Mapping[str, str], directory: Path
+) -> tuple[Any, dict[str, Any], Own]:
+    """TorchAir's cached function, options that its cache's path depends on, and values of this process."""
     theirs = vendor.package.CompilerConfig()
-    translation = translated(site.config, theirs)
+    translation = vendors.translated(site.config, theirs)
     options = {"config": theirs, "dynamic": site.dynamic}
     if vendor.name == "torchair":
         options["ge_cache"] = site.ge_cache
@@ -210,22 +211,17 @@ def _handed(vendor: vendors.Vendor, site: Site, directory: Path) -> tuple[Any, d
     function = vendor.package.inference.cache_compile(
         site.method, cache_dir=str(directory), **options, **more
     )
-    return function, options, translation
-
-
-def _own(site: Site, translation: Translation, groups: Mapping[str, str], directory: str) -> Own:
-    """Values of this process; ``groups`` by role, ``directory`` where TorchAir works."""
     module: torch.nn.Module = site.method.__self__  # type: ignore[assignment]
     tensors = itertools.chain(module.parameters(), module.buffers())
-    device = next((tensor.device for tensor in tensors), None)
-    has_index = device is not None and device.index is not None and device.type != "cpu"
-    return Own(
+    device = next((tensor.device for tensor in tensors), torch.device("cpu"))
+    own = Own(
         groups=groups,
         pool=translation.pool,
         paths=translation.paths,
-        directory=directory,
-        device=(device.type, device.index) if device is not None and has_index else ("", 0),
+        directory=os.path.realpath(directory),
+        device=("", 0) if device.index is None or device.type == "cpu" else (device.type, device.index),
     )
+    return function, options, own
 
 
 def _model_of(saver: Any, vendor: vendors.Vendor, name: str, said: list[str]) -> Any:
@@ -253,7 +249,7 @@ def compiled_by_backend(
     """Graph compiled by TorchAir's own backend for ``torch.compile``, in memory only."""
     vendor = vendors.vendor_for(config.mode)
     theirs = vendor.package.CompilerConfig()
-    translated(config, theirs, kept=False)
+    vendors.translated(config, theirs, kept=False)
     backend = vendor.package.get_npu_backend(
         compiler_config=theirs, custom_decompositions=dict(decompositions)
     )
@@ -311,7 +307,7 @@ def _ended(made: KernelFiles, private: Path, process: int) -> None:
 def _loaded(sections: Sections, site: Site, groups: Groups, directory: Path) -> LoadedGraph:
     """Let TorchAir load what it wrote once, from a private copy; ``groups`` by role."""
     vendor = vendors.vendor_for(site.config.mode)
-    lazy, options, translation = _handed(vendor, site, directory)
+    lazy, options, own = _handed(vendor, site, groups, directory)
     models = vendor.cache.CompiledModel
     model = models(site.method)
     try:
@@ -321,36 +317,25 @@ def _loaded(sections: Sections, site: Site, groups: Groups, directory: Path) -> 
         if kinds := about.get("constants"):
             tensors = zip(kinds, unpack_constants(sections["constants"]), strict=True)
             constants = SimpleNamespace(**{name: tensor.to(kind) for (name, kind), tensor in tensors})
-        code = bound(sections["torchair.py"].decode(), _own(site, translation, groups, ""), constants)
+        code = bound(sections["torchair.py"].decode(), own, constants)
         signature = sections["torchair.txt"].decode()
         model.meta.version = str(about["version"])
-    except (AttributeError, LookupError, SyntaxError, TypeError, ValueError) as error:
+        model.compiled_fn = marshal.loads(site.frame)  # noqa: S302 - of an artifact that was verified
+        if not isinstance(model.compiled_fn, CodeType):
+            raise TypeError("its frame is no code")  # noqa: TRY301 - told with the others
+    except (AttributeError, EOFError, LookupError, SyntaxError, TypeError, ValueError) as error:
         why = f"what is kept of TorchAir's file cannot be read or bound to this process ({error!r})"
         raise ArtifactCorrupt(f"{why}; it is compiled again", where="torchair.json", why=why) from error
-    model.compiled_fn = _frame(site.frame)
     model.compiled_fx = vendor.cache.CompiledFX(signature, code, parameters)
     path = Path(models.get_cache_bin(site.method, cache_dir=str(directory), **options))
     with vendors.written_privately(directory):
         path.parent.mkdir(mode=0o700, parents=True)
         model.save(str(path))
-    graph = _graph_of(_taken_by(vendor, lazy, site, path))
-    return LoadedGraph(graph, KernelFiles(path.parent, site), directory)
+    return LoadedGraph(_graph_in(vendor, lazy, site, path), KernelFiles(path.parent, site), directory)
 
 
-def _frame(code: bytes) -> CodeType:
-    """The artifact's frame; raises `ArtifactCorrupt` if it is none."""
-    try:
-        frame = marshal.loads(code)  # noqa: S302 - of an artifact that was verified
-    except (EOFError, TypeError, ValueError) as error:
-        frame = error
-    if not isinstance(frame, CodeType):
-        msg = f"the artifact's frame is no code but {frame!r}; it is compiled again"
-        raise ArtifactCorrupt(msg, where="frame.code", why="its frame is no code")
-    return frame
-
-
-def _taken_by(vendor: vendors.Vendor, lazy: Any, site: Site, path: Path) -> Any:
-    """TorchAir's model, loaded from its file; raises `ArtifactCorrupt` if it refuses it."""
+def _graph_in(vendor: vendors.Vendor, lazy: Any, site: Site, path: Path) -> Callable[..., Any]:
+    """The graph's callable, of what TorchAir loads from its file; raises `ArtifactCorrupt` if it refuses."""
     tried: list[Any] = []
     with (
         vendors.complaints(vendor.name) as said,
@@ -362,11 +347,6 @@ def _taken_by(vendor: vendors.Vendor, lazy: Any, site: Site, path: Path) -> Any:
         why = "; ".join(said).replace(f" {path}", "") or "it compiles anew"
         msg = f"TorchAir does not load its part of the artifact: {why}"
         raise ArtifactCorrupt(msg, where=str(path), why=why)
-    return found
-
-
-def _graph_of(found: Any) -> Callable[..., Any]:
-    """The graph's callable inside of what TorchAir made of its cache."""
     inner = _closed_over(found, "compiled_fn")
     graph = inner.__globals__.get(_GRAPH_NAME) if isinstance(inner, FunctionType) else None
     if graph is None:

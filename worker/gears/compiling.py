@@ -217,7 +217,7 @@ def _output(value: Any) -> tuple[str, ...] | str | None:
 
 def _order(gears: GearFacts, combination: Combination) -> tuple[int, Combination]:
     """Largest first: by the elements of the geared tensors, then by size."""
-    known = _values(gears, combination) | {symbol: 1 for symbol, _ in gears.bound}
+    known = gears.values(combination) | {symbol: 1 for symbol, _ in gears.bound}
     elements = sum(math.prod(evaluate(size, known) for size in item.sizes) for item in gears.inputs)
     return -elements, tuple(-size for size in combination)
 
@@ -279,7 +279,7 @@ def _settled(
         if text != expression and not all((node[1], node[2]) == ("attr", "stride") for node in nodes):
             mixed = expression
     held = {
-        item: hold(conditions, _values(gears, item)) or _unlike_traced(lowered, gears, item)
+        item: hold(conditions, gears.values(item)) or _unlike_traced(lowered, gears, item)
         for item in gears.combinations
     }
     allowed = tuple(item for item in gears.combinations if not held[item])
@@ -305,13 +305,9 @@ def _settled(
     return final, replace(guards, shapes=(*kept, membership(final)))
 
 
-def _values(gears: GearFacts, sizes: Combination) -> dict[str, int]:
-    return dict(zip((axis.symbol for axis in gears.axes), sizes, strict=True))
-
-
 def _unlike_traced(lowered: LoweredGraph, gears: GearFacts, sizes: Combination) -> str:
     """What an operation gives otherwise than was traced with a size of 1; empty for nothing.
 
     The trace did not tell 1 from other sizes, but ``squeeze`` and its like do.
     """
-    return other_shape(lowered, _values(gears, sizes)) if 1 in sizes else ""
+    return other_shape(lowered, gears.values(sizes)) if 1 in sizes else ""

@@ -180,13 +180,15 @@ class GearFacts(Value):
 
     def unmet(self, sizes: Sequence[int]) -> str:
         """The first traced condition that sizes of the axes do not meet; empty if they meet all."""
-        return hold(self.conditions, dict(zip((axis.symbol for axis in self.axes), sizes, strict=True)))
+        return hold(self.conditions, self.values(sizes))
+
+    def values(self, sizes: Sequence[int]) -> dict[str, int]:
+        """Value of each axis' symbol."""
+        return dict(zip((axis.symbol for axis in self.axes), sizes, strict=True))
 
     def symbols(self, sizes: Sequence[int], inputs: Sequence[Any]) -> dict[str, int]:
         """Value of every symbol, for the given sizes of the axes and a call's number inputs."""
-        values = {symbol: inputs[position] for symbol, position in self.bound}
-        values.update(zip((axis.symbol for axis in self.axes), sizes, strict=True))
-        return values
+        return {symbol: inputs[position] for symbol, position in self.bound} | self.values(sizes)
 
 
 def _tuples(value: Any) -> Any:

@@ -1,15 +1,8 @@
 """Rules of gears: the artifact that a call may use, and the refusal of a shape that is no gear.
 
-======================  ====================================================================
-artifact                may be used for a call
-======================  ====================================================================
-made with gears, on     whose tensors carry the same gears
-disk or in the store
-made with gears, loaded whose tensors carry the same gears, or none: the function has learned them
-made without gears      whose tensors carry none
-======================  ====================================================================
-
-In all cases with gears the sizes must be one of the combinations, or lie under one (``on_gear_miss="pad"``).
+An artifact made with gears serves calls whose tensors carry the same gears; once loaded also those that carry
+none, because the function has learned them. One made without gears serves calls without. With gears the sizes
+must be one of the combinations, or lie under one (``on_gear_miss="pad"``).
 
 The runner of a geared graph refuses or pads what is no gear, cuts outputs, says what every gear is. A call
 whose sizes are a gear goes straight to the runner underneath. Padded inputs lie in buffers of this runner,
@@ -37,8 +30,6 @@ from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.values import Value, replace
 
 if TYPE_CHECKING:
-    from types import CodeType
-
     from warmrank.worker.runtime.artifact import Check
 
 Shape = tuple[str, tuple[int, ...]]
@@ -126,20 +117,16 @@ def refuse_miss(gears: GearFacts, sizes: Combination, on_miss: OnGearMiss) -> No
     if unmet := gears.unmet(sizes):
         why = f" What was compiled asks for {condition_text(gears, unmet)}, which does not hold for them."
     shown = ", ".join(map(str, combinations[:_SHOWN])) + (", ..." if len(combinations) > _SHOWN else "")
-    msg = f"no gear for these sizes: {found}; allowed combinations: {shown}.{why} {_remedy(on_miss)}"
+    msg = f"no gear for these sizes: {found}; allowed combinations: {shown}.{why} {_REMEDIES[on_miss]}"
     raise GearError(msg, sizes=sizes, allowed=combinations)
 
 
-def _remedy(on_miss: OnGearMiss) -> str:
-    if on_miss == "pad":
-        return (
-            "Padding only goes up to a larger gear, where the code is the same for both sizes: give "
-            "set_dim_gears a gear that is as large as this."
-        )
-    return (
-        "Pad the inputs to a gear, give set_dim_gears a gear of this size, or let cache_compile pad "
-        '(on_gear_miss="pad", for functions whose rows do not depend on each other).'
-    )
+_REMEDIES = {
+    "pad": "Padding only goes up to a larger gear, where the code is the same for both sizes: give "
+    "set_dim_gears a gear that is as large as this.",
+    "error": "Pad the inputs to a gear, give set_dim_gears a gear of this size, or let cache_compile pad "
+    '(on_gear_miss="pad", for functions whose rows do not depend on each other).',
+}
 
 
 def refuse_arguments(geared: Sequence[tuple[str, Any]], on_miss: OnGearMiss, policy: str) -> None:
@@ -147,35 +134,31 @@ def refuse_arguments(geared: Sequence[tuple[str, Any]], on_miss: OnGearMiss, pol
     for where, tensor in geared:
         for dim, gears in (carried(tensor) or {}).items():
             size = tensor.shape[dim]
-            if size in gears or (on_miss == "pad" and size <= max(gears)):
-                continue
-            msg = (
-                f"{where}: dimension {dim} is {size}, which is none of its gears {gears} (merged by "
-                f"{policy!r}). {_remedy(on_miss)}"
-            )
-            raise GearError(msg, input=where, dim=str(dim), found=str(size), allowed=repr(gears))
+            if size not in gears and (on_miss != "pad" or size > max(gears)):
+                msg = (
+                    f"{where}: dimension {dim} is {size}, which is none of its gears {gears} (merged by "
+                    f"{policy!r}). {_REMEDIES[on_miss]}"
+                )
+                raise GearError(msg, input=where, dim=str(dim), found=str(size), allowed=repr(gears))
 
 
 def geared_arguments(
     function: FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[tuple[str, torch.Tensor]]:
     """Every tensor with gears among a call's arguments (without the module), once, and where it stands."""
-    found: dict[int, tuple[str, torch.Tensor]] = {}
-    if any_set():
-        named = [*zip(_positional(function.__code__, len(args)), args, strict=True), *kwargs.items()]
-        seen: set[int] = set()
-        for where, value in named:
-            for place, tensor in _tensors(where, value, seen, _MAX_DEPTH):
-                found.setdefault(id(tensor), (place, tensor))
-    return list(found.values())
-
-
-def _positional(code: CodeType, count: int) -> list[str]:
-    """Names of the first positional arguments after the module; those beyond the parameters are ``*args``."""
-    own = code.co_varnames[1 : code.co_argcount][:count]
+    if not any_set():
+        return []
+    code = function.__code__
+    own = code.co_varnames[1 : code.co_argcount][: len(args)]
     takes_more = bool(code.co_flags & inspect.CO_VARARGS)
     rest = code.co_varnames[code.co_argcount + code.co_kwonlyargcount] if takes_more else "argument"
-    return [*own, *(f"{rest}[{index}]" for index in range(count - len(own)))]
+    more = (f"{rest}[{index}]" for index in range(len(args) - len(own)))
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    seen: set[int] = set()
+    for where, value in [*zip([*own, *more], args, strict=True), *kwargs.items()]:
+        for place, tensor in _tensors(where, value, seen, _MAX_DEPTH):
+            found.setdefault(id(tensor), (place, tensor))
+    return list(found.values())
 
 
 def _tensors(where: str, value: Any, seen: set[int], depth: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -185,33 +168,29 @@ def _tensors(where: str, value: Any, seen: set[int], depth: int) -> Iterator[tup
         return
     if depth == 0 or id(value) in seen or isinstance(value, type | torch.nn.Module):
         return
-    members = _members(value)
+    if isinstance(value, Mapping):
+        members = [(f"[{key!r}]", member) for key, member in value.items()]
+    elif isinstance(value, list | tuple | set | frozenset):
+        members = [(f"[{index}]", member) for index, member in enumerate(value)]
+    else:
+        fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+        names = {field.name: getattr(value, field.name, None) for field in fields}
+        names |= getattr(value, "__dict__", {})
+        members = [(f".{name}", member) for name, member in names.items()]
     if members:
         seen.add(id(value))
     for name, member in members:
         yield from _tensors(f"{where}{name}", member, seen, depth - 1)
 
 
-def _members(value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        return [(f"[{key!r}]", member) for key, member in value.items()]
-    if isinstance(value, list | tuple | set | frozenset):
-        return [(f"[{index}]", member) for index, member in enumerate(value)]
-    if dataclasses.is_dataclass(value):
-        return [(f".{field.name}", getattr(value, field.name, None)) for field in dataclasses.fields(value)]
-    return [(f".{name}", member) for name, member in getattr(value, "__dict__", {}).items()]
-
-
 _MAX_PLANS = 256
 
 
 class _Plan(Value):
-    """Plan of calls of one shape: the positions to fill for their gear, and the values there."""
+    """Plan of calls of one shape."""
 
-    padded: tuple[tuple[int, torch.Tensor], ...]  # inputs
-    numbers: tuple[tuple[int, int], ...]  # number inputs
-    cut: tuple[tuple[int, tuple[int, ...]], ...]  # sizes of outputs
-    returned: tuple[tuple[int, int], ...]  # number outputs
+    inputs: tuple[tuple[int, torch.Tensor | int], ...]  # positions to fill, with buffers and numbers
+    outputs: tuple[tuple[int, tuple[int, ...] | int], ...]  # positions to cut to sizes; or a number to give
 
 
 class GearedRunner:
@@ -271,53 +250,39 @@ class GearedRunner:
     def _plan(self, sizes: Combination, combination: Combination, inputs: Sequence[Any]) -> _Plan:
         gears = self._gears
         callers, padded = gears.symbols(sizes, inputs), gears.symbols(combination, inputs)
-        cut, returned = [], []
-        for position, item in enumerate(gears.outputs):
-            if sizes == combination:
-                break
+        outputs: list[tuple[int, tuple[int, ...] | int]] = []
+        for position, item in enumerate(gears.outputs if sizes != combination else ()):
             if isinstance(item, tuple):
-                wanted = tuple(evaluate(size, callers) for size in item)
-                if wanted != tuple(evaluate(size, padded) for size in item):
-                    cut.append((position, wanted))
+                wanted, made = (tuple(evaluate(size, known) for size in item) for known in (callers, padded))
+                outputs += [(position, wanted)] if wanted != made else []
             elif item is not None:
-                returned.append((position, evaluate(item, callers)))
-        return _Plan(
-            padded=tuple(
-                (item.position, _zeros(item, padded, inputs[item.position])) for item in gears.inputs
-            ),
-            numbers=tuple((position, evaluate(text, padded)) for position, text in gears.numbers),
-            cut=tuple(cut),
-            returned=tuple(returned),
-        )
+                outputs.append((position, evaluate(item, callers)))
+        buffers = [(item.position, _zeros(item, padded, inputs[item.position])) for item in gears.inputs]
+        numbers = [(position, evaluate(text, padded)) for position, text in gears.numbers]
+        return _Plan(inputs=(*buffers, *numbers), outputs=tuple(outputs))
 
     @staticmethod
     def _filled(plan: _Plan, inputs: Sequence[Any], *, copy: bool) -> list[Any]:
         """A call's inputs with the plan's tensors and numbers in their place."""
         filled = list(inputs)
-        for position, buffer in plan.padded:
-            if copy:
+        for position, value in plan.inputs:
+            if copy and isinstance(value, torch.Tensor):
                 with torch.no_grad():
                     # Beyond the caller's data the buffer still holds the zeros that it was made with.
-                    _corner(buffer, inputs[position].shape).copy_(inputs[position])
-            filled[position] = buffer
-        for position, value in plan.numbers:
+                    _corner(value, inputs[position].shape).copy_(inputs[position])
             filled[position] = value
         return filled
 
     @staticmethod
     def _cut(plan: _Plan, outputs: Sequence[Any]) -> tuple[Any, ...]:
-        if not plan.cut and not plan.returned:
-            return tuple(outputs)
         results = list(outputs)
-        for position, sizes in plan.cut:
-            results[position] = _corner(results[position], sizes)
-        for position, value in plan.returned:
-            results[position] = value
+        for position, item in plan.outputs:
+            results[position] = _corner(results[position], item) if isinstance(item, tuple) else item
         return tuple(results)
 
     def _try(self, plan: _Plan, sizes: Combination, inputs: Sequence[Any]) -> None:
         """Run once with and without padding; a function that mixes rows is refused instead of believed."""
-        positions = tuple(position for position, _ in plan.padded)
+        positions = [position for position, value in plan.inputs if isinstance(value, torch.Tensor)]
         for trial in _trials(inputs, positions):
             try:
                 with torch.no_grad():

@@ -26,7 +26,6 @@ from warmrank.worker.results import (
     PlannedCapture,
     TraceResult,
     Verification,
-    unit_name,
 )
 
 if TYPE_CHECKING:
@@ -196,12 +195,8 @@ class RankWorker:
         """The graphs that this rank would capture, of the units ``names``; None for all."""
         from warmrank.worker.rank import captures
 
-        units = [
-            unit
-            for name, unit in self._units.items()
-            if unit.variant is not None and (names is None or name in names)
-        ]
-        return captures.propose(units, planned)
+        loaded = [unit for unit in self._units.values() if unit.variant is not None]
+        return captures.propose([unit for unit in loaded if names is None or unit.name in names], planned)
 
     def capture(self, step: CaptureProposal) -> tuple[FunctionResult, ...]:
         """Take one step of the order that the driver made of all ranks' proposals."""
@@ -223,6 +218,8 @@ class RankWorker:
         before. After the last call come the probes of all such calls, which become no units: another may run
         before their turn.
         """
+        from warmrank.worker.rank.units import free_name
+
         with self._in_launch():
             ran = [
                 unit.guarded(lambda unit: unit.first_call())
@@ -232,24 +229,20 @@ class RankWorker:
             later = (unit.later(unit.name) for unit in self._calls)
             return (*ran, *(self._probe(unit) for unit in later if unit is not None))
         call = self._calls[place]
-        unit = call if call.variant is None else call.later(self._free_name(call.function))
+        unit = call if call.variant is None else call.later(free_name(self._units, call.function))
         if unit is None:
             return tuple(ran)
         self._units[unit.name] = self._calls[place] = unit
         return (*ran, self._probe(unit))
 
-    def _free_name(self, function: CachedFunction) -> str:
-        num = sum(unit.function.name == function.name for unit in self._units.values())
-        return unit_name(function.name, num)
-
     def verify(self) -> Verification:
         """Compare the warm model with its reference, if the workload has one."""
         with self._in_launch():
             found = self._check()
-        if self._spec.local_rank == 0:  # after the last call, so that nothing is missing
-            for function in self._functions:
-                for variant in function.variants:
-                    variant.runner.hand_over()
+        # After the last call, so that nothing is missing.
+        for function in self._functions if self._spec.local_rank == 0 else ():
+            for variant in function.variants:
+                variant.runner.hand_over()
         return found
 
     def extra(self) -> tuple[FunctionResult, ...]:
@@ -257,7 +250,7 @@ class RankWorker:
 
         They become units, so that the manifest names what was loaded or compiled beside the calls.
         """
-        from warmrank.worker.rank.units import RankUnit, check_cache_dir
+        from warmrank.worker.rank.units import RankUnit, check_cache_dir, free_name
         from warmrank.worker.rank.workload import Call
 
         results = []
@@ -265,7 +258,7 @@ class RankWorker:
             check_cache_dir(function, Path(self._spec.cache_dir))
             known = {unit.variant for unit in self._units.values()}
             for variant in reversed([found for found in function.variants if found not in known]):
-                name = self._free_name(function)
+                name = free_name(self._units, function)
                 result = replace(function.results[variant.stored.sha256], function=name)
                 call = Call(function=function)
                 self._units[name] = RankUnit(name=name, call=call, variant=variant, result=result)
@@ -280,12 +273,9 @@ class RankWorker:
             return Verification(ok=True, max_error=0.0, tolerance=0.0, compared="")
         found = self._workload.check()
         if not isinstance(found, Verification):
-            entrypoint, kind = self._spec.entrypoint, type(found).__qualname__
-            msg = (
-                f"the check of {entrypoint} returned {kind}; expected a warmrank.Verification "
-                "(ok, max_error, tolerance, compared)"
-            )
-            raise WorkloadError(msg, entrypoint=entrypoint)
+            what = f"the check of {self._spec.entrypoint} returned {type(found).__qualname__}"
+            msg = f"{what}; expected a warmrank.Verification (ok, max_error, tolerance, compared)"
+            raise WorkloadError(msg, entrypoint=self._spec.entrypoint)
         # Not a number is within no tolerance, though nothing that a check compares it with may say so.
         return replace(found, ok=found.ok and found.max_error <= found.tolerance)
 

@@ -1,25 +1,18 @@
 """Start of a rank as its driver specifies it: device, process groups, workload.
 
 Time-outs of HCCL, the collectives of Ascend, follow the launch's, which a user is to see. HCCL reads its
-variables when a communicator is made; what a user has set stays. Of CANN's reference:
-
-* ``HCCL_CONNECT_TIMEOUT``, how long ranks wait for each other to connect: 120 to 7200 s, by default 120;
-  HCCL adds 20 s.
-  https://www.hiascend.com/document/detail/zh/canncommercial/900/maintenref/envvar/envref_07_0077.html
-* ``HCCL_EXEC_TIMEOUT``, how long a collective waits for the other ranks: by default 1836 s; 0 is for ever; at
-  most 1091 s with ``HCCL_OP_EXPANSION_MODE=AIV``.
-  https://www.hiascend.com/document/detail/zh/canncommercial/900/maintenref/envvar/envref_07_0078.html
-
-torch's watchdog must come later than HCCL, or HCCL's own report of the missing rank is lost: torch_npu warns
-of that (``ProcessGroupHCCL.cpp``). Ports are HCCL's own: 60000 to 60015 of each node, unless
-``HCCL_IF_BASE_PORT`` says otherwise.
+variables when a communicator is made; what a user has set stays. Of CANN's reference
+(https://www.hiascend.com/document/detail/zh/canncommercial/900/maintenref/envvar/envref_07_0077.html, _0078):
+``HCCL_CONNECT_TIMEOUT``, how long ranks wait for each other to connect, 120 to 7200 s; ``HCCL_EXEC_TIMEOUT``,
+how long a collective waits for the other ranks, where 0 is for ever. torch's watchdog must come later, or
+HCCL's own report of the missing rank is lost: torch_npu warns of that (``ProcessGroupHCCL.cpp``).
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +40,7 @@ class RankSpec(Value):
     master_addr: str
     master_port: int  # free port there; 0 where no process groups are wanted
     device_kind: str
-    # role -> the ranks of every group of that role; every rank is in one group of each role
-    groups: Mapping[str, tuple[tuple[int, ...], ...]]
+    groups: Mapping[str, Sequence[int]]  # role -> ranks of the group of that role that this rank is in
     entrypoint: str  # ``module:function``; empty for a script
     arguments: Mapping[str, Any]
     cache_dir: str
@@ -68,7 +60,7 @@ def pretend_groups(spec: RankSpec) -> dict[str, ProcessGroup]:
 
 
 def start_groups(spec: RankSpec, backend: str) -> dict[str, ProcessGroup]:
-    """Meet the other ranks, and make every group of every role.
+    """Meet the other ranks, and make this rank's group of every role.
 
     Each role gets groups of its own, also where they hold the same ranks as another role's: an artifact
     binds to the role, and in another launch the roles' groups may differ.
@@ -112,13 +104,8 @@ def _groups(spec: RankSpec, **options: Any) -> dict[str, ProcessGroup]:
 
     world = dist.group.WORLD
     assert world is not None  # noqa: S101 - it was just initialised
-    own = [
-        (role, list(ranks))
-        for role in sorted(set(spec.groups) - {"world"})
-        for ranks in spec.groups[role]
-        if spec.rank in ranks
-    ]
-    return {"world": world, **{role: dist.new_group(ranks, **options) for role, ranks in own}}
+    roles = sorted(spec.groups.keys() - {"world"})
+    return {"world": world, **{role: dist.new_group([*spec.groups[role]], **options) for role in roles}}
 
 
 def _set_hccl_time_outs(timeout_s: float) -> float:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
@@ -99,23 +98,23 @@ class RankUnit:
         """The cached function."""
         return self.call.function
 
-    def find(self) -> Found:
+    def _find(self) -> Found:
         """The artifact for this call, if there is one that its engine takes."""
         return self.function.find(self.call.args, self.call.kwargs, self.refused)
 
-    def use(self, found: Found, *, started: float, withheld: bool = False) -> None:
+    def _use(self, found: Found, *, started: float, withheld: bool = False) -> None:
         """Load what was found, or, where its engine does not take that, the next one that fits."""
         assert found.stored is not None  # noqa: S101 - callers look first
         try:
             self.variant = self.function.use(found, started=started, withheld=withheld)
         except ArtifactCorrupt as error:
             self.refused[found.stored.sha256] = str(error)
-            self.found = other = self.find()
+            self.found = other = self._find()
             if other.stored is None:
                 raise
             _log.warning("%s is not used: %s", found.stored.path, error)
             reason = "; ".join(filter(None, (str(error), other.reason)))
-            self.use(replace(other, reason=reason), started=started)
+            self._use(replace(other, reason=reason), started=started)
 
     def bound(self) -> Variant:
         """The variant that was loaded or compiled."""
@@ -128,11 +127,10 @@ class RankUnit:
         """Say what is asked for, and whether it is there."""
         started = perf_counter()
         try:
-            self.found = found = self.find()
+            self.found = found = self._find()
         except TypeError as error:
-            where = f"{entrypoint}: the call of {self.name}"
-            msg = f"{where} has other arguments than the function takes: {error}"
-            raise WorkloadError(msg, function=self.name) from error
+            where = f"{entrypoint}: the call of {self.name} has other arguments than the function takes"
+            raise WorkloadError(f"{where}: {error}", function=self.name) from error
         self.seconds = replace(self.seconds, load_s=perf_counter() - started)
         asked, module, stored = self.function.request(), self.function.module, found.stored
         is_open = stored is not None and found.own and is_withheld(stored.path.parent, stored.sha256)
@@ -151,20 +149,15 @@ class RankUnit:
 
     def compile(self, open_store: OpenStore, *, withheld: bool = False) -> FunctionResult:
         """Trace and compile without running; the artifact goes into the store as well."""
-        # An earlier unit's artifact may cover this one: then there is nothing to compile.
-        found = self.find()
-        reason = (self.found or found).reason
-        if found.stored is not None:
+        found = self._find()
+        if found.stored is not None:  # an earlier unit's artifact covers this one
             self.found = found
-            result = self.load()
-        else:
-            self.variant = self.function.compile(
-                self.call.args, self.call.kwargs, reason=reason, withheld=withheld
-            )
-            if (store := open_store()) is not None:
-                self._share(self.variant.stored, store)
-            result = self._finish()
-        return replace(result, trace=self.trace().digest)
+            return replace(self.load(), trace=self.trace().digest)
+        reason, (args, kwargs) = (self.found or found).reason, (self.call.args, self.call.kwargs)
+        self.variant = self.function.compile(args, kwargs, reason=reason, withheld=withheld)
+        if (store := open_store()) is not None:
+            self._share(self.variant.stored, store)
+        return replace(self._finish(), trace=self.trace().digest)
 
     def trace(self) -> TracePrint:
         """The trace that this unit's artifact was made of."""
@@ -189,7 +182,7 @@ class RankUnit:
 
     def retrace(self) -> Retraced:
         """Trace again, and compare with the artifact that the probe found."""
-        found = self.found or self.find()
+        found = self.found or self._find()
         key = self.function.request().key
         if found.stored is None:
             return Retraced(function=self.name, outcome="missing", reason=found.reason, request_key=key)
@@ -221,10 +214,10 @@ class RankUnit:
         if self.variant is not None and self.result is not None:
             return self.result
         if self.found is None or self.found.stored is None:
-            self.found = self.find()
+            self.found = self._find()
         if self.found.stored is None:
             return self._refused(self.found.reason, Failure.MISSING)
-        self.use(self.found, started=perf_counter())
+        self._use(self.found, started=perf_counter())
         return self._finish()
 
     def _offered(self, digest: str, open_store: OpenStore) -> StoredArtifact | None:
@@ -259,7 +252,7 @@ class RankUnit:
         reason = "" if own else f"same as {partition}"
         if partition == OFFERED:
             reason = "from the store" if open_store() is not None else "from another rank"
-        self.use(Found(stored=stored, own=own, reason=reason), started=started, withheld=withheld)
+        self._use(Found(stored=stored, own=own, reason=reason), started=started, withheld=withheld)
         return self._finish()
 
     def hand_out(self, digest: str) -> Handed | None:
@@ -346,17 +339,18 @@ class RankUnit:
 def units_of(calls: Iterable[Call], cache_dir: Path) -> dict[str, RankUnit]:
     """The units of a workload's calls, in their order, by name."""
     units: dict[str, RankUnit] = {}
-    seen: Counter[str] = Counter()
-    first: dict[CachedFunction, RankUnit] = {}
     for call in calls:
         check_cache_dir(call.function, cache_dir)
-        name = unit_name(call.function.name, seen[call.function.name])
-        seen[call.function.name] += 1
-        unit = RankUnit(name=name, call=call)
-        shared = first.setdefault(call.function, unit)
-        unit.refused, unit.outlines = shared.refused, shared.outlines
-        units[name] = unit
+        unit = RankUnit(name=free_name(units, call.function), call=call)
+        same = next((other for other in units.values() if other.function is call.function), unit)
+        unit.refused, unit.outlines = same.refused, same.outlines
+        units[unit.name] = unit
     return units
+
+
+def free_name(units: Mapping[str, RankUnit], function: CachedFunction) -> str:
+    """Name of a function's next unit."""
+    return unit_name(function.name, sum(unit.function.name == function.name for unit in units.values()))
 
 
 def check_cache_dir(function: CachedFunction, cache_dir: Path) -> None:

@@ -404,7 +404,7 @@ class CachedFunction:
             cache_root=None if self.abandoned else self.root(),
         )
         dumps: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-        if config.debug.data_dump.type is not None:
+        if config.given().get("debug.data_dump.type"):
             from warmrank.worker import data_dump
 
             dumps = data_dump.into(config, self.name)
@@ -431,4 +431,4 @@ class CachedFunction:
         if settings().journals:
             from warmrank.worker import journal
 
-            journal.append(self.results[stored.sha256], stored.artifact, self.root())
+            journal.append(self.results[stored.sha256], stored.artifact)

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
     from warmrank.worker.capture.statistics import CaptureStatistics, PoolStatistics
     from warmrank.worker.configs.compiler_config import CompilerConfig
-    from warmrank.worker.devices import DeviceBackend, PoolHandle
+    from warmrank.worker.devices import PoolHandle
+    from warmrank.worker.devices.port import DeviceBackend
     from warmrank.worker.engines import Engine, Graph
     from warmrank.worker.torch_private.unchanged import TensorWatch
 

@@ -22,7 +22,7 @@ from warmrank.worker.runtime.runner import CaptureOptions, runner_for
 
 if TYPE_CHECKING:
     from warmrank.worker.configs.compiler_config import GuardMode, OnGearMiss
-    from warmrank.worker.devices import DeviceBackend
+    from warmrank.worker.devices.port import DeviceBackend
     from warmrank.worker.gears.rules import GearedRunner
     from warmrank.worker.runtime.call_guards import CallGuards
 

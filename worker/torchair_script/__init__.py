@@ -26,10 +26,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace, TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
-
-if TYPE_CHECKING:
-    from warmrank.worker.devices import PoolHandle
+from typing import Any, NoReturn
 
 _log = logging.getLogger("torchair")
 _HERE = str(Path(__file__).parent)
@@ -38,24 +35,18 @@ _NOT_INSTALLED = "torch_npu is not installed here, and the script runs on the CP
 _PACKAGES = ("torchair", "npugraph_ex")
 _SCOPE = "warmrank.worker.torchair_scope"
 _HCOM = "torchair.ge_concrete_graph.ge_converter.experimental"
-_OURS = {
-    **{
-        f"{package}{below}": ours
-        for package in _PACKAGES
-        for below, ours in {
-            "": "warmrank",
-            ".inference": "warmrank.inference",
-            ".configs.compiler_config": "warmrank.configs.compiler_config",
-            ".core.utils": "warmrank.worker.log",
-            ".npu_fx_compiler": "warmrank",
-        }.items()
-    },
-    **{
-        f"{_HCOM}.hcom_{name}": "warmrank.worker.torchair_scope"
-        for name in ("allreduce", "allgather", "broadcast")
-    },
-    f"{_HCOM}.hcom_alltoall": "warmrank.worker.torchair_scope",
-    f"{_HCOM}.patch_for_hcom_allreduce": "warmrank.worker.torchair_scope",
+_BELOW = {
+    "": "warmrank",
+    ".inference": "warmrank.inference",
+    ".configs.compiler_config": "warmrank.configs.compiler_config",
+    ".core.utils": "warmrank.worker.log",
+    ".npu_fx_compiler": "warmrank",
+}
+_COLLECTIVES = (
+    "hcom_allreduce", "hcom_allgather", "hcom_broadcast", "hcom_alltoall", "patch_for_hcom_allreduce",
+)  # fmt: skip
+_OURS = {f"{package}{below}": ours for package in _PACKAGES for below, ours in _BELOW.items()} | {
+    f"{_HCOM}.{name}": _SCOPE for name in _COLLECTIVES
 }
 OURS: Mapping[str, str] = {
     **{path.rsplit(".", level)[0]: "" for path in _OURS for level in range(1, path.count(".") + 1)},
@@ -69,13 +60,8 @@ _FLAT_DEFAULTS = {"cache_compile": "config", "get_npu_backend": "compiler_config
 """Functions whose configuration defaults to npugraph_ex's in that package -> the parameter that takes it."""
 _ALIASES = {f"torch_npu.dynamo.{package}": package for package in _PACKAGES}
 _EXEMPT = (
-    *_PACKAGES,
-    "torch_npu",
-    "warmrank",
-    "importlib",
-    "_frozen_importlib",
-    "_frozen_importlib_external",
-)
+    *_PACKAGES, "torch_npu", "warmrank", "importlib", "_frozen_importlib", "_frozen_importlib_external",
+)  # fmt: skip
 """Code that gets the vendor's modules: the vendor's own, ours, and the import machinery."""
 
 
@@ -201,16 +187,12 @@ def _nothing(*args: Any, **kwargs: Any) -> None:
 
 def _fill_npu(npu: Any) -> None:
     """``torch.npu``: no devices; settings and waiting do nothing; anything else is an error that says so."""
-
-    def graph_pool_handle() -> PoolHandle:
-        return facade("torchair").graph_pool_handle()  # type: ignore[no-any-return]
-
     npu.is_available = lambda: False
     npu.device_count = npu.current_device = lambda: 0
     npu.set_device = npu.synchronize = npu.empty_cache = npu.set_compile_mode = _nothing
     npu.set_option = npu.manual_seed = npu.manual_seed_all = _nothing
     npu.config = SimpleNamespace()  # whose attributes a script sets
-    npu.graph_pool_handle = graph_pool_handle
+    npu.graph_pool_handle = lambda: facade("torchair").graph_pool_handle()
 
 
 def from_vendor(path: str, name: str) -> Any:
@@ -278,7 +260,7 @@ class Facade(ModuleType):
         if below in OURS:
             found: Any = facade(below)
         elif self._path in _FLAT_CONFIG and name == "CompilerConfig":
-            from warmrank.worker.configs.torchair_sections import NpuGraphEx as found  # noqa: N813 - TorchAir's name
+            from warmrank.worker.configs.sections import NpuGraphEx as found  # noqa: N813 - TorchAir's name
         else:
             found = self._answer(name)
         setattr(self, name, found)

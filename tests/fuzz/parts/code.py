@@ -1,10 +1,10 @@
 """Code that Dynamo traces, wherever Python lets it stand; state of the process."""
 
+# ruff: noqa: E501 - a program's text in one line per part reads as a table
+
 from __future__ import annotations
 
 from tests.fuzz.program import Part, Slots, part
-
-# ruff: noqa: E501 - a program's text in one line per part reads as a table
 
 
 def _code(name: str, slot: str, text: str, use: str, **slots: str) -> Part:
@@ -88,9 +88,6 @@ CODE = (
     _code("vmap in the function", "top", "def f#(row):\n    return row * NNN", "y = torch.vmap(f#)(y)"),
     _code("torch.where arm", "top", "def f#(y):\n    return torch.where(y > 1, y * NNN, y)", "y = f#(y)"),
 )  # fmt: skip
-
-
-# ruff: noqa: E501 - a program's text in one line per part reads as a table
 
 
 PROCESS = (

@@ -425,8 +425,44 @@ _INDIFFERENT = (
     "weighed#(sorted(self.s#))", "2 if 'a' in self.s# else 3", "len(self.s#)",
     "sum(place * number for place, number in enumerate({5, 9, 1}))", "hash(7)",
 )  # fmt: skip
+# Sets that the function makes: Dynamo goes over them as they were filled, Python does not.
+_FILLED = """\
+PAIR# = (1, 2)
+def added#(members):
+    made = set()
+    for member in members:
+        made.add(member)
+    return made
+def more#(members, member):
+    members.add(member)
+    return members
+def without#(members, member):
+    members.discard(member)
+    return members
+def updated#(members, more):
+    members.update(more)
+    return members
+def placed#(numbers): return sum(place * number for place, number in enumerate(numbers))
+def looped#():
+    total = 0
+    for number in {9, 4, 2, 17, 33}:
+        total = total * 2 + number
+    return total
+"""
+_IN_PYTHONS_ORDER = (
+    "placed#({3 + len(PAIR#), 1, len(PAIR#)})", "placed#({9, 4, 2, 17, 33})", "sum(p * ord(n) for p, n in enumerate(frozenset(['b', 'a', 'c'])))",
+    "placed#({n % 7 for n in (9, 4, 2)})", "placed#(set([3, 1, 2]))", "placed#(added#([9, 4, 2, 17]))", "placed#(more#({9, 4, 2, 17}, 25))",
+    "sum(map(ord, str({9, 4, 2, 17})[:3]))", "{30, 10, 20}.pop() + 1", "max({9, 4} | {17}) + len({9, 4} | {17}) + sum(sorted({9, 4} | {17}))",
+    "len(({9, 4} | {17}) - {4} ^ {9, 3}) + ({9} <= {9, 4} | {2})", "looped#()",
+)  # fmt: skip
+_OF_SETS = (
+    "placed#({9, 4} | {17, 2})", "placed#(set({9, 4, 2, 17}))", "placed#(frozenset({9, 4, 2, 17}))", "placed#(updated#({9, 4}, {17, 2}))",
+    "placed#(without#(added#([9, 4, 2, 17]), 4))", "({9, 4} | {17, 2}).pop() + 1",
+)  # fmt: skip
 # Processes hash strings otherwise; where that counts, what one compiled does not fit the other.
 SETS = (
+    *(_asks(f"set that is made / {ask}", ask, top=_FILLED) for ask in _IN_PYTHONS_ORDER),
+    *(_asks(f"set that is made of sets / {ask}", ask, refused="order of a set .* sorted", top=_FILLED) for ask in _OF_SETS),
     _asks("order of a set that lost a member", "weighed#(less#(['a', 'b']))", refused="order of a set", top=_WEIGHED),
     *(
         _asks(f"order or hash / {ask}", ask, said="hash|order" if ask in _HASHED else "", top=_WEIGHED, init="self.s# = {'a', 'b', 'c', 'dd', 'ee'}")

@@ -1,11 +1,10 @@
 """Parameters, buffers, layers, first arguments and operators, and what may be done to them."""
 
-from __future__ import annotations
-
-from tests.fuzz.program import part
-
 # ruff: noqa: E501 - a program's text in one line per part reads as a table
 
+from __future__ import annotations
+
+from tests.fuzz.program import Part, part
 
 _W = "nn.Parameter(torch.arange(12, dtype=torch.float64).reshape(3, 4) / 8, requires_grad=False)"
 
@@ -205,9 +204,6 @@ TENSORS = (
 )  # fmt: skip
 
 
-# ruff: noqa: E501 - a program's text in one line per part reads as a table
-
-
 SIZES = (
     part("sizes / square root", {"body": "y = y / math.sqrt(y.shape[-1]) + math.sqrt(y.shape[0])"}),
     part("sizes / rounding", {"body": "y = y + round(y.shape[0] / 2) + round(y.shape[0] * 1.5)"}),
@@ -262,9 +258,6 @@ INPUTS = {
 """Other first arguments."""
 
 
-# ruff: noqa: E501 - a program's text in one line per part reads as a table
-
-
 _OPERATOR = """
 SHAPE# = 2
 @torch.library.custom_op("fuzz::op#", mutates_args=())
@@ -275,7 +268,32 @@ def _(y):
     return y.new_empty(y.shape[0] + EXTRA#)
 """
 
+_LIBRARY = (
+    "library# = torch.library.Library('fuzzed#', 'FRAGMENT')\nlibrary#.define('op(Tensor x) -> Tensor')\n"
+)
+_CUSTOM = "@torch.library.custom_op('fuzzed#::op', mutates_args=())\ndef op#(x: torch.Tensor) -> torch.Tensor: return x * 2\n@op#.register_fake\ndef _(x): return torch.empty_like(x)\n"
+_IN_A_FILE = {
+    "CompositeImplicitAutograd": "library#.impl('op', lambda x: x * 2.0 + NUM#, 'CompositeImplicitAutograd')\n",
+    "overload": "library# = torch.library.Library('fuzzed#', 'FRAGMENT')\nlibrary#.define('op.out_of_two(Tensor x) -> Tensor')\nlibrary#.define('op.other(Tensor x, int y) -> Tensor')\nlibrary#.impl('op.out_of_two', lambda x: x * 2.0 + NUM#, 'CompositeImplicitAutograd')\n",
+    "Meta": "def op#(x): return x[:, :NUM#].contiguous()\nlibrary#.impl('op', op#, 'CPU')\nlibrary#.impl('op', op#, 'Meta')\n",
+    "custom_op": "@torch.library.custom_op('fuzzed#::op', mutates_args=())\ndef op#(x: torch.Tensor) -> torch.Tensor: return x[:, :NUM#].contiguous()\n@op#.register_fake\ndef _(x): return torch.empty(x.shape[0], NUM#, dtype=x.dtype)\n",
+    "vmap": f"{_CUSTOM}@op#.register_vmap\ndef _(info, dims, x): return x * NUM#, dims[0]\n",
+    "vmap of a library": "library#.impl('op', lambda x: x * 2, 'CPU')\nlibrary#.impl('op', torch.empty_like, 'Meta')\ntorch.library.register_vmap('fuzzed#::op', lambda info, dims, x: (x * NUM#, dims[0]), lib=library#)\n",
+}
+
+
+def _in_a_file(name: str, text: str) -> Part:
+    """An operator whose file has a number that changes."""
+    begun = "" if "custom_op(" in text or "Library(" in text else _LIBRARY
+    op = "torch.ops.fuzzed#.op"
+    body = f"y = torch.vmap({op})(y)" if "vmap" in name else f"z# = {op}(y)\ny = y + z#.sum() + z#.shape[-1]"
+    files = [{"ops": f"{begun}{text}NUM# = {number}"} for number in (1, 2)]
+    said = "operator fuzzed0::op"
+    return part(f"operator / {name}", {"body": body, **files[0]}, sources={"number": files[1]}, said=said)
+
+
 OPERATORS = (
+    *(_in_a_file(name, text) for name, text in _IN_A_FILE.items()),
     part(
         "operator / constants beside it",
         {"helper": "EXTRA# = 1\nFACTOR# = 3" + _OPERATOR, "body": "z# = helper.op#(y)\ny = y + z#.sum() + z#.shape[0]"},

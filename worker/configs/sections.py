@@ -1,54 +1,128 @@
-"""TorchAir's side of `CompilerConfig`: its own sections, its own configurations and ``options=`` as ours.
-
-Imported when one of them is read or set. Relied on (torch_npu 2.13 and 2.14): an option of
-``torchair.CompilerConfig`` or ``npugraph_ex.CompilerConfig`` is an attribute of it or of a section, and holds
-its value, or an object with the value under ``_value``.
-"""
+"""The sections of `CompilerConfig`, the kinds of options that they hold, and the effects of these."""
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.options import (
-    ASCEND,
-    ASCEND_CAPTURE,
-    ASCEND_ENGINE,
-    ASCEND_FLAT,
-    CAPTURED,
-    EVERY_MODE,
-    FROZEN,
-    INT64_MAX,
     MODES,
+    TORCHAIR,
     Choice,
-    Effect,
-    Flag,
     Function,
-    IntRange,
     Option,
     Part,
-    PoolHandle,
     Section,
     Word,
-    changed,
-    names,
-    same,
 )
-from warmrank.worker.errors import BadConfig, NoCounterpart, UnknownOption
-from warmrank.worker.values import replace
+from warmrank.worker.values import Value, replace
 
+Bool = TypeVar("Bool", bound=bool | None)
+Int = TypeVar("Int", bound=int | None)
+INT64_MAX = 2**63 - 1
+CAPTURED = ("reduce-overhead", "npugraph_ex")
+
+
+class Effect(Value):
+    """Effect of a value other than the default."""
+
+    modes: tuple[str, ...] = MODES  # modes that obey it
+    # modes in which engine torchair obeys it; None: the same; empty: in none
+    torchair_modes: tuple[str, ...] | None = None
+    why: str = ""  # why engines graph and aoti ignore it; empty where they obey
+
+
+EVERY_MODE = Effect()
+CAPTURE = Effect(modes=("reduce-overhead",), torchair_modes=CAPTURED)
+FROZEN = replace(CAPTURE, torchair_modes=MODES)
+ASCEND = Effect(why="it belongs to engine torchair")
+ASCEND_ENGINE = replace(ASCEND, modes=("max-autotune",))
+ASCEND_CAPTURE = replace(ASCEND, modes=CAPTURED)
+ASCEND_FLAT = replace(ASCEND, modes=("npugraph_ex",))
+_AS_WRITTEN = Effect(
+    torchair_modes=CAPTURED,
+    why="a graph keeps in-place operators as they were written, so none is turned back",
+)
+_CONCATENATIONS = Effect(
+    torchair_modes=CAPTURED, why="a graph runs as it was written, concatenations included"
+)
 _NO_OPS = Effect(
     torchair_modes=MODES, why="a graph runs as it was written, operators that change nothing included"
 )
 _NO_BACKWARD = Effect(torchair_modes=(), why="a cached function has no backward")
 _MUTATIONS = Effect(torchair_modes=(), why="in-place changes of inputs always stay inside the graph")
+
+
+def effect_of(option: Option[Any], value: object) -> Effect:
+    """The effect of one value of an option."""
+    return ASCEND if value in getattr(option, "of_ascend", ()) else option.effect or EVERY_MODE
+
+
+def no_effect(option: Option[Any], value: object, *, mode: str, engine: str = "") -> str:
+    """The reason why a value of an option does nothing in a mode; empty where it works.
+
+    Without the name of an ``engine`` it is the one of warmrank's own that the mode means.
+    """
+    effect = effect_of(option, value)
+    is_torchair = engine == TORCHAIR or (not engine and mode == "npugraph_ex")
+    modes = effect.torchair_modes if is_torchair and effect.torchair_modes is not None else effect.modes
+    if modes and mode not in modes:
+        return f"it belongs to mode {' and '.join(modes)}"
+    return "" if is_torchair and modes else effect.why
+
+
+class Flag(Option[Bool]):
+    """True or False; 0 and 1 are taken for them, as TorchAir does."""
+
+    words = "True, False"
+
+    def __set__(self, section: Section, value: Bool) -> None:
+        taken: Any = value
+        if type(taken) is int and taken in (0, 1):
+            taken = bool(taken)
+        super().__set__(section, taken)
+
+    def _allows(self, value: object) -> bool:
+        return isinstance(value, bool)
+
+
+class IntRange(Option[Int]):
+    """An int between two bounds, both allowed."""
+
+    def __init__(
+        self, default: Int, minimum: int, maximum: int = INT64_MAX, *, effect: Effect | None = None
+    ) -> None:
+        super().__init__(default, effect=effect)
+        self.minimum = minimum
+        self.maximum = maximum
+        self.words = f"an int from {minimum} to {maximum}"
+
+    def _allows(self, value: object) -> bool:
+        return type(value) is int and self.minimum <= value <= self.maximum
+
+
+class Directory(Option[str | None]):
+    """A directory to write to, made when needed."""
+
+    words = "the path of a directory, as a str, None"
+    is_of_process = True
+
+    def _allows(self, value: object) -> bool:
+        return isinstance(value, str) and bool(value) and "\0" not in value
+
+
+class PoolHandle(Option[tuple[Any, ...] | None]):
+    """The handle of a memory pool, which differs in every process."""
+
+    words = "the pair of ints that warmrank.graph_pool_handle() returns"
+    is_of_process = True
+
+    def _allows(self, value: object) -> bool:
+        return isinstance(value, tuple) and len(value) == 2 and all(type(part) is int for part in value)
 
 
 class IntList(Option[Sequence[int] | None]):
@@ -124,6 +198,76 @@ class ExistingFile(Option[str | None]):
         if value is None:
             return "null"
         return json.dumps(hashlib.sha256(Path(value).read_bytes()).hexdigest())
+
+
+class GraphDump(Section, at="debug.graph_dump"):
+    """A dump of the graph when it is compiled: as it was traced, and as the user's passes left it."""
+
+    # Form of the dump: FX's table, the Ascend engine's, or Python; None dumps nothing
+    type = Choice[str | None](None, ("txt", "pbtxt", "py"), of_ascend=("pbtxt",))
+    path = Directory(None)  # Directory of the dump; None means the working directory
+
+
+class DataDump(Section, at="debug.data_dump"):
+    """A dump of every operator's results on every call; the graph runs eagerly meanwhile."""
+
+    type = Choice[str | None](None, ("npy",))  # Form of the dump; None dumps nothing
+    path = Directory(None)  # Directory of the dump; None means the working directory
+    # Which operators to dump: gets a node of the FX graph, returns it or None; None means all
+    filter = Function(None)
+
+
+class FxSummary(Section, at="debug.fx_summary"):
+    """A table of the graph's operators in the working directory, when the graph is compiled."""
+
+    type = Choice[str | None](None, ("csv",))  # Form of the table; None writes none
+    skip_compile = Flag(True)  # With a table, run the graph eagerly, without kernels or capture
+
+
+class AclGraphDebug(Section, at="debug.aclgraph", effect=CAPTURE):
+    """Options of captures, and of the inputs, outputs and memory of captured graphs."""
+
+    # Do not turn operators back into their in-place forms
+    disable_reinplace_inplaceable_ops_pass = Flag(False, effect=_AS_WRITTEN)
+    # Do not turn operators that end in a copy into an input back into in-place forms
+    disable_reinplace_input_mutated_ops_pass = Flag(False, effect=_AS_WRITTEN)
+    # Memory reuse, mode two: True gives each captured shape of one graph a pool of its own
+    disable_mempool_reuse_in_same_fx = Flag(False)
+    # Return copies of a graph's outputs, which a later replay does not overwrite
+    enable_output_clone = Flag(False)
+    # Captures of one graph after which further shapes run eagerly, with a warning
+    static_capture_size_limit = IntRange(64, 1)
+    # Memory reuse, mode three: copy the user's inputs into memory of the graph before a replay
+    clone_input = Flag(True)
+    # Let operators write their part of a concatenation in place, and drop the concatenation
+    remove_cat_ops = Flag(True, effect=_CONCATENATIONS)
+
+
+class Debug(Section, at="debug"):
+    """Aids for finding faults, and the options of captured graphs."""
+
+    graph_dump = Part(GraphDump)
+    data_dump = Part(DataDump)
+    fx_summary = Part(FxSummary)
+    aclgraph = Part(AclGraphDebug)
+
+    run_eagerly = Flag(False)  # Run the compiled graph operator by operator, without capture
+    # Watch for replays that wait for each other; TorchAir 2.13 reads it in mode npugraph_ex only
+    deadlock_check = Flag(False, effect=ASCEND_FLAT)
+
+
+class Inference(Section, at="inference_config"):
+    """Options of inference."""
+
+    # How the gears of several dimensions combine: one by one, or each with each
+    dynamic_gears_merge_policy = Choice("zip", ("zip", "product"))
+
+
+class AclGraph(Section, at="aclgraph_config", effect=CAPTURE):
+    """Memory of captured graphs."""
+
+    # Memory reuse, mode one: the pool that all graphs of this configuration share; None: one per graph
+    use_custom_pool = PoolHandle(None)
 
 
 class Ge(Section, at="ge_config", effect=ASCEND_ENGINE):
@@ -274,144 +418,3 @@ class NpuGraphEx(Section, at="npugraphex_config", effect=ASCEND_FLAT):
     _vllm_aclnn_static_kernel_sym_index = IntRange(0, 0)
     # Values of the symbol for which kernels are compiled; None means every value
     _vllm_aclnn_static_kernel_sym_range = IntList(None)
-
-
-_SECTIONS = ("torchair.configs.", "npugraph_ex.configs.")
-
-
-def of_torchair(config: Any, parameter: str) -> CompilerConfig:
-    """The equivalent of TorchAir's `CompilerConfig`, or of npugraph_ex's flat one.
-
-    Raises:
-        BadConfig: it is no configuration.
-        NoCounterpart: it sets options that ours does not have; names all.
-    """
-    if isinstance(config, NpuGraphEx):
-        return _flat({name.rpartition(".")[2]: value for name, _, value in changed(config)})
-    package = type(config).__module__.partition(".")[0]
-    if package not in ("torchair", "npugraph_ex") or type(config).__name__ != "CompilerConfig":
-        msg = f"{parameter} is {config!r} ({type(config).__name__}); expected CompilerConfig"
-        raise BadConfig(msg, parameter=parameter)
-    given = dict(_changed(config, type(config)()))
-    if package == "npugraph_ex":
-        return _flat(given)
-    ours = CompilerConfig()
-    given.setdefault("mode", _value(config.mode))  # TorchAir's default is another
-    _fill(ours, given, "torchair")
-    return ours
-
-
-def with_options(config: CompilerConfig, given: Any) -> CompilerConfig:
-    """A copy with the ``options=`` of ``torch.compile`` or ``cache_compile``, which are npugraph_ex's."""
-    if not given:
-        return config
-    if not isinstance(given, Mapping):
-        msg = f"options is {given!r} ({type(given).__name__}); expected a dict"
-        raise BadConfig(msg, parameter="options")
-    made = copy.deepcopy(config)
-    known = names(NpuGraphEx)
-    for name, value in given.items():
-        if name not in known:
-            raise BadConfig(f"options has no {name!r}; there are {', '.join(known)}", parameter="options")
-        setattr(made.npugraphex_config, name, value)
-    return _effective(made)
-
-
-def _flat(given: Mapping[str, Any]) -> CompilerConfig:
-    """npugraph_ex's options; its mode where TorchAir is there to compile it."""
-    ours = CompilerConfig()
-    roots = getattr(sys.modules.get("torch_npu"), "__path__", ())
-    if any((Path(root) / "dynamo" / "npugraph_ex").is_dir() for root in roots):
-        ours.mode = "npugraph_ex"
-    _fill(ours.npugraphex_config, given, "npugraph_ex")
-    return _effective(ours)
-
-
-_STATIC = "experimental_config.aclgraph._aclnn_static_shape_kernel"
-FLAT = {
-    "aclgraph_config.use_custom_pool": "use_graph_pool",
-    "debug.aclgraph.clone_input": "clone_input",
-    "debug.aclgraph.disable_mempool_reuse_in_same_fx": "reuse_graph_pool_in_same_fx",
-    "debug.aclgraph.disable_reinplace_inplaceable_ops_pass": "inplace_pass",
-    "debug.aclgraph.disable_reinplace_input_mutated_ops_pass": "input_inplace_pass",
-    "debug.aclgraph.enable_output_clone": "clone_output",
-    "debug.aclgraph.remove_cat_ops": "remove_cat_ops",
-    "debug.aclgraph.static_capture_size_limit": "capture_limit",
-    "debug.deadlock_check": "deadlock_check",
-    "debug.run_eagerly": "force_eager",
-    "dump_config.data_dump_stage": "data_dump_stage",
-    "dump_config.dump_path": "data_dump_dir",
-    "dump_config.enable_dump": "dump_tensor_data",
-    _STATIC: "static_kernel_compile",
-    f"{_STATIC}_sym_index": "_vllm_aclnn_static_kernel_sym_index",
-    f"{_STATIC}_sym_value_range": "_vllm_aclnn_static_kernel_sym_range",
-    "experimental_config.aclgraph._super_kernel_debug_options": "super_kernel_debug_options",
-    "experimental_config.aclgraph._super_kernel_optimize": "super_kernel_optimize",
-    "experimental_config.aclgraph._super_kernel_optimize_options": "super_kernel_optimize_options",
-    "experimental_config.frozen_parameter": "frozen_parameter",
-    "experimental_config.pattern_fusion_pass": "pattern_fusion_pass",
-    "experimental_config.remove_noop_ops": "remove_noop_ops",
-}
-"""Our name -> name in ``npugraph_ex.CompilerConfig``, of options that both forms of TorchAir's have."""
-
-INVERTED = frozenset({"reuse_graph_pool_in_same_fx", "inplace_pass", "input_inplace_pass"})
-"""Names in ``npugraph_ex.CompilerConfig`` that mean the opposite of what `FLAT` maps to them."""
-_OBEYED = ("use_graph_pool", "reuse_graph_pool_in_same_fx", "capture_limit", "clone_input", "clone_output")
-_PASSES = ("post_grad_custom_pre_pass", "post_grad_custom_post_pass")
-
-
-def _effective(config: CompilerConfig) -> CompilerConfig:
-    """In mode reduce-overhead, the flat options under the names that this mode obeys."""
-    if config.mode == "reduce-overhead":
-        ours = {theirs: name for name, theirs in FLAT.items() if theirs in _OBEYED}
-        ours |= {name: name for name in _PASSES}
-        for name, _, value in list(changed(config.npugraphex_config)):
-            last = name.rpartition(".")[2]
-            if last in ours:
-                _put(config, ours[last], not value if last in INVERTED else value)
-                del config.npugraphex_config.__dict__[last]
-    return config
-
-
-def _fill(ours: Section, given: Mapping[str, Any], package: str) -> None:
-    missing = []
-    for name, value in given.items():
-        try:
-            _put(ours, name, value)
-        except UnknownOption:
-            missing.append(f"{package}.CompilerConfig.{name} = {value!r}")
-    if missing:
-        msg = f"warmrank has no counterpart of {', '.join(missing)}; leave them at their defaults"
-        raise NoCounterpart(msg, problems=tuple(missing))
-
-
-def _put(section: Any, name: str, value: Any) -> None:
-    *parts, last = name.removeprefix("npugraphex_config.").split(".")
-    for part in parts:
-        section = getattr(section, part)
-    setattr(section, last, value)
-
-
-def _changed(theirs: Any, fresh: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """Options of an object of TorchAir's that are not as in a new one: dotted name, value."""
-    found: list[tuple[str, Any]] = []
-    for name, held in vars(theirs).items():
-        default = getattr(fresh, name, None)
-        public = name.removeprefix("_")
-        seen = public if isinstance(getattr(type(theirs), public, None), property) else name
-        if name == "_fixed_attrs" or hasattr(held, "replacement"):  # and what TorchAir itself reads no more
-            continue
-        if not is_option(held) and type(held).__module__.startswith(_SECTIONS):
-            found += _changed(held, default, f"{prefix}{seen}.")
-        elif not same(_value(held), _value(default)):
-            found.append((f"{prefix}{seen}", _value(held)))
-    return found
-
-
-def is_option(value: Any) -> bool:
-    """True if an attribute of TorchAir's is an object that holds an option's value."""
-    return isinstance(getattr(type(value), "value", None), property)
-
-
-def _value(held: Any) -> Any:
-    return vars(held)["_value"] if is_option(held) else held

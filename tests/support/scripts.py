@@ -1,20 +1,29 @@
-"""Scripts written for TorchAir, run twice through ``warmrank run``'s function: cold, then warm.
+"""Scripts written for TorchAir, run twice as ``warmrank run`` does: cold, then warm.
 
-The first run is in a fork of a process that has imported the tracer, the second one, on a CPU, in a fork of a
-process that has not.
+As a program: each in a fork of this process, which has traced something else; with ``--untraced`` it has
+imported no tracer, with ``--npu`` it has an emulated NPU and TorchAir. It reads groups of jobs from standard
+input as JSON; the jobs of a group run at the same time. Prints the exit status of each job and what it wrote.
+A script that starts Python itself spends most of its time on imports.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import json
+import os
 import re
+import sys
+import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tests import npu_emulator
+from tests.fuzz.child import FORBIDDEN, prepare
 from tests.support.checkout import PYTHONPATH, ROOT, ended
-from tests.support.script_child import ScriptJob
+from warmrank.worker.torchair_script import run_script
 
 SEEDS = ROOT / "tests" / "support" / "seeds"
 FUNCTIONS: Mapping[str, Sequence[str]] = {
@@ -40,11 +49,30 @@ CACHE_LINE = re.compile(
 CacheEvent = tuple[str, str, str, str]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptJob:
+    """A script, and what it is run with.
+
+    Attributes:
+        script: its path.
+        work_dir: where it works, and where what it writes lies: ``output.txt``, with its rank if it has one.
+        environment: variables of its own.
+    """
+
+    script: str
+    work_dir: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def output(self) -> Path:
+        return Path(self.work_dir) / f"output{self.environment.get('RANK', '')}.txt"
+
+
 def ran(groups: list[list[ScriptJob]], *options: str) -> list[tuple[int, str]]:
     """Exit status and output of each job; those of a group run at the same time."""
     environment = npu_emulator.environ({"PYTHONPATH": PYTHONPATH}) if "--npu" in options else {}
     given = json.dumps([[asdict(job) for job in group] for group in groups])
-    done = ended("-m", "tests.support.script_child", *options, given=given, more=environment)
+    done = ended("-m", "tests.support.scripts", *options, given=given, more=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return [(status, output) for status, output in json.loads(done.stdout.splitlines()[-1])]
 
@@ -102,3 +130,58 @@ def _events_of(result: tuple[int, str]) -> list[CacheEvent]:
     status, output = result
     assert status == 0, output
     return events(output)
+
+
+def forked(jobs: list[ScriptJob]) -> list[tuple[int, str]]:
+    """Exit status, and standard output and error, of scripts that run at the same time."""
+    sys.stdout.flush()
+    children = [_fork(job) for job in jobs]
+    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return [(status, job.output.read_text()) for status, job in zip(statuses, jobs, strict=True)]
+
+
+def _fork(job: ScriptJob) -> int:
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            status = _as_main(job)
+        os._exit(status)
+    return child
+
+
+def _as_main(job: ScriptJob) -> int:
+    """Run the script in this process, as ``warmrank run SCRIPT`` would."""
+    os.chdir(job.work_dir)
+    os.environ.update(job.environment)
+    with job.output.open("w") as stream:
+        for descriptor in (1, 2):
+            os.dup2(stream.fileno(), descriptor)
+        try:
+            run_script(job.script, [])
+        except BaseException:  # noqa: BLE001 - the test shows it
+            traceback.print_exc()
+            return 1
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+    return 0
+
+
+def main() -> None:
+    groups = [[ScriptJob(**job) for job in group] for group in json.load(sys.stdin)]
+    if "--untraced" in sys.argv:
+        importlib.import_module("warmrank.worker.runtime.function")
+        assert not [name for name in FORBIDDEN if name in sys.modules]
+    elif "--npu" in sys.argv:
+        importlib.import_module("torch_npu")
+        for mode in ("reduce-overhead", "npugraph_ex"):
+            importlib.import_module("warmrank.worker.engines.torchair_vendor").vendor_for(mode)
+    else:
+        prepare("cold")
+    gc.disable()  # else each fork's collector goes through all of torch; frozen, it would be counted instead
+    sys.stdout.write(json.dumps([result for group in groups for result in forked(group)]))
+
+
+if __name__ == "__main__":
+    main()

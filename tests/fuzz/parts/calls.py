@@ -1,0 +1,243 @@
+"""Programs whose calls differ: which of them compile, run something loaded, or are refused.
+
+`tests.integration.test_fuzz` runs them cold, then warm with each call captured ahead; and twice cold with other
+hash seeds, which must make equal artifacts.
+"""
+
+# ruff: noqa: E501 - a program's text in one line reads as a table
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tests.fuzz.program import Part, Program
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Called:
+    """A program, and the outcome of each of its calls in the first process; or the error that refuses it."""
+
+    program: Program
+    cold: tuple[str, ...]
+    refused: str = ""
+
+
+_PROGRAM = ("context", "tolerance", "dynamic")
+ONE, TWO = "[a(N(3, 4))]", "[a(N(3, 4)), a(N(5, 4))]"
+THREE = "[a(N(3, 4, seed=seed)) for seed in range(3)]"
+
+
+def _rows(*sizes: int) -> str:
+    return f"[a(N(n, 4)) for n in {sizes}]"
+
+
+def _row(cold: str, calls: str, body: str, **more: Any) -> Called:
+    """A program with these outcomes, arguments and body; ``more`` are slots, and fields of the program."""
+    fields = {name: more.pop(name) for name in _PROGRAM if name in more}
+    part = Part(name="calls", slots={"body": body, **more})
+    return Called(program=Program(parts=(part,), calls=calls, **fields), cold=tuple(cold.split()))
+
+
+def _refused(error: str, body: str, **slots: str) -> Called:
+    program = Program(parts=(Part(name="calls", slots={"body": body, **slots}),), calls=ONE)
+    return Called(program=program, cold=(), refused=error)
+
+
+_LINEAR = "self.layer = nn.Linear(4, 4)"
+_TYPES = """\
+class Mode(enum.Enum):
+    FAST = 1
+    SLOW = 3
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    scale: float = 1.5
+    mode: Mode = Mode.FAST
+    sizes: tuple = (1, 2)
+@dataclasses.dataclass
+class Inner:
+    x: torch.Tensor
+    factor: float = 2.0
+@dataclasses.dataclass
+class Outer:
+    inner: Inner
+    count: int
+    names: list = dataclasses.field(default_factory=list)
+@dataclasses.dataclass
+class Output:
+    value: torch.Tensor
+    extra: typing.Any = None
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Strict:
+    x: torch.Tensor
+    scale: float = 2.0
+    shape: tuple = (1, 2)
+class Pair(typing.NamedTuple):
+    a: torch.Tensor
+    b: int
+"""
+_BASE = "class Base(nn.Module):\n    def helped(self, x):\n        return x + 1\n    def forward(self, x):\n        return self.helped(x) * 2"
+_SCALARS = "[a(N(3, 4), *v) for v in ((True, 3, 0.5, 'relu'), (False, 3, 0.5, 'relu'), (True, 4, 0.5, 'relu'), (True, 3, 0.25, 'relu'), (True, 3, 0.5, 'gelu'), (True, -2, 0.5, 'relu'), (True, 0, 0.5, 'relu'), (1, 3, 0.5, 'relu'))]"
+VALUES = {
+    "overridden method that it calls": _row("compiled", ONE, "y = self.helped(x) * 2", top=_BASE, base="Base", fields="def helped(self, x):\n    return super().helped(x) * 5"),
+    "overridden method itself": _row("compiled", ONE, "y = super().forward(x) * 5", top=_BASE, base="Base"),
+    "made at first use": _row("compiled compiled ran", "[a(N(3, 4)) for _ in range(3)]", "try:\n    held = self.held\nexcept AttributeError:\n    held = self.held = torch.ones(4)\ny = x * held"),
+    "under default device": _row("compiled ran", TWO, "y = x * torch.full((4,), 2.0)", context="torch.no_grad(), torch.device('cpu')"),
+    "plain state": _row(
+        "compiled", ONE,
+        "y = x[self.part] * self.magic + self.named['k'] + self.nested[2][0] + len(self.members)\n"
+        "y = y + self.ordered['a'] + (1 if 2 in self.members else 0) + self.settings.sizes[1]\n"
+        "y = y * self.settings.scale if self.settings.mode is Mode.FAST else y",
+        top=_TYPES, fields="def __getattr__(self, name):\n    return 5.0 if name == 'magic' else super().__getattr__(name)",
+        init="self.named, self.nested, self.members, self.part = {'k': 3.0}, (1, 2, (3,)), {1, 2}, slice(0, 2)\nself.ordered, self.settings = collections.OrderedDict(a=1), Settings()",
+    ),
+    "comprehensions": _row(
+        "compiled", ONE,
+        "several = [x * index for index in range(3)]\nnamed = dict(zip('abc', several))\n"
+        "return torch.stack([named[key] for key in sorted(named)]), torch.cat(several), functools.reduce(lambda p, q: p + q, several)",
+    ),
+    "attention": _row(
+        "compiled", ONE,
+        "query = self.query(x).view(1, 1, x.shape[0], 4)\n"
+        "return F.scaled_dot_product_attention(query, query, query, is_causal=True), self.attention(x[None], x[None], x[None])[0], F.layer_norm(x, (4,))",
+        init="self.query, self.attention = nn.Linear(4, 4), nn.MultiheadAttention(4, 2, batch_first=True)\nself.eval()", tolerance=1e-6,
+    ),
+    "convolution": _row("compiled compiled", "[a(N(1, 2, 8, 8)), a(N(2, 2, 8, 8))]", "y = F.max_pool2d(self.norm(self.layer(x)), 2)", init="self.layer, self.norm = nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)\nself.eval()", tolerance=1e-6),
+    "autocast within": _row(
+        "compiled ran", TWO,
+        "with torch.no_grad():\n    doubled = x * 2\nwith torch.autocast('cpu', dtype=torch.bfloat16):\n    low = x @ x.t()\n"
+        "with torch.autocast('cpu', enabled=False):\n    high = x @ x.t()\nreturn doubled, low, high", tolerance=1e-2,
+    ),
+    "under inference mode": _row("compiled ran", TWO, "y = self.layer(x).relu_()", init=_LINEAR, context="torch.inference_mode()"),
+    "with gradients on": _row("compiled ran", TWO, "y = self.layer(x)\nself.last.copy_(y.sum(0))", init=f"{_LINEAR}\nself.last = nn.Buffer(torch.zeros(4))", context="torch.enable_grad()"),
+    "under autocast": _row("compiled ran", TWO, "y = self.layer(x)", init=_LINEAR, context="torch.autocast('cpu', dtype=torch.bfloat16), torch.no_grad()", tolerance=1e-2),
+    "nested dataclass": _row("compiled ran compiled", "[a(Outer(Inner(N(3, 4)), 2)), a(Outer(Inner(N(6, 4)), 5)), a(Outer(Inner(N(6, 4), 3.0), 2))]", "y = x.inner.x * x.inner.factor + x.count", top=_TYPES),
+    "strict dataclass": _row("compiled ran compiled", "[a(Strict(x=N(3, 4))), a(Strict(x=N(6, 4))), a(Strict(x=N(3, 4), scale=3.0))]", "y = Strict(x=x.x * x.scale, shape=(x.x.shape[0], x.shape[1]))", top=_TYPES),
+    "named tuple as an input": _row("compiled ran", "[a(Pair(N(3, 4), 2)), a(Pair(N(3, 4), 5))]", "y = x.a * x.b", top=_TYPES),
+    "keyword only": _row("compiled compiled ran", "[a(N(3, 4), scale=scale) for scale in (2.0, 3.0, 2.0)]", "y = x * scale if bias is None else x * scale + bias", params="*, scale=1.0, bias=None"),
+    "any arguments": _row(
+        "compiled compiled compiled", "[a(N(3, 4), N(3, 4, seed=1), k=N(3, 4, seed=2)), a(N(3, 4)), a(N(3, 4), N(3, 4, seed=1), other=N(3, 4))]",
+        "y = x * 0.5\nfor index, one in enumerate(several):\n    y = y + one * index\nfor one in named.values():\n    y = y - one", params="*several, **named",
+    ),
+    "names of builtins": _row("compiled ran", "[a(N(3, 4), 2, N(3, 4)), a(N(3, 4), len=N(3, 4), type=3)]", "y = x * type + len", params="type, len"),
+    "dict as an input": _row(
+        "compiled ran compiled", "[a({'a': N(3, 4), 'b': N(3, 4, seed=1)}), a({'a': N(7, 4), 'b': N(7, 4, seed=1)}), a({'b': N(3, 4), 'a': N(3, 4, seed=1)})]",
+        "y = x['a'] * 0\nfor one in x.values():\n    y = y * 2 + one\nreturn {'out': y, 'size': len(x)}",
+    ),
+    "tuple as an input": _row("compiled ran compiled", "[a((N(3, 4), (N(3, 4, seed=1), 2))), a((N(3, 4), (N(3, 4, seed=1), 4))), a([N(3, 4), (N(3, 4, seed=1), 2)])]", "y = x[0] + x[1][0] * x[1][1]"),
+    "None as an input": _row("compiled compiled ran", "[a(N(3, 4), None), a(N(3, 4), N(3, 4)), a(N(5, 4), None)]", "y = x * 2 if other is None else x + other", params="other"),
+    "scalars": _row("compiled compiled ran compiled compiled ran ran compiled", _SCALARS, "y = getattr(F, name)(x + count if flag else x - count) * factor", params="flag, count, factor, name", tolerance=1e-6),
+    "enum as an input": _row("compiled compiled", "[a(N(3, 4), Mode.FAST), a(N(3, 4), Mode.SLOW)]", "y = x * mode.value", params="mode", top=_TYPES),
+    "dtype as an input": _row("compiled compiled", "[a(N(3, 4), torch.float64), a(N(3, 4), torch.float16)]", "y = x.to(dtype)", params="dtype"),
+    "list of integers": _row("compiled compiled ran", "[a(N(3, 4), [1, 2]), a(N(3, 4), [1, 2, 3]), a(N(3, 4), [1, 5])]", "y = x * sum(given)", params="given"),
+    "list or not": _row("compiled compiled compiled compiled", "(lambda x: [a(x, [x + 1, x + 2]), a(x, [x + 1, x + 2, x + 3]), a(x, 5), a(x, x + 1)])(N(3, 4))", "y = x + len(given) + given[0] if isinstance(given, list) else x * given", params="given"),
+    "tensor for a number": _row("compiled ran", "[a(N(3, 4), torch.tensor(2)), a(N(3, 4), torch.tensor(3))]", "y = x * count", params="count"),
+    "loop over an integer": _row("compiled compiled", "[a(N(3, 4), 3), a(N(3, 4), 4)]", "for index in range(count):\n    y = y + index", params="count"),
+    "asks for the type": _row("compiled ran", TWO, "y = x * 2 if type(x) is torch.Tensor else x"),
+    "branch on a size": _row("compiled compiled ran", _rows(3, 16, 2), "y = x * 2 if x.shape[0] > 8 else x * 3"),
+    # In the first call both sizes are 4, which binds neither to the other.
+    "even sizes": _row("compiled compiled ran ran", _rows(4, 5, 6, 8), "y = x.view(x.shape[0] // 2, 2, 4).sum(1) if x.shape[0] % 2 == 0 else x.sum(0)"),
+    "special sizes": _row("compiled compiled compiled ran", _rows(3, 1, 0, 2), "y = x + torch.ones(1, 4)"),
+    "fixed sizes": _row("compiled compiled ran", _rows(3, 5, 3), "y = x * x.shape[0]", dynamic=False),
+    "any sizes": _row("compiled ran ran", "[a(N(3, 4)), a(N(4, 3)), a(N(4, 4))]", "y = x.reshape(-1) * 2"),
+    "tensor constants": _row("compiled ran", TWO, "y = x * torch.tensor([1.0, 2.0, 3.0, 4.0]) + torch.arange(4) + torch.zeros(x.shape[0], 1)"),
+    "returns a dataclass": _row("compiled ran", TWO, "return Output(x * 2, extra=x.shape), Output(x + Inner(x).factor)", top=_TYPES),
+    "returns a named tuple": _row("compiled ran", TWO, "return Pair(x * 2, x.shape[0])", top=_TYPES),
+    "returns many things": _row("compiled ran", TWO, "nested = (x + 1, [x * 2, None, 'k', 1.5, True])\nreturn {'size': x.shape, 'count': x.numel(), 'nested': nested}, x.dtype, x.size(0) * 2, x.device"),
+    "returns torch's tuples": _row("compiled ran", TWO, "return torch.max(x, dim=0), x.sort(1)"),
+    "complex numbers": _row("compiled compiled", "[a(N(3, 4, dtype=torch.complex64)), a(N(3, 4, dtype=torch.complex64).conj())]", "y = torch.view_as_real(x * 2)"),
+}  # fmt: skip
+
+_LEAF = "class Leaf:\n    def __init__(self, value):\n        self.value = value\ntorch.utils._pytree.register_pytree_node(Leaf, lambda leaf: ([leaf.value], None), lambda values, _: Leaf(*values))"
+_WEIGHT = "class Weight(nn.Parameter):\n    output_dim = 0\nclass Kind(enum.StrEnum):\n    RELU = 'relu'"
+_LIBRARY = {
+    "made of sizes": _row(
+        "compiled ran compiled", _rows(8, 6, 9),
+        "num, width = x.shape\nx = x / math.sqrt(width) * round(num / 2) + math.log2(num) + math.ceil(num / 3) + num**0.5\n"
+        "x = x + num % 3 + abs(num - width) + min(num, width) + float(num)\nif math.sqrt(num) >= 3 or num & 1:\n    x = x * 3\n"
+        "return x[: num // 2], math.sqrt(num), num / 2, num > 7, torch.arange(num)",
+    ),
+    # Dynamo has no symbols for what this makes of a size.
+    "no symbol": _row("compiled compiled", TWO, "quotient, rest = divmod(x.shape[0], 2)\ny = x * quotient + rest + len(str(x.shape[0])) + math.gcd(x.shape[0], 4)"),
+    "NumPy": _row(
+        "compiled compiled", "[a(N(3, 4), np.ones(4, np.float32)), a(N(3, 4), np.arange(4.0))]",
+        "y = (x * FACTOR * (FACTOR * np.float32(3)) + self.count if self.flag else x).repeat(self.count, 1)\ny = y + torch.from_numpy(self.table) + torch.from_numpy(given)",
+        params="given", top="FACTOR = np.float32(1.1)", init="self.table, self.flag, self.count = np.arange(4, dtype=np.float32), np.bool_(True), np.int64(2)",
+    ),
+    "pytree": _row("compiled", ONE, "y = torch.utils._pytree.tree_map(torch.neg, {'leaf': Leaf(x)})['leaf'].value", top=f"import torch.utils._pytree\n{_LEAF}"),
+    "device with an index": _row("compiled", ONE, "return x.to(self.device).add_(1), x * 2", init="self.device = torch.device('cpu', 0)"),
+    "derived numbers": _row(
+        "compiled", ONE, "y = x * self.count + self.ratio * self.number\ny = F.relu(y) if self.name == 'relu' and self.kind == 'relu' else y",
+        top=_WEIGHT, init="self.count, self.ratio, self.name, self.kind, self.number = K.Int(3), K.Float(0.5), K.Str('relu'), Kind.RELU, np.int64(2)",
+    ),
+    "unusual keys": _row(
+        "compiled", ONE,
+        "y = x * self.by_dtype[x.dtype] + self.by_device[x.device]\ny = y + self.by_object[Weight] + self.by_object[F.relu] + self.by_object[1, 'a'] + self.by_object[None]",
+        top=_WEIGHT,
+        init="self.by_dtype, self.by_device = {torch.float32: 2.0, torch.float16: 3.0}, {torch.device('cpu'): 1.0}\nself.by_object = {Kind.RELU: 1.0, Weight: 2.0, F.relu: 3.0, (1, 'a'): 4.0, None: 5.0}",
+    ),
+    "objects of the library": _row(
+        "compiled", ONE, "if PATTERN.match('layer12'):\n    y = y * SECOND((2.0, 5.0))\ny = y + self.get(self)['a'] + GAIN.get()",
+        top="PATTERN, SECOND = re.compile('layer[0-9]+'), operator.itemgetter(1)\nGAIN = contextvars.ContextVar('GAIN', default=2.0)",
+        init="self.scales, self.get = {'a': 3.0}, operator.attrgetter('scales')",
+    ),
+    # The first call evaluates it, and stores it in the module.
+    "cached property": _row("compiled compiled", "[a(N(3, 4)), a(N(3, 4))]", "y = x * self.scale", fields="@functools.cached_property\ndef scale(self):\n    return 2.5"),
+    "weight subclass": _row("compiled", ONE, "y = F.linear(x, self.weight)", top=_WEIGHT, init="self.weight, self.output_dim = Weight(K.numbers(4, 4)), 2"),
+    "graph module": _row("compiled", ONE, "y = self.traced(x) + 1", top="class Traced(nn.Module):\n    def forward(self, x):\n        return x.relu() * 2", init="self.traced = torch.fx.symbolic_trace(Traced())"),
+    # Captured, the operators within aten.gru run one by one, which rounds otherwise in the last bit.
+    "recurrent": _row("compiled", "[a(N(2, 3, 4))]", "return self.gru(x)", init="self.gru = nn.GRU(4, 3, batch_first=True, bidirectional=True)", dynamic=False, tolerance=1e-6),
+    "telling": _row("compiled", ONE, "LOG.debug('x %s', x, extra={'shape': x.shape})\nlogging.getLogger(__name__).debug('once more')\ny = x * 3 if LOG.isEnabledFor(logging.NOTSET + 1) else x", top="import logging\nLOG = logging.getLogger(__name__)"),
+    "generators": _row("compiled", ONE, "y = torch.cat([part * 2 for part in self.parts(x)])", fields="def parts(self, x):\n    for step in range(3):\n        yield x + step"),
+}  # fmt: skip
+
+_DISTINCT_THEN_SAME = "(lambda x: [a(N(3, 4), N(3, 4, seed=1)), a(x, x)])(N(3, 4))"
+_VIEWS = "(lambda held: [a(held[0:2], N(2, 4, seed=1)), a(held[0:2], held[1:3]), a(held[0:2], N(2, 4, seed=2)), a(held[0:2], held[2:4])])(N(8, 4))"
+_SLIDING = "N(12).as_strided((3, 4), (2, 1))"
+_MEMORY = {
+    "KV cache": _row("compiled compiled ran", _rows(1, 2, 3), "self.cache[: x.shape[0]] = self.layer(x)\ny = self.cache.sum(0) + x", init=f"self.cache = nn.Buffer(torch.zeros(8, 4))\n{_LINEAR}"),
+    "plain tensor as an attribute": _row("compiled ran ran", THREE, "self.total.add_(x)\ny = self.total * 2", init="self.total = torch.zeros(3, 4)"),
+    "replaces a buffer": _row("compiled ran ran", THREE, "self.total = self.total + x.clone()\ny = self.total * 2", init="self.total = nn.Buffer(torch.zeros(3, 4))"),
+    "grows a cache": _row("compiled compiled ran", THREE, "self.cache = torch.cat([self.cache, x])\ny = self.cache.sum(0)", init="self.cache = torch.zeros(0, 4)"),
+    "counts its calls": _row("compiled ran ran", THREE, "self.count += 1\ny = x * self.count", init="self.count = 0"),
+    "flips a flag": _row("compiled compiled ran", THREE, "if self.begins:\n    self.begins = False\n    return x + 1\ny = x * 2", init="self.begins = True"),
+    "appends to a list": _row("compiled compiled", f"{THREE}[:2]", "self.history.append(x * 2)\ny = x + len(self.history)", init="self.history = []"),
+    "remembers the last": _row("compiled ran ran", THREE, "self.last = x.sum()\ny = x + 1"),
+    "writes to an argument": _row("compiled", "[a(N(3, 4), Outer(Inner(N(3, 4)), 2))]", "given.inner.x = x * 2\ngiven.count = given.count + 1\ngiven.names.append('seen')\ny = x + 1", params="given", top=_TYPES),
+    "appends to an argument": _row("compiled compiled", "[a([N(3, 4), N(3, 4)]), a([N(3, 4)])]", "x.append(x[0] * 2)\ny = x[-1] + 1"),
+    "writes to its input": _row("compiled ran", TWO, "x.mul_(2)\ny = x + 1"),
+    "returns views of its input": _row("compiled ran", TWO, "return x, x.view(-1), x[0], x.t()"),
+    "returns its own tensors": _row("compiled ran", TWO, "return self.weight, x * self.weight, self.weight[1:]", init="self.weight = nn.Parameter(torch.ones(4))"),
+    "identity of inputs": _row("compiled compiled", _DISTINCT_THEN_SAME, "y = x * 5 if x is b else x + b", params="b"),
+    "same tensor twice": _row("compiled compiled", _DISTINCT_THEN_SAME, "x.add_(1)\ny = x + b", params="b"),
+    # The captured graph of the first call has a copy of ``b``, that of the second must not.
+    "overlapping inputs": _row("compiled ran ran ran", _VIEWS, "x.add_(1)\ny = x * b", params="b"),
+    "expanded input": _row("compiled ran compiled", "[a(N(3, 1).expand(3, 4)), a(N(5, 1).expand(5, 4)), a(N(3, 4))]", "y = x * 2"),
+    "sliding input": _row("compiled compiled ran", f"[a({_SLIDING}), a(N(3, 4)), a({_SLIDING})]", "y = x * 2"),
+    "slices of other buffers": _row("compiled ran ran ran", "[a(N(n, 4)[n - 4 : n - 1]) for n in (9, 12, 20)] + [a(N(2, 9, 4)[1][5:8])]", "y = x * 2", dynamic=False),
+    "columns of other buffers": _row("compiled ran", "[a(N(3, 8)[:, :4]), a(N(2, 3, 9)[0][:, :4])]", "y = x.cumsum(1)"),
+    "last column": _row("compiled ran ran", "[a(N(2, n)[:, -1:]) for n in (5, 6, 7)]", "y = x + 1"),
+    "strides of an input": _row("compiled compiled compiled", "[a(N(4, 4)), a(N(4, 4).t()), a(N(4, 8)[:, ::2])]", "return x.stride(), x * 2"),
+    "one address, two strides": _row("compiled compiled ran", "[a(HELD), a(HELD.transpose(0, 1)), a(HELD)]", "y = x.sum(0)", top="HELD = K.numbers(4, 4, 2)", configure="config.debug.aclgraph.clone_input = False"),
+    "without capture": _row("compiled ran", TWO, "y = x * 2", configure="config.debug.run_eagerly = True"),
+    "beyond the capture limit": _row("compiled ran ran ran", _rows(2, 3, 4, 2), "y = x * 2", configure="config.debug.aclgraph.static_capture_size_limit = 1"),
+    "cloned outputs": _row("compiled ran", TWO, "return x * 2, x[0]", configure="config.debug.aclgraph.enable_output_clone = True"),
+    "calls what exec made": _row("compiled", ONE, "y = self.made(x)", top="SCOPE: dict = {}\nexec('def made(x): return x * 2', SCOPE)", init="self.made = SCOPE['made']"),
+}  # fmt: skip
+_REFUSED = {
+    "sets a global": _refused("NotPortable", "global CALLS\nCALLS += 1\ny = x * CALLS", top="CALLS = 0"),
+    "allowed in graph": _refused("NotPortable", "y = opaque(x)", top="def opaque(x):\n    return x * 3", init="torch.compiler.allow_in_graph(opaque)"),
+    "version": _refused("NotPortable", "y = x * 3 if x._version > 3 else x * 2"),
+    "asks for its base": _refused("NotPortable", "y = x * 2 if x._base is None else x._base * 3"),
+    "draws numbers": _refused("RandomOp", "y = x + torch.rand_like(x)"),
+    "breaks the graph": _refused("GraphBreak", "y = x * 2 if x.sum() > 0 else x"),
+}  # fmt: skip
+_GEARED = "from warmrank.inference import set_dim_gears\ndef geared(x):\n    set_dim_gears(x, {0: [2, 4, 8]})\n    return x"
+_OF_TORCHAIR = {
+    "gears": _row("compiled ran ran ran", "[a(geared(N(n, 4))) for n in (2, 4, 8, 4)]", "y = self.layer(x) * 2", top=_GEARED, init=_LINEAR),
+    "custom decomposition": _row("compiled ran", TWO, "y = F.silu(self.layer(x))", init=_LINEAR, top="def silu(x):\n    return x * torch.sigmoid(x)", options="custom_decompositions={torch.ops.aten.silu.default: silu}", tolerance=1e-6),
+    "pattern that is fused": _row("compiled ran", "[a(N(3, 4), N(3, 4, seed=1)), a(N(5, 4), N(5, 4, seed=1))]", "y = x + residual\nreturn y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + 1e-6) * self.scale, y", params="residual", init="self.scale = nn.Buffer(torch.full((4,), 2.0))", tolerance=1e-6),
+    "custom pool": _row("compiled ran", TWO, "y = self.layer(x) * 2", init=_LINEAR, configure="from warmrank import graph_pool_handle\nconfig.aclgraph_config.use_custom_pool = graph_pool_handle()"),
+    "variables of a closure": _row("compiled ran", TWO, "y = self.closing(x)", top="def closed(factor, shift):\n    return lambda x: x * factor + shift", init="self.closing = closed(1.5, torch.full((4,), 0.25))"),
+}  # fmt: skip
+CALLED = {**VALUES, **_LIBRARY, **_MEMORY, **_OF_TORCHAIR, **_REFUSED}

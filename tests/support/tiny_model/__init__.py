@@ -1,1 +1,0 @@
-"""A model spread over several files, which the never-stale tests copy, change and launch again."""

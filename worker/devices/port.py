@@ -1,0 +1,129 @@
+"""The port of a device kind, and the memory of tensors as captures see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from warmrank.worker.devices import CpuBackend, Graph, PoolHandle, Positions, span
+from warmrank.worker.errors import DeviceUnavailable
+from warmrank.worker.values import Value
+
+if TYPE_CHECKING:
+    from warmrank.worker.torch_private.places import Origin
+
+
+class CapturedGraph(Value):
+    """One recorded graph with fixed addresses for its inputs and outputs."""
+
+    # what every replay reads: for the copied inputs buffers in the pool, else the given ones
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]  # the next replay of any graph of the same pool overwrites their memory
+    # of each output, the input or earlier output whose memory it lies in; None for its own
+    origins: tuple[Origin | None, ...]
+    size_bytes: int  # bytes of the pool that this graph uses, buffers included: what it would need alone
+    # runs the graph on what its inputs' memory now holds; no frame of ours around it
+    replay: Callable[[], None]
+    held: tuple[object, ...]  # keeps the memory
+
+
+class Pool(Protocol):
+    """Memory that captured graphs share: a replay of one may overwrite what another one returned."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that the pool holds."""
+
+
+class DeviceBackend(Protocol):
+    """Port of a device kind, as the capture runtime and a rank use it."""
+
+    kind: str
+    collectives: str
+
+    def device(self, local_rank: int) -> torch.device:
+        """The device that a rank computes on."""
+
+    def new_handle(self) -> PoolHandle:
+        """A handle that no pool has yet; what ``graph_pool_handle()`` returns."""
+
+    def pool(self, handle: PoolHandle | None = None) -> Pool:
+        """The pool with this handle, for all who ask with it; without one, a pool of its own."""
+
+    def capture(
+        self, graph: Graph, inputs: Sequence[Any], *, copied: Positions, aliased: Positions, pool: Pool
+    ) -> CapturedGraph:
+        """Warm ``graph`` up where the device needs that, and record it.
+
+        The graph really runs, once or more, so mutated inputs change: the caller restores them. No memory
+        that the recording takes out of the pool overlaps with ``inputs``, although those may lie in the pool
+        (an output of an earlier replay).
+
+        Inputs at the positions ``copied`` get a buffer in the pool, filled with the given values; outputs at
+        ``aliased`` share memory with an input that is not copied. All else lies in the pool.
+
+        Raises:
+            NotCapturable: the graph does something that cannot be recorded; the message names the operator.
+        """
+
+
+class AbsentBackend(CpuBackend):
+    """A device kind in an offline build: its devices are elsewhere, so nothing is captured or run.
+
+    Functions are compiled and bound to it, which needs no device: its pools are the CPU's, and stay empty.
+    """
+
+    collectives = "fake"
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def device(self, local_rank: int) -> torch.device:
+        """See `DeviceBackend.device`; every rank of a launch sees its own as the first."""
+        del local_rank
+        from warmrank.worker.torch_private.fake_ranks import fake_device
+
+        return fake_device(self.kind)
+
+    def capture(
+        self, graph: Graph, inputs: Sequence[Any], *, copied: Positions, aliased: Positions, pool: Pool
+    ) -> CapturedGraph:
+        """Captures need the device: raises `DeviceUnavailable`."""
+        del graph, inputs, copied, aliased, pool
+        msg = f"an offline build has no device of kind {self.kind}, so it captures nothing; a launch does"
+        raise DeviceUnavailable(msg, kind=self.kind)
+
+
+def span_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from the first element to behind the last."""
+    return span(tensor) * tensor.element_size() if tensor.numel() else 0
+
+
+def aligned(size_bytes: int, alignment: int) -> int:
+    """The size, rounded up so that what follows is aligned."""
+    return -(-size_bytes // alignment) * alignment
+
+
+def tensor_in(
+    storage: torch.UntypedStorage, offset: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor in a storage; ``offset`` counts elements.
+
+    Made outside of inference mode, it can be written in and out of that mode.
+    """
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or, where elements overlap (``expand``), all the memory that it spans, each cell once."""
+    num_cells = span(tensor)
+    return tensor if tensor.numel() <= max(num_cells, 0) else tensor.as_strided((num_cells,), (1,))
+
+
+def duplicate(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, gaps and overlaps, in memory of its own."""
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    memory_of(copy).copy_(memory_of(tensor))
+    return copy
