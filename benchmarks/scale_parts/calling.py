@@ -149,5 +149,4 @@ def _launcher_of(config: Any, gang: Gang, handles: list[Any]) -> RayLauncher:
     launcher = RayLauncher(config)
     launcher._watch = watch  # noqa: SLF001
     launcher._actors = [None] * len(gang.placements)  # noqa: SLF001
-    launcher._node_of = {placement.rank: placement.node_rank for placement in gang.placements}  # noqa: SLF001
     return launcher

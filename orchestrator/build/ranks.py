@@ -1,12 +1,8 @@
 """The processes of an offline build's ranks: one that imports torch, and a fork of it for every rank.
 
 A fork costs milliseconds where a start of torch costs seconds, and keeps the ranks apart: each has its own
-process groups, as on a cluster. The driver starts the first process with JSON as its argument::
-
-    {"path": [...], "control": 5, "ranks": [0, 1, ...], "module": "..."}
-
-Through the socket ``control`` it gets one end of a pipe to each rank, in their order. A rank ends when the
-driver closes its pipe, or is gone.
+process groups, as on a cluster. A rank says that it is up, answers what it is asked, and ends when the driver
+closes its pipe, or is gone.
 """
 
 from __future__ import annotations
@@ -15,29 +11,30 @@ import atexit
 import contextlib
 import gc
 import importlib
-import json
 import logging
+import multiprocessing
 import os
 import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from concurrent.futures import TimeoutError as NotInTime
 from dataclasses import replace
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.orchestrator.config.models import HASH_SEED, Config, EntrypointWorkload
 from warmrank.orchestrator.errors import CannotStart, WorkerFailure
+from warmrank.orchestrator.gang.launcher import Launcher
+from warmrank.orchestrator.gang.node_group import left_s
 from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit, answer, failure_of
-from warmrank.orchestrator.gang.ray_session import import_paths
+from warmrank.orchestrator.gang.ray_session import import_paths, inherited
 from warmrank.orchestrator.nodes import Gang, RankPlacement
+from warmrank.orchestrator.signals import undisturbed
 from warmrank.worker import collection
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.results import Retraced
@@ -47,15 +44,6 @@ if TYPE_CHECKING:
 
 _STOP_TIMEOUT_S = 10.0
 _IDLE_END_S = 2.0
-_SHORTEST_S = 0.01
-BOOTSTRAP = (
-    "import json, sys\n"
-    "hello = json.loads(sys.argv[1])\n"
-    "sys.path[:] = hello['path']\n"
-    "from warmrank.orchestrator.build.ranks import main\n"
-    "main(hello)\n"
-)
-"""Code of the first process: it must find this package before it can import it."""
 
 
 def offline_placement(config: Config, rank: int) -> RankPlacement:
@@ -74,7 +62,7 @@ def offline_placement(config: Config, rank: int) -> RankPlacement:
 class OfflineHost(RankHost):
     """`RankHost` of a rank that is not there."""
 
-    _worker: OfflineRank
+    worker: OfflineRank
 
     def open(  # type: ignore[override] # the driver says more
         self, init: RankInit, environment: Mapping[str, str], real_tensors: bool = False, kernels: bool = True
@@ -91,16 +79,16 @@ class OfflineHost(RankHost):
         self._take(init)
         spec = self._spec
         machines = Target(device_kind=spec.device_kind, environment=dict(environment))
-        self._worker = OfflineRank(spec, machines=machines, real_tensors=real_tensors, kernels=kernels)
+        self.worker = OfflineRank(spec, machines=machines, real_tensors=real_tensors, kernels=kernels)
         self._is_open = True
-        return Opened(environment=self._worker.start(), problem="")
+        return Opened(environment=self.worker.start(), problem="")
 
     def retrace(self, functions: tuple[str, ...]) -> tuple[Retraced, ...]:
         """Trace functions again and compare with what is stored; one that fails is a result."""
         found = []
         for name in functions:
             try:
-                found.append(self._worker.retrace(name))
+                found.append(self.worker.retrace(name))
             except Exception as error:  # noqa: BLE001 - the rank's edge, as in `RankHost._compile`
                 failure = failure_of(error, rank=self._spec.rank, stage="compile")
                 reason = f"{failure.kind}: {failure.message}"
@@ -108,28 +96,29 @@ class OfflineHost(RankHost):
         return tuple(found)
 
 
-def main(hello: Mapping[str, Any]) -> None:
+def _nursery(connections: Mapping[int, Connection], module: str, path: Sequence[str]) -> None:
     """Import what every rank needs, fork the ranks, and wait for their end."""
+    os.setsid()  # Ctrl-C is the driver's to handle, and what hangs is ended as a whole
+    sys.path[:] = path
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a model that prints must not spoil a report
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     # By which the driver ends ranks that are at work.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    _import_ahead(hello["module"])
+    _import_ahead(module)
     gc.collect()
     collection.freeze()  # or the first collection of each rank would copy all memory that they share
     children: list[int] = []
-    with socket.socket(fileno=hello["control"]) as control:
-        for rank in hello["ranks"]:
-            drivers_end, own_end = Pipe()
-            child = os.fork()
-            if child == 0:
-                control.close()
-                drivers_end.close()
-                _be(rank, own_end)
-            children.append(child)
-            own_end.close()
-            with drivers_end:
-                socket.send_fds(control, [b"."], [drivers_end.fileno()])
+    for rank, connection in connections.items():
+        child = os.fork()
+        if child == 0:
+            for other in connections.values():
+                if other is not connection:
+                    other.close()
+            _be(rank, connection)
+        children.append(child)
+    for connection in connections.values():
+        connection.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for the ranks
     for child in children:
         with contextlib.suppress(ChildProcessError):
@@ -144,6 +133,7 @@ def _be(rank: int, connection: Connection) -> NoReturn:
     """
     with contextlib.suppress(KeyboardInterrupt, EOFError, OSError):  # the driver stopped, and says so itself
         host = OfflineHost()
+        connection.send("up")
         while True:
             stage, method, arguments = connection.recv()
             connection.send(answer(host, rank, stage, method, arguments))
@@ -174,7 +164,7 @@ def _import_ahead(module: str) -> None:
         importlib.import_module(module)
 
 
-class OfflineLauncher:
+class OfflineLauncher(Launcher):
     """Holds one process for each rank; see `orchestrator.gang.launcher.Launcher`."""
 
     def __init__(self, config: Config, ranks: Sequence[int], *, num_jobs: int) -> None:
@@ -182,23 +172,45 @@ class OfflineLauncher:
         self._config = config
         self._ranks = tuple(ranks)
         self._num_jobs = max(1, num_jobs)
-        self._nursery: subprocess.Popen[bytes] | None = None
+        self._nursery: SpawnProcess | None = None
         self._connections: dict[int, Connection] = {}
 
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
         """Start the processes; raises `CannotStart` if they do not come up, or not in time."""
         del num_ranks
+        assert isinstance(self._config.workload, EntrypointWorkload)  # noqa: S101 - nothing else is built
         deadline = time.monotonic() + timeout_s
-        control, theirs = socket.socketpair()
-        with control:
-            with theirs:
-                nursery = self._nursery = self._start_nursery(theirs.fileno())
-            for rank in self._ranks:
-                self._connections[rank] = _connected(control, nursery, deadline)
-        placements = tuple(
-            replace(offline_placement(self._config, rank), pid=nursery.pid) for rank in self._ranks
+        # As in a launch: the current directory first, which an installed script has not got on its path.
+        first = import_paths(sys.path, Path.cwd(), (sys.prefix, sys.base_prefix))
+        path = [*first, *(part for part in sys.path if part and part not in first)]
+        module = self._config.workload.entrypoint.partition(":")[0]
+        context = multiprocessing.get_context("spawn")  # a fork would take this process's threads along
+        pipes = {rank: context.Pipe() for rank in self._ranks}
+        theirs = {rank: end for rank, (_, end) in pipes.items()}
+        self._connections = {rank: end for rank, (end, _) in pipes.items()}
+        self._nursery = context.Process(target=_nursery, args=(theirs, module, path), daemon=True)
+        with undisturbed(), inherited(*HASH_SEED):  # no Ctrl-C ends it while it starts
+            self._nursery.start()
+        for end in theirs.values():
+            end.close()
+        nursery = self._nursery
+        try:
+            is_up = all(end.poll(left_s(deadline)) and end.recv() for end in self._connections.values())
+        except (EOFError, OSError):
+            is_up = False
+        if not is_up:
+            self.release()
+            msg = (
+                f"the process of the build's ranks ended with status {nursery.exitcode} before they were up; "
+                "see its messages above, or raise timeouts.start_s"
+            )
+            raise CannotStart(msg)
+        placements = (offline_placement(self._config, rank) for rank in self._ranks)
+        return Gang(
+            placements=tuple(replace(each, pid=nursery.pid or 0) for each in placements),
+            master_addr="",
+            master_port=0,
         )
-        return Gang(placements=placements, master_addr="", master_port=0)
 
     def call(
         self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
@@ -221,64 +233,19 @@ class OfflineLauncher:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def release(self) -> None:
-        """End every process."""
+        """End every process; who is at work is interrupted, and who does not heed that is killed."""
         connections, self._connections = self._connections, {}
         nursery, self._nursery = self._nursery, None
         for connection in connections.values():
             connection.close()
-        if nursery is not None:
-            _end(nursery)
-
-    def stop(self) -> None:
-        """End every process; there is nothing else."""
-        self.release()
-
-    def _start_nursery(self, control: int) -> subprocess.Popen[bytes]:
-        assert isinstance(self._config.workload, EntrypointWorkload)  # noqa: S101 - nothing else is built
-        # As in a launch: the current directory first, which an installed script has not got on its path.
-        first = import_paths(sys.path, Path.cwd(), (sys.prefix, sys.base_prefix))
-        hello = {
-            "path": [*first, *(part for part in sys.path if part and part not in first)],
-            "control": control,
-            "ranks": self._ranks,
-            "module": self._config.workload.entrypoint.partition(":")[0],
-        }
-        # A session of its own: Ctrl-C is the driver's to handle, and what hangs is ended as a whole.
-        return subprocess.Popen(  # noqa: S603 - this very Python, and a constant
-            [sys.executable, "-c", BOOTSTRAP, json.dumps(hello)],
-            env=dict([*os.environ.items(), HASH_SEED]),
-            stdin=subprocess.DEVNULL,
-            pass_fds=[control],
-            start_new_session=True,
-        )
-
-
-def _connected(control: socket.socket, nursery: subprocess.Popen[bytes], deadline: float) -> Connection:
-    """Take the next rank's connection; raises `CannotStart` if it does not come in time."""
-    found: list[int] = []
-    with contextlib.suppress(TimeoutError):
-        control.settimeout(max(_SHORTEST_S, deadline - time.monotonic()))
-        _, found, *_ = socket.recv_fds(control, 1, 1, socket.MSG_CMSG_CLOEXEC)
-    if found:
-        return Connection(found[0])
-    _end(nursery)
-    msg = (
-        f"the process of the build's ranks ended with status {nursery.returncode} before they were up; see "
-        "its messages above, or raise timeouts.start_s"
-    )
-    raise CannotStart(msg)
-
-
-def _end(nursery: subprocess.Popen[bytes]) -> None:
-    """Wait for the end of all ranks; who is at work is interrupted, and who does not heed that is killed."""
-    for wait_s, number in ((_IDLE_END_S, signal.SIGINT), (_STOP_TIMEOUT_S, signal.SIGKILL)):
-        try:
-            nursery.wait(wait_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(nursery.pid, number)
-        else:
+        if nursery is None or nursery.pid is None:
             return
-    nursery.wait()
+        for wait_s, number in ((_IDLE_END_S, signal.SIGINT), (_STOP_TIMEOUT_S, signal.SIGKILL)):
+            nursery.join(wait_s)
+            if nursery.exitcode is None:
+                with contextlib.suppress(ProcessLookupError):  # it leads no group yet
+                    os.killpg(nursery.pid, number)
+        nursery.join()
 
 
 def _ask(
@@ -288,7 +255,7 @@ def _ask(
     stage = request[0]
     try:
         connection.send(request)
-        if not connection.poll(max(0.0, deadline - time.monotonic())):
+        if not connection.poll(left_s(deadline)):
             return None
         return rank, connection.recv()
     except (EOFError, OSError) as error:

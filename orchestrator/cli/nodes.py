@@ -75,8 +75,9 @@ def preseed(  # noqa: PLR0913 - options of a command
         raise typer.BadParameter(f"--here and {'--node' if nodes else '--watch'} exclude each other")
     if (for_s is not None or until is not None) and not watch:
         raise typer.BadParameter("--for and --until say when a --watch ends")
+    from warmrank.orchestrator.gang.ray_session import is_this_machine
     from warmrank.orchestrator.nodes import choose, this_node
-    from warmrank.orchestrator.seed.on_ray import is_this_machine, seed_cluster, watch_cluster
+    from warmrank.orchestrator.seed.on_ray import seed_cluster, watch_cluster
     from warmrank.orchestrator.seed.seeding import Outcomes, SeedPlan, check_store
 
     loaded = config.load()

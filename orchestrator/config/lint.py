@@ -26,6 +26,7 @@ from typing import Literal, TypeVar
 
 from warmrank.cache_store.backends.deadline import all_within
 from warmrank.cache_store.backends.directory import LOCAL_TYPES, file_system_type, read_mounts
+from warmrank.orchestrator import SHADOW_REMEDY, shadow_here
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload, RayConfig, ScriptWorkload
 from warmrank.orchestrator.config.store import LOOK_S, StoreConfig, choice_of, is_url
 from warmrank.orchestrator.text import count_text
@@ -138,11 +139,9 @@ def _code(config: Config) -> Iterator[LintFinding]:
         yield LintFinding(
             "error" if is_certain else "warning", (f"workload.{key}",), fault, f"{remedy}{only_there}"
         )
-    namesake = Path.cwd() / "warmrank.py"
-    if namesake.is_file():
-        found_there = f"ranks would import {namesake} in place of the package warmrank"
-        remedy = "rename it, or start the command in another directory"
-        yield LintFinding("error", ("workload",), found_there, remedy)
+    if shadow := shadow_here():
+        found_there = f"ranks would import {shadow} in place of the package warmrank"
+        yield LintFinding("error", ("workload",), found_there, SHADOW_REMEDY)
 
 
 def _cache(config: Config) -> Iterator[LintFinding]:

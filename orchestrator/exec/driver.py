@@ -9,12 +9,12 @@ is gone, is lost. When an actor ends, by whatever, its command ends with it.
 
 from __future__ import annotations
 
-import os
 import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, TypeVar
 
@@ -54,62 +54,25 @@ class Options:
 
 
 class ExecNodes:
-    """The nodes of a command: this one, without Ray, or those of the config's cluster.
+    """The nodes of a command: this one, without Ray, or those of a group, whose output is captured."""
 
-    On a cluster an actor holds what the ranks of its node would get. ``port`` is free on the first node;
-    ``captured``: the command's output comes through `ExecNode.poll`.
-
-    Raises:
-        CannotStart: the cluster cannot be joined, or the ranks do not fit.
-        UnknownNode: a name fits no alive node, or several.
-    """
-
-    def __init__(self, config: Config, options: Options) -> None:
-        self._here: ExecNode | None = None
-        self._group: NodeGroup | None = None
-        self._session: ray_session.Session | None = None
-        is_local = ray_session.way_in(config.ray, os.environ, initialized=False) == "local"
-        self.captured = not (options.here or is_local)
-        self.nodes: tuple[Node, ...] = (replace(this_node(), address="127.0.0.1"),)
-        start_s = config.timeouts.start_s
-        try:
-            if self.captured:
-                self._session = ray_session.enter(config.ray, timeout_s=start_s)
-                self._group = self._start(config, self._session, options.nodes)
-            else:
-                choose((this_node(),), () if options.here else options.nodes)
-                self._here = ExecNode(config)
-            addresses = {node.node_id: (node.address,) for node in self.nodes}
-            self.port = self.ask_all(ExecNode.port, addresses, timeout_s=start_s)[self.nodes[0].node_id]
-        except BaseException:
-            self.close()
-            raise
-
-    def _start(self, config: Config, session: ray_session.Session, names: Sequence[str]) -> NodeGroup:
-        each = ray_session.rank_resources(config.ray, config.device)
-        known = {found.node: found.resources for found in nodes_of_ray()}
-        rooms = {node: slots(known[node], each) for node in choose(tuple(known), names)}
-        self.nodes = choose_nodes(rooms, config.ranks, named=bool(names))
-        environ = ray_session.rank_environ(config.ray, config.device, session.way_in)
-        group = NodeGroup(ExecNode, {"env_vars": environ}, num_calls=_CALLS_AT_ONCE)
-        resources = {name: amount * (config.ranks // len(self.nodes)) for name, amount in each.items()}
-        for node in self.nodes:
-            group.start(node.node_id, config, resources=resources)
-        return group
+    def __init__(self, nodes: tuple[Node, ...], on: ExecNode | NodeGroup) -> None:
+        self.nodes, self._on = nodes, on
+        self.captured = isinstance(on, NodeGroup)
 
     def ask(
         self, method: Callable[..., T], asked: Mapping[str, Sequence[Any]], *, timeout_s: float | None
     ) -> dict[str, T | Lost]:
         """Call a method of `ExecNode` on nodes, by their ids, all at once; raises what one of them does."""
-        if self._here is not None:
-            return {node_id: method(self._here, *given) for node_id, given in asked.items()}
-        assert self._group is not None  # noqa: S101 - there is one of the two
-        return self._group.ask(method, asked, timeout_s=timeout_s)
+        if isinstance(self._on, NodeGroup):
+            return self._on.ask(method, asked, timeout_s=timeout_s)
+        return {node_id: method(self._on, *given) for node_id, given in asked.items()}
 
     def ask_all(
         self, method: Callable[..., T], asked: Mapping[str, Sequence[Any]], *, timeout_s: float
     ) -> dict[str, T]:
         """As `ask`, before the command begins, when no node may be lost; `CannotStart` if one is."""
+        found: dict[str, T] = {}
         answers = self.ask(method, asked, timeout_s=timeout_s)
         for node in self.nodes:
             if isinstance(answer := answers[node.node_id], Lost):
@@ -118,18 +81,42 @@ class ExecNodes:
                     "wait until others end, or raise timeouts.start_s"
                 )
                 raise CannotStart(msg)
-        return {node_id: answer for node_id, answer in answers.items() if not isinstance(answer, Lost)}
+            found[node.node_id] = answer
+        return found
 
-    def close(self) -> None:
-        """End what the nodes still run."""
-        with undisturbed():
-            if self._here is not None:
-                self._here.close()
-            if self._group is not None:
-                self._group.end(ExecNode.close, timeout_s=_CLOSE_S)
-            if self._session is not None:
-                ray_session.leave(self._session)
-            self._here = self._group = self._session = None
+
+@contextmanager
+def _joined(config: Config, options: Options) -> Iterator[ExecNodes]:
+    """The nodes of a command, which end there what they run.
+
+    On a cluster an actor holds what the ranks of its node would get.
+
+    Raises:
+        CannotStart: the cluster cannot be joined, or the ranks do not fit.
+        UnknownNode: a name fits no alive node, or several.
+    """
+    if options.here or ray_session.is_this_machine(config):
+        choose((this_node(),), () if options.here else options.nodes)
+        own = ExecNode(config)
+        try:
+            yield ExecNodes((replace(this_node(), address="127.0.0.1"),), own)
+        finally:
+            with undisturbed():
+                own.close()
+        return
+    with ray_session.group_on(config, ExecNode, num_calls=_CALLS_AT_ONCE) as group:
+        each = ray_session.rank_resources(config.ray, config.device)
+        known = {found.node: found.resources for found in nodes_of_ray()}
+        rooms = {node: slots(known[node], each) for node in choose(tuple(known), options.nodes)}
+        nodes = choose_nodes(rooms, config.ranks, named=bool(options.nodes))
+        resources = {name: amount * (config.ranks // len(nodes)) for name, amount in each.items()}
+        try:
+            for node in nodes:
+                group.start(node.node_id, config, resources=resources)
+            yield ExecNodes(nodes, group)
+        finally:
+            with undisturbed():
+                group.end(ExecNode.close, timeout_s=_CLOSE_S)
 
 
 def choose_nodes(rooms: Mapping[Node, int], num_ranks: int, *, named: bool) -> tuple[Node, ...]:
@@ -187,11 +174,8 @@ def execute(
     """
     if config.store is not None:
         config = config.model_copy(update={"store": decided(config.store)})  # once, for all nodes
-    nodes = ExecNodes(config, options)
-    try:
+    with _joined(config, options) as nodes:
         return Run(config, nodes, options, say).run(tuple(words), out, err)
-    finally:
-        nodes.close()
 
 
 class Run:
@@ -200,22 +184,22 @@ class Run:
     def __init__(self, config: Config, nodes: ExecNodes, options: Options, say: Say) -> None:
         self._config, self._nodes, self._options, self._say = config, nodes, options, say
         hosts = options.hosts or HostGroup(nnodes=len(nodes.nodes), node_rank=0, run_id="")
-        self._placements = {
-            node.node_id: Placement(
+        addresses = {node.node_id: (node.address,) for node in nodes.nodes}
+        ports = nodes.ask_all(ExecNode.port, addresses, timeout_s=config.timeouts.start_s)
+        first = nodes.nodes[0]
+        self._placements, self._outcomes = dict[str, Placement](), dict[str, NodeOutcome]()
+        for node_rank, node in enumerate(nodes.nodes, start=hosts.node_rank):
+            self._placements[node.node_id] = Placement(
                 node_rank=node_rank,
                 nnodes=hosts.nnodes,
                 nproc=config.ranks // hosts.nnodes,
                 ranks=config.ranks,
-                master_addr=hosts.master_addr or nodes.nodes[0].address,
-                master_port=hosts.master_port or nodes.port,
+                master_addr=hosts.master_addr or first.address,
+                master_port=hosts.master_port or ports[first.node_id],
                 cache_dir=str(config.cache_dir),
             )
-            for node_rank, node in enumerate(nodes.nodes, start=hosts.node_rank)
-        }
-        self._outcomes = {
-            node.node_id: NodeOutcome(host=node.host, address=node.address, node_rank=node_rank)
-            for node_rank, node in enumerate(nodes.nodes, start=hosts.node_rank)
-        }
+            outcome = NodeOutcome(host=node.host, address=node.address, node_rank=node_rank)
+            self._outcomes[node.node_id] = outcome
         self._problems: list[str] = []
         self._exit_code = 0
         self._running = set(self._outcomes)
@@ -224,7 +208,13 @@ class Run:
     def run(self, words: tuple[str, ...], out: BinaryIO, err: BinaryIO) -> Outcome:
         """Run it to its end; see `execute`."""
         options, timeouts = self._options, self._config.timeouts
-        self._prepare(timeouts.start_s + timeouts.fetch_s)
+        asked = {node_id: (placement,) for node_id, placement in self._placements.items()}
+        fetched = self._nodes.ask_all(ExecNode.prepare, asked, timeout_s=timeouts.start_s + timeouts.fetch_s)
+        for node_id, done in fetched.items():
+            self._outcomes[node_id].found = done.found
+            self._problems += done.problems
+            for line in (*done.said, *done.problems):
+                self._say(f"{self._name(node_id)}{line}")
         publisher = Publisher(
             self._config, self._nodes, options.hosts, self._say, is_wanted=options.when.kind != "none"
         )
@@ -249,15 +239,6 @@ class Run:
             seconds=time.monotonic() - started_s,
         )
 
-    def _prepare(self, timeout_s: float) -> None:
-        """Fetch on each node."""
-        asked = {node_id: (placement,) for node_id, placement in self._placements.items()}
-        for node_id, done in self._nodes.ask_all(ExecNode.prepare, asked, timeout_s=timeout_s).items():
-            self._outcomes[node_id].found = done.found
-            for line in (*done.said, *done.problems):
-                self._say(f"{self._name(node_id)}{line}")
-            self._problems += done.problems
-
     def _follow(self, publisher: Publisher, output: Output, arrived: list[int]) -> None:
         """Until the command has ended everywhere: output, signals, publishing."""
         when, ready_s = self._options.when, self._config.timeouts.ready_s
@@ -266,8 +247,7 @@ class Run:
         while self._running and time.monotonic() < give_up_at:
             if self._poll(output):
                 late_at = _NEVER
-                if not publisher.has_begun:
-                    publisher.start()
+                publisher.begin()
             while arrived:  # the second Ctrl-C or SIGTERM kills
                 number = arrived.pop(0)
                 if self._is_stopping:
@@ -318,21 +298,18 @@ class Run:
 
     def _stop(self, number: int) -> None:
         self._is_stopping = True
-        if self._running:
-            asked = dict.fromkeys(self._running, (number,))
-            self._nodes.ask(ExecNode.signal, asked, timeout_s=self._config.watch.node_silent_s)
+        asked = dict.fromkeys(self._running, (number,))
+        self._nodes.ask(ExecNode.signal, asked, timeout_s=self._config.watch.node_silent_s)
 
     def _finish(self, publisher: Publisher, arrived: list[int]) -> None:
         """Bring what is under way to its end; a signal cuts it short."""
         when, commit_s = self._options.when, self._config.timeouts.commit_s
-        if not publisher.has_begun:
-            if when.kind != "exit":
-                publisher.give_up(f"the command ended, and never was it so that {when}")
-            elif self._exit_code:
-                remedy = "for a server that is stopped by a signal, name its port: --publish-when PORT"
-                publisher.give_up(f"the command ended with status {self._exit_code} ({remedy})")
-            else:
-                publisher.start()
+        if not publisher.has_begun and when.kind != "exit":
+            publisher.give_up(f"the command ended, and never was it so that {when}")
+        elif not publisher.has_begun and self._exit_code:
+            remedy = "for a server that is stopped by a signal, name its port: --publish-when PORT"
+            publisher.give_up(f"the command ended with status {self._exit_code} ({remedy})")
+        publisher.begin()
         deadline = time.monotonic() + commit_s
         while not publisher.is_over:
             publisher.finish(_POLL_S)
@@ -406,6 +383,5 @@ class Output(threading.Thread):
         return b"".join(self._prefixes[node_id] + line + b"\n" for line in lines)
 
     def _put(self, stream: Stream, data: bytes) -> None:
-        if data:
-            self._files[stream].write(data)
-            self._files[stream].flush()
+        self._files[stream].write(data)
+        self._files[stream].flush()

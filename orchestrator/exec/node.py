@@ -31,13 +31,13 @@ from warmrank.cache_store.publish_pending import QueueReport, add_partition, pub
 from warmrank.orchestrator.config.models import Config, launch_key, variable_of
 from warmrank.orchestrator.errors import BadArgument, OrchestratorError
 from warmrank.orchestrator.gang.launcher import free_port
-from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, fetch_partitions, keeper_of, trust_of
+from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, trust_of
 from warmrank.orchestrator.reaper_client import Chunk, ReapedCommand
 from warmrank.orchestrator.stores import Target, is_writable, may_publish, open_store, open_to_fetch, targets
 from warmrank.orchestrator.text import count_text
 from warmrank.worker import journal
 from warmrank.worker.keys.request import environment
-from warmrank.worker.rank.manifests import made, of_journals, with_node_files
+from warmrank.worker.rank.manifests import made, of_journals
 from warmrank.worker.results import Published
 from warmrank.worker.settings import expanded
 
@@ -165,7 +165,7 @@ class ExecNode:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._tools: Mapping[str, Target] = {}
-        self._keeper: NodeKeeper | None = None
+        self._keeper = NodeKeeper(config)
         self._journals = config.cache_dir / _JOURNALS / f"{_EXEC}{temporary_name()}"
         self._command: ReapedCommand | None = None
         self._when = When(kind="none")
@@ -185,9 +185,7 @@ class ExecNode:
         """
         config = self._config
         admit(config.cache_dir, *trust_of(config))
-        self._keeper = keeper_of(config)
-        if self._keeper is not None:
-            self._keeper.begin()
+        self._keeper.begin()
         self._tools = _tools_of(config, placement)
         if config.store is None:
             return Synced(["the config names no store: nothing is fetched, and nothing published"], [])
@@ -206,7 +204,7 @@ class ExecNode:
 
     def _fetch(self, store: Store) -> Synced:
         """Partitions of all ranks, because the command may place them as it likes; then the directories."""
-        report = fetch_partitions(self._config, store, self._keeper, launch_key=launch_key(self._config))
+        report = self._keeper.fetch(store)
         done = Synced([], [*report.faults], report.found)
         if report.found:
             num = count_text(len(report.partitions), "partition")
@@ -335,8 +333,8 @@ class ExecNode:
             journals = files[config.ranks, rank]
             manifest = made(of_journals(journals, rank=rank, world_size=config.ranks, root=root))
             _check_environment(manifest)
-            if self._keeper is not None and not done:
-                manifest = with_node_files(manifest, self._keeper.collect(manifest))
+            if not done:
+                manifest = self._keeper.with_artifacts(manifest)
             done[rank] = Published(
                 ref=None,
                 environment=manifest.environment,

@@ -88,9 +88,11 @@ class Publisher(threading.Thread):
         self._everyone = {node.node_id: () for node in nodes.nodes}
         self._num_here = config.ranks // (hosts.nnodes if hosts is not None else 1)
         self._has_ended = threading.Event()
-        if config.store is not None and not is_writable(config.store.tiers):
+        if config.store is None:
+            return
+        if not is_writable(config.store.tiers):
             self.give_up("the store is only read (mode: ro)")
-        elif config.store is not None and not may_publish(config.store.trust):
+        elif not may_publish(config.store.trust):
             self.give_up(
                 "trust.policy is require, and store.trust.signing_key is not set; make a key with warmrank "
                 "keys generate and name it there"
@@ -101,11 +103,15 @@ class Publisher(threading.Thread):
         """True if it publishes, has published, or never will."""
         return self.is_over or self.ident is not None
 
+    def begin(self) -> None:
+        """Publish, unless it did before, or never will: the command is ready."""
+        if not self.has_begun:
+            self.start()
+
     def finish(self, wait_s: float) -> None:
         """Wait that long for its end: the command adds nothing more."""
         self._has_ended.set()
-        if self.ident is not None:
-            self.join(wait_s)
+        self.join(wait_s)
 
     def give_up(self, why: str) -> None:
         """Publish nothing, or nothing more."""
@@ -113,7 +119,7 @@ class Publisher(threading.Thread):
         self.is_over = True
 
     def run(self) -> None:
-        """Publish: the command is ready."""
+        """See `begin`."""
         try:
             for said, problems, _ in self._ask(ExecNode.push, self._everyone).values():
                 for line in said:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from warmrank.orchestrator.nodes import Gang, RankPlacement, in_order
 from warmrank.orchestrator.text import grouped
@@ -21,30 +22,15 @@ from warmrank.orchestrator.text import grouped
 _QUIET_PORTS = range(20000, 32768)
 _TRIES = 100
 
-NOBODY_WAITS = frozenset({"fetch", "commit"})
-"""Stages in which each rank is alone with the store: that it fails one is no reason to stop the others."""
-
 
 def free_port(address: str) -> int:
     """A TCP port that nothing listens on at this moment; of this host's ``address``, the family counts."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    for port in random.sample(_QUIET_PORTS, _TRIES):
-        with socket.socket(family) as probe:
-            try:
-                probe.bind(("", port))  # every address, as the store of a process group does
-            except OSError:
-                continue
-            return port
-    with socket.socket(family) as probe:
-        probe.bind((address, 0))
-        found: int = probe.getsockname()[1]
-        return found
-
-
-def logs_of(cache_dir: Path, name: str, launch: str, attempt: int) -> str:
-    """Pattern of the ranks' log files: a directory for each launch, names of their own for each attempt."""
-    again = f".attempt{attempt}" if attempt > 1 else ""
-    return str(cache_dir / ".logs" / name / launch / f"rank*{again}.log")
+    for port in (*random.sample(_QUIET_PORTS, _TRIES), 0):
+        with socket.socket(family) as probe, suppress(OSError):
+            probe.bind(("", port))  # every address, as the store of a process group does
+            return int(probe.getsockname()[1])
+    raise OSError("no TCP port is free")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,24 +53,6 @@ class ProcessStatus:
         return self.state in {"T", "t"}
 
 
-@runtime_checkable
-class Waiting(Protocol):
-    """A launcher that says, about every half second while ranks start, that it waits.
-
-    `on_wait` is told what is lacking, or nothing where that is not known or was told before.
-    """
-
-    on_wait: Callable[[str], None]
-
-
-@runtime_checkable
-class Dumping(Protocol):
-    """A launcher that can say where ranks stand that do not answer."""
-
-    def stacks(self, ranks: Collection[int]) -> dict[int, str]:
-        """The stacks of the threads of some of these ranks, by rank."""
-
-
 @dataclass(frozen=True, slots=True)
 class Shared:
     """A large value among the arguments of many ranks: equal ones by identity are sent once to each node."""
@@ -92,9 +60,17 @@ class Shared:
     value: Any
 
 
-class Launcher(Protocol):
-    """Starts ranks, calls them, ends them."""
+class Launcher(ABC):
+    """Starts ranks, calls them, ends them.
 
+    Attributes:
+        on_wait: called about every half second while ranks start, with what is lacking, or nothing where that
+            is not known or was told before.
+    """
+
+    on_wait: Callable[[str], None] = staticmethod(lambda _lacking: None)
+
+    @abstractmethod
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
         """Start a process for every rank and assign ranks; once more only after `release`.
 
@@ -103,6 +79,7 @@ class Launcher(Protocol):
             LaunchFailed: what ranks run on is lost.
         """
 
+    @abstractmethod
     def call(
         self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
     ) -> Iterator[tuple[int, Any]]:
@@ -112,14 +89,20 @@ class Launcher(Protocol):
             Rank, and its answer or a `WorkerFailure`, in the order in which ranks answer; between them a
             `ProcessStatus` now and then. A rank that was not called may fail too. The end may come before
             every rank answered: after ``timeout_s``, or soon after a failure, which the others may be waiting
-            on, but for a fault of the store in a stage of `NOBODY_WAITS`.
+            on.
         """
 
+    @abstractmethod
     def release(self) -> None:
         """End every process of the ranks; another gang may be started. At any time, and more than once."""
 
     def stop(self) -> None:
         """Release the ranks and end all else; may be called at any time, and more than once."""
+        self.release()
+
+    def stacks(self, ranks: Collection[int]) -> dict[int, str]:  # noqa: ARG002 - where nobody can look
+        """The stacks of the threads of some of these ranks, by rank."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,12 +127,12 @@ def place_ranks(
     Returns:
         For every rank the index of its process, and its placement.
     """
-    nodes = grouped((process.node_id, index) for index, process in enumerate(processes))
 
     def place(members: list[int]) -> tuple[Any, ...]:
         first = processes[members[0]]
         return len(members) % group_size > 0, in_order(first.host), in_order(first.address), first.node_id
 
+    nodes = grouped((process.node_id, index) for index, process in enumerate(processes))
     order: list[int] = []
     placements: list[RankPlacement] = []
     for node_rank, members in enumerate(sorted(nodes.values(), key=place)):

@@ -1,7 +1,7 @@
 """One node's work with the store, in the process of its first rank: partitions, and node artifacts.
 
-Only a node's first rank has a `NodeKeeper`, so everything here happens once a node. A node artifact never
-makes a rank compile, nor a launch fail: what could not be done is a reason in the report.
+Everything here happens once a node. A node artifact never makes a rank compile, nor a launch fail: what could
+not be done is a reason in the report.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.cache_dir.node_files import KEPT_S, NodeCaches, NodeFile, drop_unneeded, refusal
+from warmrank.cache_store.cache_dir.node_files import KEPT_S, drop_unneeded, refusal
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import QUEUE, add_partition, discard_partition
-from warmrank.orchestrator.config.models import Config
+from warmrank.orchestrator.config.models import Config, launch_key
 from warmrank.orchestrator.config.reading import declared_caches, node_caches_of, place_faults
 from warmrank.orchestrator.nodes import NodeArtifacts
 from warmrank.worker import node_caches, node_collecting
 from warmrank.worker.node_collecting import Collected, Listing, listing
+from warmrank.worker.rank.manifests import with_node_files
 from warmrank.worker.results import Published
 
 if TYPE_CHECKING:
@@ -37,44 +38,10 @@ def trust_of(config: Config) -> tuple[str, tuple[str, ...]]:
     return config.store.trust.policy or "require", tuple(config.store.trust.revoked)
 
 
-def keeper_of(config: Config) -> NodeKeeper | None:
-    """The keeper of this node's artifacts; None where it has no node caches."""
-    return NodeKeeper(config) if declared_caches(config) else None
-
-
-def fetch_partitions(
-    config: Config,
-    store: Store,
-    keeper: NodeKeeper | None,
-    *,
-    launch_key: str,
-    ranks: tuple[int, ...] | None = None,
-    options: FetchOptions | None = None,
-) -> SeedReport:
-    """Bring a launch's partitions, and what the node caches hold of it, from the store to this node's disk.
-
-    ``ranks`` are those of this node; None for all, where it is not known yet which run here.
-    """
-    from warmrank.cache_store.seed import Wanted, seed
-    from warmrank.worker.keys.request import environment
-
-    wanted = Wanted(
-        launch_key=launch_key,
-        environment=environment(),
-        world_size=config.ranks,
-        ranks=ranks,
-        node_caches=keeper.caches if keeper is not None else None,
-    )
-    report = seed(store, wanted, config.cache_dir, options=options)
-    if keeper is not None:
-        keeper.take_over(report.node)
-    return report
-
-
 def publish_manifests(
     root: Path,
     opened: tuple[Store | None, str],
-    launch_key: str,
+    key: str,
     manifests: Mapping[int, PartitionManifest],
     *,
     may_queue: bool,
@@ -85,7 +52,7 @@ def publish_manifests(
     Args:
         root: the cache directory.
         opened: the store; or None, and why there is none.
-        launch_key: the launch's.
+        key: the launch's.
         manifests: of each rank.
         may_queue: what the store does not take may be left for later.
         is_behind: the driver found a place of the store away that this node does not ask at all.
@@ -99,14 +66,14 @@ def publish_manifests(
         return Published(environment=manifest.environment, partition=manifest.partition, **fields)
 
     def queued(reason: str) -> dict[int, Published]:
-        keys = {rank: add_partition(root, launch_key, manifest) for rank, manifest in manifests.items()}
+        keys = {rank: add_partition(root, key, manifest) for rank, manifest in manifests.items()}
         return {rank: published(rank, ref=None, key=key, queued=reason) for rank, key in keys.items()}
 
     store, why_away = opened
     if store is None:
         return queued(why_away) if may_queue else {}
     try:
-        reports = store.publish_partitions(launch_key, tuple(manifests.values()), None, root)
+        reports = store.publish_partitions(key, tuple(manifests.values()), None, root)
     except StoreUnavailable as error:
         if error.required or not may_queue:
             raise
@@ -133,34 +100,50 @@ def publish_manifests(
 
 
 class NodeKeeper:
-    """Keeps the node artifacts of one node through a launch."""
+    """Keeps the artifacts of one node through a launch; a node without node caches has partitions only."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self._has_caches = bool(declared_caches(config))
         self._caches = node_caches_of(config)
         self._faults = [f"node cache {name}: {why}" for name, why in place_faults(config).items()]
         self._before: Listing = {}
         self._seeded: NodeSeedReport | None = None
         self._collected: Collected | None = None
 
-    @property
-    def caches(self) -> NodeCaches:
-        """The node caches that node artifacts of the store are laid into, by name."""
-        return {cache.name: cache for cache in self._caches}
-
     def begin(self) -> None:
         """List what lies in the node caches before the launch changes anything."""
         self._before = listing(self._caches)
 
-    def take_over(self, seeded: NodeSeedReport) -> None:
-        """Do not count as new later what came from the store."""
-        self._seeded = seeded
+    def fetch(
+        self, store: Store, ranks: tuple[int, ...] | None = None, *, options: FetchOptions | None = None
+    ) -> SeedReport:
+        """Bring a launch's partitions, and what the node caches hold of it, from the store to this disk.
 
-    def collect(self, manifest: PartitionManifest) -> tuple[NodeFile, ...]:
-        """The node artifacts, looked for once, when every rank of the node has made what it makes.
-
-        ``manifest`` is what the node's first rank has by itself.
+        ``ranks`` are those of this node; None for all, where it is not known yet which run here.
         """
+        from warmrank.cache_store.seed import Wanted, seed
+        from warmrank.worker.keys.request import environment
+
+        config = self._config
+        wanted = Wanted(
+            launch_key=launch_key(config),
+            environment=environment(),
+            world_size=config.ranks,
+            ranks=ranks,
+            node_caches={cache.name: cache for cache in self._caches} if self._has_caches else None,
+        )
+        report = seed(store, wanted, config.cache_dir, options=options)
+        self._seeded = report.node  # what came from the store does not count as new later
+        return report
+
+    def with_artifacts(self, manifest: PartitionManifest) -> PartitionManifest:
+        """The manifest of the node's first rank with the node artifacts.
+
+        They are looked for once, when every rank of the node has made what it makes.
+        """
+        if not self._has_caches:
+            return manifest
         if self._collected is None:
             self._collected = node_collecting.collect(
                 self._caches,
@@ -168,13 +151,15 @@ class NodeKeeper:
                 manifest,
                 before=self._before,
                 carried=self._seeded.files if self._seeded is not None else (),
-                refusal=self._refusal,
+                refusal=lambda directory: refusal(directory, *trust_of(self._config)),
             )
             self._tidy({file.digest.sha256 for file in self._collected.files})
-        return self._collected.files
+        return with_node_files(manifest, self._collected.files)
 
-    def report(self) -> NodeArtifacts:
-        """Their outcome so far."""
+    def report(self) -> NodeArtifacts | None:
+        """Their outcome so far; None without node caches."""
+        if not self._has_caches:
+            return None
         seeded, found = self._seeded, self._collected or Collected()
         reasons = [*self._faults, *(seeded.skipped if seeded else ()), *found.left_out]
         more = [f"and {len(reasons) - MAX_REASONS} more"] if len(reasons) > MAX_REASONS else []
@@ -189,9 +174,6 @@ class NodeKeeper:
             num_there=seeded.num_there if seeded else 0,
             skipped=(*reasons[:MAX_REASONS], *more),
         )
-
-    def _refusal(self, directory: Path) -> str:
-        return refusal(directory, *trust_of(self._config))
 
     def _tidy(self, needed: set[str]) -> None:
         """Remove what was not used for long, unless something waits to be published, which may need it."""

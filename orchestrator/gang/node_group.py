@@ -97,40 +97,24 @@ class NodeGroup:
         if (actor := self.actors.pop(node_id, None)) is not None:
             ray.kill(actor, no_restart=True)
 
-    def end(
-        self, method: Callable[..., Any], *, timeout_s: float, without: Collection[str] = ()
-    ) -> tuple[str, ...]:
-        """Call a method on all nodes but some, wait, and kill all actors; the nodes that did not answer."""
+    def end(self, method: Callable[..., Any], *, timeout_s: float, without: Collection[str] = ()) -> int:
+        """Call a method on all nodes but some, wait, and kill all actors; how many nodes did not answer."""
         import ray
 
-        refs = {self.call(node_id, method): node_id for node_id in self.actors if node_id not in without}
-        late = ray.wait(list(refs), num_returns=len(refs), timeout=timeout_s)[1] if refs else []
-        silent = (*(refs[ref] for ref in late), *(self.actors.keys() & set(without)))
+        refs = [self.call(node_id, method) for node_id in self.actors if node_id not in without]
+        late = ray.wait(refs, num_returns=len(refs), timeout=timeout_s)[1] if refs else []
+        num_silent = len(self.actors) - len(refs) + len(late)
         for node_id in tuple(self.actors):
             self.stop(node_id)
-        return silent
+        return num_silent
 
 
-_TOLD_IN_WORDS: tuple[tuple[re.Pattern[str], FailureKind, str], ...] = (
-    (re.compile(r"(?P<what>(?:ModuleNotFoundError|ImportError): .*)"), FailureKind.IMPORT, "{what}"),
-    (
-        re.compile(r"(?i)node (?:was terminated|is dead|has died|died|failure)|NODE_DIED"),
-        NODE_LOST,
-        "Ray lost its node: {line}",
-    ),
-    (
-        re.compile("connection error code 2"),  # of a process that left its socket without a word
-        DIED,
-        "its process ended all at once: it was killed, or crashed in native code",
-    ),
-    (
-        # The first sentence: the others guess at causes, such as the OOM killer, that need not be so.
-        re.compile(r"Worker exit type: (?P<type>\w+) Worker exit detail: (?P<what>.*?)\s*(?:(?<=\.) |\n|$)"),
-        DIED,
-        "its process ended ({type}: {what})",
-    ),
-)
-"""Failures that Ray has no type for: its words, the kind of failure, and our message; the first match."""
+# What Ray has no type for is in its words.
+_NO_IMPORT = re.compile(r"(?:ModuleNotFoundError|ImportError): .*")
+_NODE_GONE = re.compile(r"(?i)node (?:was terminated|is dead|has died|died|failure)|NODE_DIED")
+# The first sentence: the others guess at causes, such as the OOM killer, that need not be so.
+_EXIT = re.compile(r"Worker exit type: (\w+) Worker exit detail: (.*?)\s*(?:(?<=\.) |\n|$)")
+_ALL_AT_ONCE = "connection error code 2"  # of a process that left its socket without a word
 
 
 def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
@@ -138,7 +122,6 @@ def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
     from ray import exceptions
 
     text, message, remedy = str(error), first_line(error), ""
-    told = ((found, kind, said) for words, kind, said in _TOLD_IN_WORDS if (found := words.search(text)))
     kind: str = DIED  # whose policy has the remedy
     if isinstance(error, exceptions.OutOfMemoryError):
         message, remedy = "killed by Ray, because its node ran out of memory", "fewer ranks for each node"
@@ -147,18 +130,23 @@ def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
     # What watches a node cannot be placed elsewhere: one that is unschedulable had a node a moment ago.
     elif isinstance(error, exceptions.NodeDiedError | exceptions.ActorUnschedulableError):
         kind, message = NODE_LOST, f"Ray lost its node: {message}"
-    elif (first := next(told, None)) is not None:
-        found, kind, said = first
-        message = said.format(line=message, **found.groupdict())
+    elif found := _NO_IMPORT.search(text):
+        kind, message = FailureKind.IMPORT, found[0]
+    elif _NODE_GONE.search(text):
+        kind, message = NODE_LOST, f"Ray lost its node: {message}"
+    elif _ALL_AT_ONCE in text:
+        message = "its process ended all at once: it was killed, or crashed in native code"
+    elif found := _EXIT.search(text):
+        message = f"its process ended ({found[1]}: {found[2]})"
     elif isinstance(error, exceptions.RayActorError):
         message = f"its process ended, or its node is lost: {message}"
     else:
         kind = type(error).__name__
     # Ray's own text tells of logs in a session's directory, which goes with a Ray of the launch's own.
     is_raised = isinstance(error, exceptions.RuntimeEnvSetupError | exceptions.RayTaskError)
-    raised = is_raised or kind == FailureKind.IMPORT
+    traceback = text if is_raised or kind == FailureKind.IMPORT else ""
     return WorkerFailure(
-        rank=rank, stage=stage, kind=kind, message=message, remedy=remedy, traceback=text if raised else ""
+        rank=rank, stage=stage, kind=kind, message=message, remedy=remedy, traceback=traceback
     )
 
 

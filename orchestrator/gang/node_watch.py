@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 from warmrank.orchestrator.gang import rank_files
 from warmrank.orchestrator.gang.launcher import ProcessStatus
 from warmrank.orchestrator.gang.node_group import answer_of
-from warmrank.orchestrator.gang.rank_files import read_step, step_file
 from warmrank.orchestrator.reaper import fields_of, start_of
 from warmrank.orchestrator.reaper_client import ReapedRanks
 
@@ -37,11 +36,12 @@ class Said(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charge:
-    """A rank as its node knows it: its process, its mark (`orchestrator.reaper.MARK`) and its log file."""
+    """A rank as its node knows it: process, mark (`orchestrator.reaper.MARK`), log file and actor."""
 
     pid: int
     mark: str
     log: Path
+    actor: Any = None
 
 
 class NodeWatch:
@@ -59,40 +59,30 @@ class NodeWatch:
         self._lease_s = self._wait_s = 0.0
         self._reaper: ReapedRanks | None = None
         self._renewing = threading.Lock()
-        self._actors: dict[int, Any] = {}
         self._open: tuple[int, str, dict[Any, int]] = 0, "", {}  # a call, and ranks that have not answered
 
     def guard(
-        self,
-        charges: Mapping[int, Charge],
-        lease_s: float,
-        wait_s: float,
-        actors: Mapping[int, Any] | None = None,
-        cache_dir: Path = Path(),
+        self, charges: Mapping[int, Charge], lease_s: float, wait_s: float, cache_dir: Path = Path()
     ) -> None:
         """Take charge of ranks, which are ended ``lease_s`` after the last look; `more` takes ``wait_s``.
 
-        ``actors`` are the ranks', to call them; each has its log in a file from now on.
+        Those with an actor have their log in a file from now on.
         """
         import ray
 
         self._charges, self._lease_s, self._wait_s = dict(charges), lease_s, wait_s
-        self._actors = dict(actors or {})
-        for charge in charges.values():
-            self._started[charge.pid] = start_of(charge.pid)
+        self._started = {charge.pid: start_of(charge.pid) for charge in charges.values()}
         self._reaper = self._start_reaper()
         for directory in {charge.log.parent.parent for charge in charges.values()}:
             rank_files.drop_old_logs(directory)
-        logs = [
-            actor.log_to.remote(rank, cache_dir, charges[rank].log) for rank, actor in self._actors.items()
-        ]
-        if logs:
-            ray.get(logs)
+        called = {rank: charge for rank, charge in charges.items() if charge.actor is not None}
+        if called:
+            ray.get([each.actor.log_to.remote(rank, cache_dir, each.log) for rank, each in called.items()])
 
     def call(self, number: int, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> Said:
         """Begin a call of ranks' `RankHost`; see `more`. What the one before left open is dropped."""
         pending = {
-            self._actors[rank].call.remote(rank, stage, method, *values): rank
+            self._charges[rank].actor.call.remote(rank, stage, method, *values): rank
             for rank, values in arguments.items()
         }
         self._open = number, stage, pending
@@ -122,18 +112,14 @@ class NodeWatch:
 
     def look(self) -> dict[int, ProcessStatus]:
         """See every rank of this node, and renew the lease."""
-        self._renew()
-        return {rank: look_at(charge) for rank, charge in self._charges.items()}
-
-    def _renew(self) -> None:
         with self._renewing:  # a second reaper would get no word, and end all ranks
-            if self._reaper is None:
-                return  # released meanwhile
-            try:
-                self._reaper.renew()
-            except BrokenPipeError:  # it was killed itself
-                self._reaper.abandon()
-                self._reaper = self._start_reaper()
+            if (reaper := self._reaper) is not None:  # else they were released meanwhile
+                try:
+                    reaper.renew()
+                except BrokenPipeError:  # it was killed itself
+                    reaper.abandon()
+                    self._reaper = self._start_reaper()
+        return {rank: look_at(charge) for rank, charge in self._charges.items()}
 
     def _start_reaper(self) -> ReapedRanks:
         marks = {charge.pid: charge.mark for charge in self._charges.values()}
@@ -147,17 +133,18 @@ class NodeWatch:
         if reaper is not None:
             reaper.end()
             for charge in self._charges.values():  # of ranks that could not remove it themselves
-                step_file(charge.log).unlink(missing_ok=True)
-                if not rank_files.read_stacks(stacks := rank_files.stacks_file(charge.log)):
+                rank_files.step_file(charge.log).unlink(missing_ok=True)
+                if not rank_files.read_bytes(stacks := rank_files.stacks_file(charge.log)):
                     stacks.unlink(missing_ok=True)
 
     def stacks(self, ranks: Iterable[int]) -> dict[int, str]:
         """The stacks of ranks' threads, now or at their crash; see `rank_files`."""
         charges = {rank: self._charges[rank] for rank in ranks}
         files = {rank: rank_files.stacks_file(charge.log) for rank, charge in charges.items()}
-        alive = {each.pid: files[rank] for rank, each in charges.items() if not look_at(each).is_gone}
-        said = rank_files.ask_stacks(alive)
-        return {rank: said.get(path) or rank_files.read_stacks(path) for rank, path in files.items()}
+        rank_files.ask_stacks(
+            {each.pid: files[rank] for rank, each in charges.items() if not look_at(each).is_gone}
+        )
+        return {rank: rank_files.read_stacks(path) for rank, path in files.items()}
 
 
 def look_at(charge: Charge) -> ProcessStatus:
@@ -165,10 +152,9 @@ def look_at(charge: Charge) -> ProcessStatus:
     fields = fields_of(charge.pid)
     if not fields:
         return ProcessStatus(state="")
-    ticks = int(fields[11]) + int(fields[12])
     return ProcessStatus(
         state=fields[0].decode(),
-        cpu_s=ticks / os.sysconf("SC_CLK_TCK"),
+        cpu_s=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
         resident_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
-        doing=read_step(step_file(charge.log)),
+        doing=rank_files.read_step(rank_files.step_file(charge.log)),
     )

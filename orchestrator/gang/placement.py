@@ -2,18 +2,27 @@
 
 Nodes may have ranks that are named, not excluded, labelled so, and that answer. Ray says of a placement group
 only that it is not there yet; what is lacking is said here, early on and in the end.
+
+Whether the head and nodes answer is found out by connecting to them: Ray lists a node as alive for about a
+minute after it went down, and would place ranks there. Raylets and head speak gRPC, which greets whoever
+connects; the kernel takes connections even for a process that is stopped. With TLS gRPC waits for the other
+side's word, so where nobody greets, a connection is all that can be had.
 """
 
 from __future__ import annotations
 
 import re
+import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from warmrank.orchestrator.config.models import RayConfig
+from warmrank.orchestrator.config.models import RayConfig, WatchConfig
 from warmrank.orchestrator.errors import BadArgument, CannotStart, LacksDevice, UnknownNode
 from warmrank.orchestrator.gang.node_group import TICK_S, left_s
 from warmrank.orchestrator.nodes import Node, choose, in_order, is_called
@@ -22,8 +31,13 @@ from warmrank.orchestrator.text import brief_names, count_text, grouped
 _NODE_ID = "ray.io/node-id"  # Ray's own label of each node
 _SELECTED = re.compile(r"(!?)(?:in\((.*)\)|(.*))")
 _SAY_AFTER_S = 5.0
+_AT_ONCE = 256  # fewer than the files that a process may have open by default
+_KNOCK_S = 2.0
+_AGAIN_S = 0.2
 
 Resources = Mapping[str, float]
+Place = tuple[str, int]  # host and port
+Heard = Literal["greets", "connects", "silent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +48,11 @@ class RayNode:
     port: int = 0
     resources: Resources = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def place(self) -> Place:
+        """Where Ray listens."""
+        return self.node.address, self.port
 
 
 def nodes_of_ray() -> tuple[RayNode, ...]:
@@ -50,24 +69,104 @@ def nodes_of_ray() -> tuple[RayNode, ...]:
     return tuple(sorted(found, key=lambda known: (in_order(known.node.host), known.node.node_id)))
 
 
+def knock(place: Place) -> Heard:
+    """Connect to a place, and tell whether it greets, only takes the connection, or neither."""
+    deadline = time.monotonic() + _KNOCK_S
+    try:
+        connection = socket.create_connection(place, timeout=_KNOCK_S)
+    except OSError:
+        return "silent"
+    with connection, suppress(OSError):
+        connection.settimeout(max(deadline - time.monotonic(), 0.001))
+        if connection.recv(1):
+            return "greets"
+    return "connects"
+
+
+def _heard(places: list[Place]) -> dict[Place, Heard]:
+    if len(places) == 1:  # the head's: a pool would hold up the end of this process
+        return {places[0]: knock(places[0])}
+    with ThreadPoolExecutor(min(len(places), _AT_ONCE)) as pool:
+        return dict(zip(places, pool.map(knock, places), strict=True))
+
+
+class Liveness:
+    """Looks at places, all of one cluster; from `begin` on by itself, in a thread that holds up no end."""
+
+    def __init__(self, places: Iterable[Place], settings: WatchConfig) -> None:
+        self._settings = settings
+        self._silent_s = dict.fromkeys(places, 0.0)
+        self._looked_s = time.monotonic()
+        self._greets = False  # that one ever did: without TLS they all do
+        self._looking, self._over = threading.Lock(), threading.Event()
+
+    def look(self) -> set[Place]:
+        """The places that do not answer now."""
+        if not self._silent_s:
+            return set()
+        with self._looking:
+            heard = _heard(list(self._silent_s))
+            self._greets = self._greets or "greets" in heard.values()
+            fine = "greets" if self._greets else "connects"
+            silent = {place for place, what in heard.items() if what != fine}
+            # Only looks count: who was stopped for an hour has not been left without an answer for one.
+            now_s, lost = time.monotonic(), self.lost
+            looked_for_s = min(now_s - self._looked_s, self._settings.every_s + _KNOCK_S)
+            self._looked_s = now_s
+            for place, silent_s in self._silent_s.items():
+                self._silent_s[place] = silent_s + looked_for_s if place in silent | lost else 0.0
+            return silent
+
+    @property
+    def lost(self) -> set[Place]:
+        """Those that were silent for ``watch.node_silent_s``; once lost, a place stays so."""
+        limit_s = self._settings.node_silent_s
+        return {place for place, silent_s in self._silent_s.items() if silent_s >= limit_s}
+
+    def is_there(self) -> bool:
+        """True if all answer, before one of them is lost; waits for that."""
+        while not self.lost and self.look():
+            time.sleep(_AGAIN_S)
+        return not self.lost
+
+    def begin(self) -> None:
+        """Look every ``watch.every_s``, until `stop`."""
+        threading.Thread(target=self._run, name="liveness", daemon=True).start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._over.set()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._settings.every_s):
+            self.look()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eligible:
     """The nodes of a cluster that may have ranks, and why others may not."""
 
     nodes: tuple[RayNode, ...]  # by host
     silent: tuple[Node, ...] = ()  # alive for Ray, but do not answer
-    unlabelled: tuple[RayNode, ...] = ()  # do not have the labels that the config asks for
+    unlabelled: tuple[Node, ...] = ()  # do not have the labels that the config asks for
     labels: Mapping[str, str]  # in Ray's syntax, what only the first meet
 
     def total(self, name: str) -> float:
         """Amount of a resource that the nodes have together."""
         return sum(known.resources.get(name, 0.0) for known in self.nodes)
 
+    def free(self) -> list[Resources]:
+        """Free resources of each node."""
+        from ray._private import state  # Ray has no public name for it
+
+        found = state.available_resources_per_node()  # type: ignore[no-untyped-call]
+        return [found.get(known.node.node_id, {}) for known in self.nodes]
+
 
 def eligible(
-    config: RayConfig, known: Sequence[RayNode], silent: Iterable[Node], *, strict: bool
+    config: RayConfig, known: Sequence[RayNode], silent: Collection[Place], *, strict: bool
 ) -> Eligible:
-    """Choose among the nodes that Ray lists as alive, of which some are silent.
+    """Choose among the nodes that Ray lists as alive, of which some are silent, by where Ray listens there.
 
     Unless ``strict``, the config may name nodes that are gone.
 
@@ -77,58 +176,55 @@ def eligible(
         CannotStart: of the nodes that it names none is there any more, or answers.
     """
     nodes = [each.node for each in known]
-    named = set(_called(nodes, config.nodes, strict=strict)) if config.nodes else set(nodes)
-    named -= set(_called(nodes, config.exclude_nodes, strict=strict))
-    away = set(silent)
+    named = _called(nodes, config.nodes, strict=strict) if config.nodes else set(nodes)
+    named -= _called(nodes, config.exclude_nodes, strict=strict)
+    usable = [each for each in known if each.node in named and each.place not in silent]
     # What leaves no node, now or later: Ray has no word for that.
     if nodes and not named and strict:
         there = ", ".join(map(str, nodes))
         msg = f"ray.exclude_nodes (--exclude-node) leaves no node for ranks; alive nodes: {there}"
         raise BadArgument(msg)
-    if config.nodes and not named - away:
+    if config.nodes and not usable:
         gone = f"are not there any more: {', '.join(config.nodes)}"
-        silent_ones = ", ".join(str(node) for node in nodes if node in named)
-        what = f"do not answer: {silent_ones}" if named else gone
+        what = f"do not answer: {', '.join(str(node) for node in nodes if node in named)}" if named else gone
         msg = f"the nodes that ray.nodes (--node) names {what}; bring one back, or name others"
         raise CannotStart(msg, is_lost=True)
-    labels = dict(config.labels)
+    labels, ids = dict(config.labels), [each.node.node_id for each in usable]
     if config.nodes:
-        labels[_NODE_ID] = f"in({', '.join(node.node_id for node in nodes if node in named - away)})"
-    elif left_out := [node.node_id for node in nodes if node not in named - away]:
+        labels[_NODE_ID] = f"in({', '.join(ids)})"
+    elif left_out := [node.node_id for node in nodes if node.node_id not in ids]:
         labels[_NODE_ID] = f"!in({', '.join(left_out)})"  # nodes that join later may have ranks
-    usable = [each for each in known if each.node in named - away]
+    fit = [each for each in usable if _is_labelled(each.labels, config.labels)]
     return Eligible(
-        nodes=tuple(each for each in usable if _is_labelled(each, config.labels)),
-        silent=tuple(node for node in nodes if node in named & away),
-        unlabelled=tuple(each for each in usable if not _is_labelled(each, config.labels)),
+        nodes=tuple(fit),
+        silent=tuple(each.node for each in known if each.node in named and each not in usable),
+        unlabelled=tuple(each.node for each in usable if each not in fit),
         labels=labels,
     )
 
 
-def _called(known: Sequence[Node], names: Iterable[str], *, strict: bool) -> list[Node]:
-    found: list[Node] = []
+def _called(known: Sequence[Node], names: Iterable[str], *, strict: bool) -> set[Node]:
+    found: set[Node] = set()
     for name in names:
         try:
-            found += choose(known, [name])
+            found.update(choose(known, [name]))
         except UnknownNode:
             if strict:
                 raise
-            found += [node for node in known if is_called(node, name)]  # an earlier attempt lost it
+            found.update(node for node in known if is_called(node, name))  # an earlier attempt lost it
     return found
 
 
-def _is_labelled(node: RayNode, wanted: Mapping[str, str]) -> bool:
-    return all(_is_selected(node.labels.get(name), value) for name, value in wanted.items())
-
-
-def _is_selected(found: str | None, wanted: str) -> bool:
+def _is_labelled(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
     """See Ray's label selectors: ``value``, ``!value``, ``in(a, b)``, ``!in(a, b)``."""
-    matched = _SELECTED.fullmatch(wanted)
-    if matched is None:
-        return False
-    negated, several, one = matched.groups()
-    values = [value.strip() for value in several.split(",")] if several is not None else [one]
-    return (found in values) is not bool(negated)
+    for name, text in wanted.items():
+        if (matched := _SELECTED.fullmatch(text)) is None:
+            return False
+        negated, several, one = matched.groups()
+        values = [value.strip() for value in several.split(",")] if several is not None else [one]
+        if (labels.get(name) in values) is bool(negated):
+            return False
+    return True
 
 
 def slots(resources: Resources, need: Resources, most: int = sys.maxsize) -> int:
@@ -186,25 +282,38 @@ def describe_shortage(
     labels = ", ".join(f"{name}={value}" for name, value in supply.labels.items() if name != _NODE_ID)
     for why, nodes in (
         ("Ray there does not answer; bring them back", supply.silent),
-        (
-            f"ray.labels asks for {labels} (ray start --labels=NAME=VALUE)",
-            [each.node for each in supply.unlabelled],
-        ),
+        (f"ray.labels asks for {labels} (ray start --labels=NAME=VALUE)", supply.unlabelled),
     ):
         if nodes:
             lines.append(f"  not counted, because {why}: {brief_names(map(str, nodes))}")
     return "\n".join([*lines, f"  remedy: {remedy}"])
 
 
-def available_on(nodes: Iterable[RayNode]) -> list[Resources]:
-    """Free resources of each node."""
-    from ray._private import state  # Ray has no public name for it
+class Bundles:
+    """A placement group, and the bundle in it of each rank's process."""
 
-    found = state.available_resources_per_node()  # type: ignore[no-untyped-call]
-    return [found.get(known.node.node_id, {}) for known in nodes]
+    _group: Any = None
+    _bundle_of: Sequence[int] = ()
+
+    def node_ids(self) -> list[str]:
+        """Ray's ids of the nodes that get ranks."""
+        from ray.util.placement_group import placement_group_table
+
+        node_of = placement_group_table(self._group)["bundles_to_node_id"]
+        return sorted({node_of[bundle] for bundle in self._bundle_of})
+
+    def place(self, index: int) -> Any:
+        """The scheduling strategy of the process of that index; those of a group are next to each other."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        bundle = self._bundle_of[index]
+        return PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=bundle)
+
+    def release(self) -> None:
+        """Free the resources, unless somebody else holds them; more than once does no harm."""
 
 
-class Reservation:
+class Reservation(Bundles):
     """Bundles of resources for all ranks, asked for at once, and there when `hold` has returned.
 
     Each rank needs ``need``, by Ray's names of resources; ``group_size`` of them, next to each other, are to
@@ -223,15 +332,12 @@ class Reservation:
     ) -> None:
         self._need, self._num_ranks, self._group_size = dict(need), num_ranks, group_size
         self._placement, self._is_own, self._eligible = placement, is_own, eligible
-        self._group: Any = None
-        self._bundle_of: tuple[int, ...] = ()
         self._ask([node.resources for node in eligible.nodes])
 
     def hold(self, deadline: float, *, check: Callable[[], None], on_wait: Callable[[str], None]) -> None:
         """Wait until all resources are there; without them nothing stays reserved.
 
-        ``check`` raises once there is nothing to wait for any more; for ``on_wait`` see
-        `gang.launcher.Waiting`.
+        ``check`` raises once there is nothing to wait for any more; ``on_wait`` is `Launcher.on_wait`.
 
         Raises:
             CannotStart: resources are missing; names them and the remedy.
@@ -254,16 +360,6 @@ class Reservation:
                 budget="start",
             )
         raise CannotStart(text, is_lost=bool(self._eligible.silent))
-
-    def node_ids(self) -> list[str]:
-        """Ray's ids of the nodes that the bundles are on."""
-        from ray.util.placement_group import placement_group_table
-
-        return sorted(set(placement_group_table(self._group)["bundles_to_node_id"].values()))
-
-    def place(self, index: int) -> Any:
-        """The scheduling strategy of the process of that index; those of a group are next to each other."""
-        return _place(self._group, self._bundle_of[index])
 
     def release(self) -> None:
         """Free the resources, whether or not they are there yet; more than once does no harm."""
@@ -307,18 +403,18 @@ class Reservation:
 
     def _loosen(self) -> None:
         """Let groups straddle nodes where other work has taken the room for whole ones, but not for ranks."""
-        free = available_on(self._eligible.nodes)
+        free = self._eligible.free()
         room = [slots(resources, self._need, self._num_ranks) for resources in free]
         if self._group_size > 1 and sum(room) >= self._num_ranks:
             self.release()
             self._ask(free)
 
     def _shortage(self) -> str:
-        free = available_on(self._eligible.nodes)
-        return describe_shortage(self._need, self._num_ranks, self._eligible, free, is_own=self._is_own)
+        supply = self._eligible
+        return describe_shortage(self._need, self._num_ranks, supply, supply.free(), is_own=self._is_own)
 
 
-class GivenGroup:
+class GivenGroup(Bundles):
     """A placement group, by id or name, that somebody else made, and keeps, with room for all ranks.
 
     Raises `CannotStart` if there is none of that name, several, or it has no room.
@@ -336,9 +432,9 @@ class GivenGroup:
             what = "several placement groups are" if found else "no placement group that is there is"
             raise CannotStart(f"{what} called {name!r} (ray.placement_group); there are: {names or 'none'}")
         made = known[found[0]]
-        self._node_of: dict[int, str] = made["bundles_to_node_id"]
+        node_of = made["bundles_to_node_id"]
         bundles = {index: slots(bundle, need, num_ranks) for index, bundle in made["bundles"].items()}
-        by_node = sorted(bundles, key=lambda index: (self._node_of[index], index))
+        by_node = sorted(bundles, key=lambda index: (node_of[index], index))
         self._bundle_of = [index for index in by_node for _ in range(bundles[index])][:num_ranks]
         if len(self._bundle_of) < num_ranks:
             wanted = ", ".join(f"{amount:g} {name}" for name, amount in need.items())
@@ -348,20 +444,3 @@ class GivenGroup:
                 "set ray.num_cpus_per_rank to 0"
             )
         self._group = PlacementGroup(PlacementGroupID(bytes.fromhex(found[0])))
-
-    def node_ids(self) -> list[str]:
-        """Ray's ids of the nodes that get ranks."""
-        return sorted({self._node_of[index] for index in self._bundle_of})
-
-    def place(self, index: int) -> Any:
-        """The scheduling strategy of the process of that index."""
-        return _place(self._group, self._bundle_of[index])
-
-    def release(self) -> None:
-        """Leave the group to whoever made it."""
-
-
-def _place(group: Any, bundle: int) -> Any:
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)

@@ -1,4 +1,4 @@
-"""Files beside a rank's log that its node reads: its current step, and the stacks of its threads.
+"""A rank's log, and the files beside it that its node reads: its current step, and its threads' stacks.
 
 Stacks are written by `faulthandler` from a signal handler in C and steps in place, so native code that holds
 the GIL hides neither. A rank that is stopped, or killed by SIGKILL, writes nothing.
@@ -18,12 +18,38 @@ from contextlib import suppress
 from pathlib import Path
 
 RENDEZVOUS = "start: rendezvous"  # work of a rank that waits for others to come up
+SIGNAL = signal.SIGRTMIN + 7  # asks a rank where it stands; one that nobody else uses
 
-_SIZE_BYTES = 200
+_STEP_BYTES = 200
+_WAIT_S = 2.0
+_TICK_S = 0.05
+_MOST_BYTES = 16_000
+_MOST_LAUNCHES = 10
+_LAUNCH = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{4}")
+_CRASH = re.compile(r"^Fatal Python error: (.*)", re.MULTILINE)
+
+
+def launch_directory() -> str:
+    """The name of a new launch's directory of logs; names sort by time."""
+    return time.strftime("%Y%m%dT%H%M%SZ-", time.gmtime()) + uuid.uuid4().hex[:4]
+
+
+def logs_of(cache_dir: Path, name: str, launch: str, attempt: int) -> str:
+    """Pattern of the ranks' log files: a directory for each launch, names of their own for each attempt."""
+    again = f".attempt{attempt}" if attempt > 1 else ""
+    return str(cache_dir / ".logs" / name / launch / f"rank*{again}.log")
+
+
+def drop_old_logs(directory: Path) -> None:
+    """Remove the logs of all but the newest launches of one name."""
+    with suppress(OSError):
+        launches = sorted(path for path in directory.iterdir() if _LAUNCH.fullmatch(path.name))
+        for path in launches[:-_MOST_LAUNCHES]:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def step_file(log: Path) -> Path:
-    """The file beside a rank's log."""
+    """The file with a rank's step."""
     return log.with_suffix(".step")
 
 
@@ -40,7 +66,7 @@ class StepFile:
     def note(self, doing: str) -> None:
         """Say what is being done now; nothing for idle."""
         if self._descriptor >= 0:
-            line = doing.encode("ascii", "replace")[: _SIZE_BYTES - 1].ljust(_SIZE_BYTES - 1) + b"\n"
+            line = doing.encode("ascii", "replace")[: _STEP_BYTES - 1].ljust(_STEP_BYTES - 1) + b"\n"
             try:
                 os.pwrite(self._descriptor, line, 0)
             except OSError:
@@ -54,27 +80,8 @@ class StepFile:
             self._path.unlink(missing_ok=True)
 
 
-def read_step(path: Path) -> str:
-    """The rank's own words; empty for none."""
-    try:
-        with path.open("rb") as file:
-            return file.read(_SIZE_BYTES).decode("ascii", "replace").strip()
-    except OSError:
-        return ""
-
-
-SIGNAL = signal.SIGRTMIN + 7  # asks a rank where it stands; one that nobody else uses
-
-_WAIT_S = 2.0
-_TICK_S = 0.05
-_MOST_BYTES = 16_000
-_MOST_LAUNCHES = 10
-_LAUNCH = re.compile(r"\d{8}T\d{6}Z-[0-9a-f]{4}")
-_CRASH = re.compile(r"^Fatal Python error: (.*)", re.MULTILINE)
-
-
 def stacks_file(log: Path) -> Path:
-    """The file beside a rank's log."""
+    """The file with a rank's stacks."""
     return log.with_suffix(".stacks")
 
 
@@ -87,9 +94,9 @@ def record_stacks(path: Path) -> None:
         faulthandler.register(SIGNAL, descriptor)
 
 
-def ask_stacks(files: Mapping[int, Path]) -> dict[Path, str]:
-    """Ask processes where their threads stand; what their files hold then, also of those that have ended."""
-    before = {path: _size(path) for path in files.values()}
+def ask_stacks(files: Mapping[int, Path]) -> None:
+    """Have processes write where their threads stand; returns when all have, or after a while."""
+    before = {path: len(read_bytes(path)) for path in files.values()}
     for pid in files:
         with suppress(OSError):
             os.kill(pid, SIGNAL)
@@ -97,42 +104,31 @@ def ask_stacks(files: Mapping[int, Path]) -> dict[Path, str]:
     sizes: dict[Path, int] = {}
     while time.monotonic() < deadline:
         time.sleep(_TICK_S)
-        found = {path: _size(path) for path in before}
+        found = {path: len(read_bytes(path)) for path in before}
         if found == sizes and all(found[path] > before[path] for path in before):
             break
         sizes = found
-    return {path: read_stacks(path) for path in before}
+
+
+def read_bytes(path: Path) -> bytes:
+    """What a file holds; empty where there is none."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def read_stacks(path: Path) -> str:
-    """Text of a file, its end where that is much; empty where there is none."""
-    try:
-        return path.read_bytes()[-_MOST_BYTES:].decode("utf-8", "replace")
-    except OSError:
-        return ""
+    """The text of a file of stacks, its end where that is much."""
+    return read_bytes(path)[-_MOST_BYTES:].decode("utf-8", "replace")
+
+
+def read_step(path: Path) -> str:
+    """The rank's own words; empty for none."""
+    return read_bytes(path).decode("ascii", "replace").strip()
 
 
 def crash_in(text: str) -> str:
     """The fault that a process ended with, such as ``Segmentation fault``; empty for none."""
     found = _CRASH.search(text)
     return found.group(1).strip() if found else ""
-
-
-def drop_old_logs(directory: Path) -> None:
-    """Remove the logs of all but the newest launches of one name."""
-    with suppress(OSError):
-        launches = sorted(path for path in directory.iterdir() if _LAUNCH.fullmatch(path.name))
-        for path in launches[:-_MOST_LAUNCHES]:
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def launch_directory() -> str:
-    """The name of a new launch's directory of logs; names sort by time."""
-    return time.strftime("%Y%m%dT%H%M%SZ-", time.gmtime()) + uuid.uuid4().hex[:4]
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0

@@ -138,11 +138,10 @@ class RankHost:
 
     def __init__(self, make_worker: MakeWorker | None = None) -> None:
         self._make_worker = make_worker
-        self._worker: RankWorker  # these from `open` on
+        self.worker: RankWorker  # these from `open` on
         self._init: RankInit
         self._spec: RankSpec
         self._is_open = False
-        self._keeper: NodeKeeper | None = None
         self.note: Callable[[str], object] = lambda _doing: None
 
     def open(self, init: RankInit) -> Opened:
@@ -157,19 +156,15 @@ class RankHost:
         self._take(init)
         problem = ""
         if init.spec.local_rank == 0:
-            from warmrank.orchestrator.gang.node_artifacts import keeper_of
-
-            self._keeper = keeper_of(self._config)
-            if self._keeper is not None:
-                self._keeper.begin()
+            self._keeper.begin()
             problem = self._opened[1]
         self.note("start: importing torch")
-        self._worker = (self._make_worker or RankWorker)(self._spec, lambda: self._opened[0])
+        self.worker = (self._make_worker or RankWorker)(self._spec, lambda: self._opened[0])
         self._is_open = True
         if init.script:
             return Opened(environment=environment(), problem=problem)
         self.note(rank_files.RENDEZVOUS)
-        return Opened(environment=self._worker.start(), problem=problem)
+        return Opened(environment=self.worker.start(), problem=problem)
 
     def _take(self, init: RankInit) -> None:
         self._init = init
@@ -179,6 +174,13 @@ class RankHost:
     def _config(self) -> Config:
         found: Config = pickle.loads(self._init.config)  # noqa: S301 - the driver's own bytes
         return found
+
+    @functools.cached_property
+    def _keeper(self) -> NodeKeeper:
+        """Of a node's first rank."""
+        from warmrank.orchestrator.gang.node_artifacts import NodeKeeper
+
+        return NodeKeeper(self._config)
 
     @functools.cached_property
     def _opened(self) -> tuple[Store | None, str]:
@@ -195,17 +197,14 @@ class RankHost:
                 raise
             return None, str(error)
 
-    def fetch(self, launch_key: str, ranks: tuple[int, ...]) -> SeedReport | None:
+    def fetch(self, ranks: tuple[int, ...]) -> SeedReport | None:
         """Bring the partitions of this node's ranks from the store to its disk; None without a store."""
-        from warmrank.orchestrator.gang.node_artifacts import fetch_partitions
-
-        if (store := self._opened[0]) is None:
-            return None
-        return fetch_partitions(self._config, store, self._keeper, launch_key=launch_key, ranks=ranks)
+        store = self._opened[0]
+        return self._keeper.fetch(store, ranks) if store is not None else None
 
     def node_report(self) -> NodeArtifacts | None:
-        """The node's artifacts; None without node caches, and on all but its first rank."""
-        return self._keeper.report() if self._keeper is not None else None
+        """The node's artifacts; None without node caches. For its first rank only."""
+        return self._keeper.report()
 
     def publish(
         self, launch_key: str, partitions: Mapping[int, Partition], may_queue: bool, is_behind: bool
@@ -216,12 +215,10 @@ class RankHost:
         as new.
         """
         from warmrank.orchestrator.gang.node_artifacts import publish_manifests
-        from warmrank.worker.rank.manifests import unpacked, with_node_files
+        from warmrank.worker.rank.manifests import unpacked
 
         manifests = {rank: unpacked(part.manifest) for rank, part in partitions.items()}
-        if self._keeper is not None:
-            own = manifests[self._spec.rank]
-            manifests[self._spec.rank] = with_node_files(own, self._keeper.collect(own))
+        manifests[self._spec.rank] = self._keeper.with_artifacts(manifests[self._spec.rank])
         store, problem = self._opened
         found = publish_manifests(
             Path(self._spec.cache_dir),
@@ -249,14 +246,14 @@ class RankHost:
 
     def _audit(self, name: str) -> TraceResult:
         try:
-            return self._worker.audit((name,))[0]
+            return self.worker.audit((name,))[0]
         except Exception as error:  # noqa: BLE001 - the rank's edge, as in `answer`, for one function
             failure = failure_of(error, rank=self._spec.rank, stage="compile")
             return TraceResult(function=name, trace="", reason=f"{failure.kind}: {failure.message}")
 
     def _compile(self, name: str) -> FunctionResult:
         try:
-            result = self._worker.compile((name,))[0]
+            result = self.worker.compile((name,))[0]
         except UnwritableDisk:
             raise  # no function of this rank can be kept there
         except Exception as error:  # noqa: BLE001 - as above
@@ -276,21 +273,21 @@ class RankHost:
 
         ``offers`` and ``considered`` are function -> digest; ``fresh``: offers that this launch compiled.
         """
-        loaded = self._worker.load(load) if load else ()
-        adopted = self._worker.adopt(offers, fresh) if offers else ()
-        return (*loaded, *adopted, *(self._worker.consider(considered) if considered else ()))
+        loaded = self.worker.load(load) if load else ()
+        adopted = self.worker.adopt(offers, fresh) if offers else ()
+        return (*loaded, *adopted, *(self.worker.consider(considered) if considered else ()))
 
     def take_in(self, function: str, handed: Shared) -> None:
         """Keep an artifact of another node, for all ranks of this one."""
-        self._worker.take_in(function, handed.value)
+        self.worker.take_in(function, handed.value)
 
     def capture(self, step: CaptureProposal) -> tuple[FunctionResult, ...]:
         """Capture one step; raises `FunctionFailed`, or worker's `CompileForbidden`."""
-        return _all_ok(self._worker.capture(step))
+        return _all_ok(self.worker.capture(step))
 
     def first_call(self, place: int) -> tuple[FunctionResult | FunctionProbe, ...]:
         """Run a call of the workload; errors as of `capture`."""
-        answers = self._worker.first_call(place)
+        answers = self.worker.first_call(place)
         _all_ok(tuple(item for item in answers if isinstance(item, FunctionResult)))
         return answers
 
@@ -299,9 +296,9 @@ class RankHost:
 
         Raises `VerificationFailed` if the outputs differ by more than is allowed.
         """
-        found = self._worker.verify()
+        found = self.worker.verify()
         if found.ok:
-            return found, self._worker.extra()
+            return found, self.worker.extra()
         raise VerificationFailed(
             f"{found.compared}: largest difference {found.max_error:g}, allowed {found.tolerance:g}"
         )
@@ -319,13 +316,13 @@ class RankHost:
 
         if self._is_open:
             self._is_open = False
-            self._worker.stop()
+            self.worker.stop()
             if self._init.script:
                 journal_of(self._spec).unlink(missing_ok=True)
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
         """Call a method by its name, as it crosses Ray: of this object, or else of its `RankWorker`."""
-        owner = self if hasattr(self, method) else self._worker
+        owner = self if hasattr(self, method) else self.worker
         return getattr(owner, method)(*arguments)
 
 

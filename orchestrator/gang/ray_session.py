@@ -25,14 +25,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from warmrank.orchestrator import import_root
-from warmrank.orchestrator.config.models import HASH_SEED, RayConfig
-from warmrank.orchestrator.errors import Budget, CannotStart
+from warmrank.orchestrator import SHADOW_REMEDY, import_root, shadow_here
+from warmrank.orchestrator.config.models import HASH_SEED, Config, RayConfig
+from warmrank.orchestrator.errors import BadArgument, Budget, CannotStart
+from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.reaper import Process, children, kill, runs
 from warmrank.orchestrator.reaper_client import ReapedRanks
 from warmrank.orchestrator.signals import (
@@ -73,51 +75,47 @@ class TookTooLong(Exception):
 
 
 class Beginning:
-    """Something that began, in a thread, when this was made."""
+    """A call in a thread, which lives on until `end`: processes that it started may die with their thread."""
 
     def __init__(self, call: Callable[[], object]) -> None:
-        self._call = call
-        self._errors: list[BaseException] = []
-        self._has_begun = threading.Event()
+        self._future: Future[object] = Future()
         self._is_over = threading.Event()
-        threading.Thread(target=self._run, name="beginning", daemon=True).start()
+        threading.Thread(target=self._run, args=(call,), name="beginning", daemon=True).start()
 
-    def wait(self, timeout_s: float) -> None:
-        """Return when it has begun; signals are handled meanwhile, whatever native code holds it up.
+    def has_ended(self, timeout_s: float) -> bool:
+        """True once the call has, false where it has not in time; raises what it raised.
 
-        Raises:
-            TookTooLong: it has not yet.
-            BaseException: whatever its call raised.
+        Signals are handled meanwhile, whatever native code holds it up.
         """
         deadline_s = time.monotonic() + timeout_s
         # A signal that arrives just before a wait does not cut it short: it is heeded between two.
-        while not self._has_begun.wait(_TICK_S):
+        while not wait([self._future], _TICK_S).done:
             if time.monotonic() >= deadline_s:
-                raise TookTooLong
-        if self._errors:
-            raise self._errors[0]
-
-    def has_ended(self, timeout_s: float) -> bool:
-        """As `wait`, but says whether it has begun."""
-        try:
-            self.wait(timeout_s)
-        except TookTooLong:
-            return False
+                return False
+        self._future.result()
         return True
 
     def end(self) -> None:
-        """Let the thread end, and with it processes that are to die with it."""
+        """Let the thread end."""
         self._is_over.set()
 
-    def _run(self) -> None:
+    def _run(self, call: Callable[[], object]) -> None:
         try:
-            self._call()
+            self._future.set_result(call())
         except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
-            self._errors.append(error)
-            self._has_begun.set()
+            self._future.set_exception(error)
         else:
-            self._has_begun.set()
             self._is_over.wait()
+
+
+def has_ended(call: Callable[[], object], may_go_on: Callable[[], bool]) -> bool:
+    """True if a call, in a thread, ended as long as it might go on; raises what it raised."""
+    beginning = Beginning(call)
+    while not beginning.has_ended(_TICK_S):
+        if not may_go_on():
+            return False
+    beginning.end()
+    return True
 
 
 def import_paths(paths: Iterable[str], cwd: Path, prefixes: Iterable[str]) -> tuple[str, ...]:
@@ -272,6 +270,11 @@ def way_in(config: RayConfig, environ: Mapping[str, str], *, initialized: bool) 
     return "local"
 
 
+def is_this_machine(config: Config) -> bool:
+    """True if the config names no cluster, and so launches on this machine."""
+    return way_in(config.ray, os.environ, initialized=False) == "local"
+
+
 def way_in_now(config: RayConfig) -> WayIn:
     """The way in which `enter` would get this process onto Ray."""
     return way_in(config, os.environ, initialized=_is_initialized())
@@ -282,6 +285,13 @@ def _is_initialized() -> bool:
     return ray is not None and ray.is_initialized()
 
 
+def refuse_shadow() -> None:
+    """Raise `BadArgument` if a module of the current directory hides this package from processes of Ray."""
+    if shadow := shadow_here():
+        msg = f"processes of Ray would import {shadow} in place of the package warmrank; {SHADOW_REMEDY}"
+        raise BadArgument(msg)
+
+
 def enter(config: RayConfig, *, timeout_s: float) -> Session:
     """Get onto Ray.
 
@@ -290,7 +300,9 @@ def enter(config: RayConfig, *, timeout_s: float) -> Session:
 
     Raises:
         CannotStart: no Ray answers at the address, or a local one does not start, or not in time.
+        BadArgument: as of `refuse_shadow`.
     """
+    refuse_shadow()
     way = way_in_now(config)
     _prepare_environ(way)
     import ray  # noqa: F401 - in this thread: an import that is given up would hold locks
@@ -320,11 +332,7 @@ def _entered(way: WayIn, config: RayConfig, *, timeout_s: float) -> Session:
                 own_reaper = ReapedRanks({}, remove=[temp_dir], spare=[os.getpid()]) if temp_dir else None
                 beginning = Beginning(lambda: join(way, config, temp_dir))
                 session = Session(way_in=way, temp_dir=temp_dir, reaper=own_reaper, beginning=beginning)
-            beginning.wait(timeout_s)
-    except TookTooLong as error:
-        abandon(session)
-        text = f"{_name(way, config)} was not up after {timeout_s:.0f} s, and was given up. {_BUSY}"
-        raise CannotStart(text) from error
+            is_up = beginning.has_ended(timeout_s)
     except Exception as error:  # Ray raises `Exception` itself, too
         leave(session)
         budget: Budget | None = "start" if way == "local" else None
@@ -334,6 +342,10 @@ def _entered(way: WayIn, config: RayConfig, *, timeout_s: float) -> Session:
         say_stopping(error)
         abandon(session)
         raise
+    if not is_up:
+        abandon(session)
+        text = f"{_name(way, config)} was not up after {timeout_s:.0f} s, and was given up. {_BUSY}"
+        raise CannotStart(text)
     logger.info("On Ray, way in: %s", way)
     if way != "local":
         return session
@@ -341,12 +353,12 @@ def _entered(way: WayIn, config: RayConfig, *, timeout_s: float) -> Session:
     return replace(session, own=found)
 
 
-def head_address() -> str:
+def head_place() -> tuple[str, int]:
     """Host and port of the cluster's head, once this process is on it."""
     import ray
 
-    address: str = ray.get_runtime_context().gcs_address
-    return address
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def leave(session: Session) -> None:
@@ -399,10 +411,8 @@ def ends_in_time(session: Session, *, is_silent: bool) -> bool:
     if is_silent or ended(session):
         # Ray's way out asks what is left to end, and gets no answer without the rest.
         kill(set(session.own.values()))
-    leaving = Beginning(lambda: leave(session))
-    if has_left := leaving.has_ended(_LEAVE_S):
-        leaving.end()
-    return has_left
+    deadline_s = time.monotonic() + _LEAVE_S
+    return has_ended(lambda: leave(session), lambda: time.monotonic() < deadline_s)
 
 
 def _own(program: bytes) -> Process | None:
@@ -412,6 +422,21 @@ def _own(program: bytes) -> Process | None:
             if program in Path(f"/proc/{process[0]}/cmdline").read_bytes():
                 return process
     return None
+
+
+@contextmanager
+def group_on(config: Config, actor: type, *, device: str = "", num_calls: int = 1) -> Iterator[NodeGroup]:
+    """Join a config's cluster, for actors on its nodes that have the environment of its ranks.
+
+    Raises:
+        CannotStart, BadArgument: as of `enter`.
+    """
+    session = enter(config.ray, timeout_s=config.timeouts.start_s)
+    try:
+        environ = rank_environ(config.ray, device or config.device, session.way_in)
+        yield NodeGroup(actor, {"env_vars": environ}, num_calls=num_calls)
+    finally:
+        leave(session)
 
 
 def rank_resources(config: RayConfig, device: str) -> dict[str, float]:

@@ -5,8 +5,9 @@ after a failure, when every second counts.
 
 A rank without a process has died. Ray knows more of how it died, and has `UNTOLD_S` to say it. Whether the
 node went with it is in doubt until its watch answers what it was asked `SETTLE_S` after the death: when Ray
-on a node ends, its processes notice one by one, each when it next looks, once a second. An error that a rank
-reports puts all nodes in doubt while other ranks have not answered: who lost a peer hears of it first.
+on a node ends, its processes notice one by one, each when it next looks, once a second. A watch that gives no
+such answer within `DOUBT_S` is lost with the rank. An error that a rank reports puts all nodes in doubt while
+other ranks have not answered: who lost a peer hears of it first.
 
 A rank that a signal or a debugger holds for ``watch.stopped_s`` is stopped. A node is lost, with all its
 ranks, when Ray says that its watch has ended, as it does with Ray on that node; and when the watch has not
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 
 from warmrank.orchestrator.config.models import WatchConfig
 from warmrank.orchestrator.errors import DIED, NODE_LOST, STOPPED, FailureKind, WorkerFailure
-from warmrank.orchestrator.gang.launcher import ProcessStatus
+from warmrank.orchestrator.gang.launcher import ProcessStatus, Shared
 from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch, Said
 from warmrank.orchestrator.gang.rank_files import crash_in
@@ -38,14 +39,8 @@ from warmrank.orchestrator.text import grouped
 logger = logging.getLogger(__name__)
 
 UNTOLD_S = 3.0
-"""Seconds that a rank may be without a process before it counts as dead though Ray said nothing."""
-
-SETTLE_S = 1.5  # seconds after a failure from which on an answer of the node shows that it lives
-
-DOUBT_S = 6.0  # seconds after a failure until a node that neither answered nor ended is no longer waited for
-
-SILENT_S = 5.0
-"""Seconds after a death from which on a node that has not shown that it lives is lost with the rank."""
+SETTLE_S = 1.5
+DOUBT_S = 5.0
 
 _HURRY_S = 0.2
 _THREADS = 4  # A node is looked at, and its ranks asked for stacks, while it waits for their answers
@@ -53,13 +48,8 @@ _LOOKS_A_SECOND = 400  # more would take the driver's CPU from the launch: each 
 _STACKS_S = 5.0
 _MOST_STACKS = 16  # of more ranks than that, people look at no tracebacks
 _ENDED_REMEDY = "look into Ray's logs there (raylet.out); a kill by the system leaves none (see dmesg)"
-_OWN_ENDED_REMEDY = "look whether the system killed it for want of memory (dmesg), then launch again"
 _GONE_MESSAGE = "its process is gone"
 _STOPPED_MESSAGE = "its process is held by a signal (SIGSTOP) or a debugger"
-
-NodeState = Literal["", "unavailable", "ended", "let go"]
-"""Of a node's watch: Ray cannot reach it now; it has ended, as it does with Ray there; it has ended with the
-ranks, because this driver had not looked for too long."""
 
 
 @dataclass(slots=True)
@@ -71,7 +61,7 @@ class _Node:
     answered_s: float
     asked_s: float  # when it was asked what it has answered
     died_s: float | None = None  # the first death of a rank
-    state: NodeState = ""
+    state: Literal["", "ended", "let go"] = ""  # of its watch: ended with Ray there, or with its lease
 
 
 class Watching:
@@ -94,7 +84,6 @@ class Watching:
         """A node's watch answered now what it was asked then."""
         seen = self._nodes[node]
         seen.answered_s, seen.asked_s = now_s, max(seen.asked_s, asked_s)  # answers may overtake each other
-        seen.state = "" if seen.state == "unavailable" else seen.state
         for rank, status in statuses.items():
             if status.is_gone:
                 self._gone_since_s.setdefault(rank, now_s)
@@ -103,20 +92,18 @@ class Watching:
             else:
                 self._stopped_since_s.pop(rank, None)
 
-    def note(self, node: int, state: NodeState) -> None:
-        """A node's watch cannot be reached, or has ended, and then it stays so."""
-        if state != "unavailable" or not self._nodes[node].state:
-            self._nodes[node].state = state
+    def ended(self, node: int, *, let_go: bool = False) -> None:
+        """A node's watch has ended; ``let_go``: with the ranks, because this driver had not looked."""
+        self._nodes[node].state = "let go" if let_go else "ended"
+
+    def is_whole_since(self, since_s: float) -> bool:
+        """True if every node was asked since then, and all ranks were there."""
+        nodes = self._nodes.values()
+        return not self._gone_since_s and all(node.asked_s >= since_s and not node.state for node in nodes)
 
     def unseen_s(self, now_s: float) -> float:
         """Seconds since the oldest of the looks that nodes answered last was asked for."""
         return now_s - min((node.asked_s for node in self._nodes.values()), default=now_s)
-
-    def is_whole(self) -> bool:
-        """True if every rank was there when its node was seen last."""
-        return not self._gone_since_s and all(
-            node.state in {"", "unavailable"} for node in self._nodes.values()
-        )
 
     def failed(self, rank: int, now_s: float, *, died: bool) -> None:
         """A rank's failure became known: its process ended, or it reported an error."""
@@ -132,25 +119,13 @@ class Watching:
 
         ``others_wait``: ranks have not answered that did not fail.
         """
-        nodes = self._nodes.values()
-        if any(node.died_s is not None and self._is_open(node, node.died_s, now_s) for node in nodes):
+        nodes, since_s = self._nodes.values(), self._error_s
+        if any(_is_open(node, node.died_s, now_s) for node in nodes):
             return True
-        since_s = self._error_s
         if not others_wait or since_s is None or now_s >= since_s + DOUBT_S:
             return False
-        return not self._gone_since_s.keys() <= self._told or any(
-            self._is_open(node, since_s, now_s) for node in nodes
-        )
-
-    def _is_open(self, node: _Node, since_s: float, now_s: float) -> bool:
-        is_known = node.state in {"ended", "let go"} or self._is_lost_with_a_rank(node, now_s)
-        return not is_known and node.asked_s < since_s + SETTLE_S and now_s < since_s + DOUBT_S
-
-    def _is_lost_with_a_rank(self, node: _Node, now_s: float) -> bool:
-        """True if a rank of a node died, and the node has not shown in time that it lives on."""
-        if node.died_s is None or node.asked_s >= node.died_s + SETTLE_S:
-            return False
-        return node.state == "unavailable" or now_s >= node.died_s + SILENT_S
+        is_told = self._gone_since_s.keys() <= self._told
+        return not is_told or any(_is_open(node, since_s, now_s) for node in nodes)
 
     def paused(self, seconds: float) -> None:
         """Nobody looked for so long: silence in that time is nobody's fault."""
@@ -160,45 +135,45 @@ class Watching:
     def failures(self, stage: str, now_s: float) -> tuple[WorkerFailure, ...]:
         """Every rank that counts as failed now, in order; of one rank, a lost node comes first."""
         found: list[WorkerFailure] = []
-        let_go: set[int] = set()
         for node in self._nodes.values():
-            silent_s = now_s - node.answered_s
-            message, remedy = "", _ENDED_REMEDY
+            silent_s, remedy = now_s - node.answered_s, _ENDED_REMEDY
             if node.state == "let go":
-                let_go.update(node.ranks)
                 found += failures_on(node.ranks, stage, DIED, _GONE_MESSAGE)
-            elif node.state == "ended":
+                continue
+            if node.state:
                 message = f"the watch of node {node.host} has ended, as it does with Ray there"
-            elif self._is_lost_with_a_rank(node, now_s):
+            elif node.died_s is not None and node.asked_s - SETTLE_S < node.died_s <= now_s - DOUBT_S:
                 message = f"a rank of node {node.host} has ended, and the node's watch cannot be reached"
             elif silent_s >= self._settings.node_silent_s:
+                remedy = ""
                 message = (
                     f"node {node.host} has not answered for {silent_s:.0f} s: it is down, or out of reach"
                 )
-                remedy = ""
-            if message:
-                found += failures_on(node.ranks, stage, NODE_LOST, message, remedy)
-        gone = {rank for rank, since_s in self._gone_since_s.items() if now_s - since_s >= UNTOLD_S}
-        found += failures_on(sorted(gone - let_go), stage, DIED, _GONE_MESSAGE)
+            else:
+                continue
+            found += failures_on(node.ranks, stage, NODE_LOST, message, remedy)
+        gone = [rank for rank, since_s in self._gone_since_s.items() if now_s - since_s >= UNTOLD_S]
+        found += failures_on(gone, stage, DIED, _GONE_MESSAGE)
         stopped_s = self._settings.stopped_s
         held = [rank for rank, since_s in self._stopped_since_s.items() if now_s - since_s >= stopped_s]
-        found += failures_on(sorted(held), stage, STOPPED, _STOPPED_MESSAGE)
+        found += failures_on(held, stage, STOPPED, _STOPPED_MESSAGE)
         return tuple(sorted(found, key=lambda failure: failure.rank))
 
 
-def all_lost(num_ranks: int, stage: str, ended: str) -> tuple[WorkerFailure, ...]:
-    """The failures of all ranks that stand for the end of the launch's own Ray, which is their node."""
-    message = f"the launch's own Ray has ended: {ended}"
-    return tuple(failures_on(range(num_ranks), stage, NODE_LOST, message, _OWN_ENDED_REMEDY))
+def _is_open(node: _Node, since_s: float | None, now_s: float) -> bool:
+    """True while it is not known how a node is after what happened then."""
+    if since_s is None or node.state:
+        return False
+    return node.asked_s < since_s + SETTLE_S and now_s < since_s + DOUBT_S
 
 
 def failures_on(
     ranks: Iterable[int], stage: str, kind: FailureKind, message: str, remedy: str = ""
-) -> list[WorkerFailure]:
+) -> tuple[WorkerFailure, ...]:
     """The same failure of some ranks."""
-    return [
+    return tuple(
         WorkerFailure(rank=rank, stage=stage, kind=kind, message=message, remedy=remedy) for rank in ranks
-    ]
+    )
 
 
 class _Question(NamedTuple):
@@ -231,24 +206,15 @@ class RayWatch:
         self._own_silence_s = self._silence_over_s = 0.0
         self.nodes: dict[int, Any] = {}  # the watch of every node, by node rank, but for those that ended
 
-    def guard(
-        self,
-        gang: Gang,
-        charges: Mapping[int, Charge],
-        actors: Sequence[Any] = (),
-        cache_dir: Path = Path(),
-    ) -> list[Any]:
-        """Take charge of all ranks, and of their ``actors``; the references are to be awaited first."""
+    def guard(self, gang: Gang, charges: Mapping[int, Charge], cache_dir: Path = Path()) -> list[Any]:
+        """Take charge of all ranks; the references are to be awaited first."""
         self._gang, by_node = gang, gang.by_node()
         # Less often where there are many, but often enough to miss nothing.
         most_s = min(self._settings.node_silent_s, self._settings.lease_s) / 3
         self._every_s = max(self._every_s, min(len(by_node) / _LOOKS_A_SECOND, most_s))
         self._next_s = dict.fromkeys(by_node, 0.0)
         self._looked_s = time.monotonic()
-        ranks = {
-            node: tuple(placement.rank for placement in placements) for node, placements in by_node.items()
-        }
-        named = {node: (placements[0].host, ranks[node]) for node, placements in by_node.items()}
+        named = {node: (own[0].host, tuple(each.rank for each in own)) for node, own in by_node.items()}
         self._watching = Watching(named, self._settings, self._looked_s)
         limits, refs = (self._settings.lease_s, self._every_s), []
         for node, placements in by_node.items():
@@ -256,19 +222,29 @@ class RayWatch:
             if node_id not in self._group.actors:  # a node was lost meanwhile, and Ray placed its ranks anew
                 self._group.start(node_id)
             self.nodes[node] = self._group.actors[node_id]
-            own = {rank: charges[rank] for rank in ranks[node]}
-            of_ranks = {rank: actors[rank] for rank in ranks[node] if actors}
-            refs.append(self.nodes[node].guard.remote(own, *limits, of_ranks, cache_dir))
+            own = {placement.rank: charges[placement.rank] for placement in placements}
+            refs.append(self.nodes[node].guard.remote(own, *limits, cache_dir))
         return refs
 
-    def call(self, stage: str, method: str, arguments: Mapping[int, Mapping[int, tuple[Any, ...]]]) -> None:
-        """Call a method of ranks' `RankHost`, by node and rank; what an earlier call left open is dropped."""
+    def call(self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]]) -> None:
+        """Call a method of ranks' `RankHost`; what an earlier call left open is dropped."""
+        import ray
+
         self._asked = {ref: asked for ref, asked in self._asked.items() if asked.call is None}
         self._num_calls += 1
-        for node, own in arguments.items():
-            if node in self.nodes:
-                ref = self.nodes[node].call.remote(self._num_calls, stage, method, own)
-                self._ask(node, ref, self._num_calls)
+        shared: dict[int, Any] = {}  # references to large values, by identity
+        sent: dict[int, tuple[Any, ...]] = {}  # likewise: of equal arguments, a node is sent one
+        for values in arguments.values():
+            for value in values:
+                if isinstance(value, Shared) and id(value) not in shared:
+                    shared[id(value)] = ray.put(value)
+            if id(values) not in sent:
+                sent[id(values)] = tuple(shared.get(id(value), value) for value in values)
+        ranks = grouped((self._gang.placements[rank].node_rank, rank) for rank in arguments)
+        for node in ranks.keys() & self.nodes.keys():
+            own = {rank: sent[id(arguments[rank])] for rank in ranks[node]}
+            ref = self.nodes[node].call.remote(self._num_calls, stage, method, own)
+            self._ask(node, ref, self._num_calls)
 
     def _ask(self, node: int, ref: Any, call: int | None = None) -> None:
         now_s = time.monotonic()
@@ -306,57 +282,43 @@ class RayWatch:
         import ray
 
         now_s = time.monotonic()
-        # A driver that was itself held up knows nothing of the time between.
-        held_up_s = now_s - self._looked_s - self._settings.every_s
-        unseen_s = self._watching.unseen_s(now_s)  # before what came now: a watch outlives its ranks a moment
-        if held_up_s > 1:
-            self._watching.paused(held_up_s)
-        self._looked_s = now_s
+        self._note_silence(now_s)
         answers: dict[int, Any] = {}
         seen: dict[int, ProcessStatus] = {}
-        lost: dict[int, NodeState] = {}
         for ref in ready:
             node, asked_s, call = self._asked.pop(ref)
             try:
                 found = ray.get(ref)
             except ray.exceptions.ActorDiedError:
-                lost[node] = "ended"
                 self.nodes.pop(node, None)
+                self._watching.ended(node, let_go=self._own_silence_s > 0)
             except ray.exceptions.RayError as error:
                 if call is not None and isinstance(error, ray.exceptions.RayTaskError):
                     raise  # a defect: of ranks, failures come as values
-                lost.setdefault(node, "unavailable")  # it is looked at, and silent until it answers
-            else:
+            else:  # of others, a node is looked at, and silent until it answers
                 statuses = found if call is None else self._take_answers(node, found, answers)
                 self._watching.answered(node, statuses, asked_s=asked_s, now_s=now_s)
                 seen |= statuses
-        self._note_losses(lost, held_up_s, unseen_s)
+        if self._own_silence_s and self._watching.is_whole_since(self._silence_over_s):
+            self._own_silence_s = 0.0  # reapers stood still as well
         return answers, seen
 
-    def _note_losses(self, lost: Mapping[int, NodeState], held_up_s: float, unseen_s: float) -> None:
-        """Note watches that are away: after this driver's own silence they ended because of it."""
-        now_s, lease_s = self._looked_s, self._settings.lease_s
+    def _note_silence(self, now_s: float) -> None:
+        """Note that this driver was itself held up, by a stop or a slow machine; it knows nothing of then."""
+        held_up_s = now_s - self._looked_s - self._settings.every_s
+        self._looked_s = now_s
+        if held_up_s > 1:
+            self._watching.paused(held_up_s)
         # A lease begins with the last look, which may be a while before the driver was held up.
-        if held_up_s >= lease_s / 2 and unseen_s > self._own_silence_s:
+        unseen_s, lease_s = self._watching.unseen_s(now_s), self._settings.lease_s
+        if held_up_s >= lease_s / 2 and unseen_s >= lease_s:
             self._own_silence_s, self._silence_over_s = unseen_s, now_s
-        is_whole = self._watching.is_whole() and "ended" not in lost.values()
-        if is_whole and now_s - self._watching.unseen_s(now_s) >= self._silence_over_s:
-            self._own_silence_s = 0.0  # all ranks were there after it: reapers stood still as well
-        for node, state in lost.items():
-            if not self._was_silent_too_long:
-                self._watching.note(node, state)
-            elif state == "ended":
-                self._watching.note(node, "let go")
 
     def _take_answers(self, node: int, said: Said, answers: dict[int, Any]) -> dict[int, ProcessStatus]:
         answers |= said.answers
         if not said.is_all and node in self.nodes:
             self._ask(node, self.nodes[node].more.remote(self._num_calls), self._num_calls)
         return said.statuses
-
-    @property
-    def _was_silent_too_long(self) -> bool:
-        return self._own_silence_s >= self._settings.lease_s
 
     def failures(self, stage: str) -> tuple[WorkerFailure, ...]:
         """Ranks that count as failed now."""
@@ -366,8 +328,7 @@ class RayWatch:
         """A death that comes of this driver's own silence says so, and a crash which one it is and where."""
         if failure.kind != DIED:
             return failure
-        if self._was_silent_too_long:
-            silent_s = self._own_silence_s
+        if silent_s := self._own_silence_s:
             message = f"its node ended it, because this driver had not looked for {silent_s:.0f} s"
             remedy = "do not stop or suspend the driver; watch.lease_s says how long its silence is borne"
             return replace(failure, message=message, remedy=remedy)
@@ -400,6 +361,6 @@ class RayWatch:
 
         ``without`` are Ray's ids of nodes that do not answer.
         """
-        if silent := self._group.end(NodeWatch.release, timeout_s=timeout_s, without=without):
-            text = "%d nodes did not say in %g s that their ranks ended; their reapers end them within %g s"
-            logger.warning(text, len(silent), timeout_s, self._settings.lease_s)
+        if num_silent := self._group.end(NodeWatch.release, timeout_s=timeout_s, without=without):
+            text = "%d nodes did not say that their ranks ended; their reapers end them within %g s"
+            logger.warning(text, num_silent, self._settings.lease_s)

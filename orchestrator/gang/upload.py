@@ -31,31 +31,29 @@ _PRIVATE_KEY = re.compile(rb"\s*-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----")
 _HEADER_BYTES = 128
 
 
-def _never_goes(name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in EXCLUDED_NAMES)
-
-
 def private_keys(directory: Path) -> tuple[str, ...]:
     """Files that begin as a private key in PEM does, relative to the directory, whatever their names.
 
     Links to directories are followed, as Ray follows them.
     """
-
-    def is_followed(path: Path) -> bool:
-        is_loop = path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve())
-        return not (_never_goes(path.name) or is_loop)
-
     found = []
     for here, directories, files in os.walk(directory, followlinks=True):
-        directories[:] = [name for name in directories if is_followed(Path(here, name))]
-        paths = (Path(here, name) for name in files)
-        keys = (path for path in paths if path.is_file() and _begins_as_private_key(path))
+        directories[:] = [name for name in directories if _is_followed(Path(here, name))]
+        keys = (path for name in files if _is_private_key(path := Path(here, name)))
         found += [path.relative_to(directory).as_posix() for path in keys]
     return tuple(sorted(found))
 
 
-def _begins_as_private_key(path: Path) -> bool:
+def _is_followed(path: Path) -> bool:
+    never_goes = any(fnmatch.fnmatchcase(path.name, pattern) for pattern in EXCLUDED_NAMES)
+    is_loop = path.is_symlink() and path.parent.resolve().is_relative_to(path.resolve())
+    return not (never_goes or is_loop)
+
+
+def _is_private_key(path: Path) -> bool:
     try:
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
             return _PRIVATE_KEY.match(file.read(_HEADER_BYTES)) is not None
     except OSError:
@@ -84,16 +82,6 @@ def _inside(path: Path, directory: Path) -> str:
     return ""
 
 
-def left_out(directory: Path, config: Config | None = None) -> tuple[str, ...]:
-    """Paths in this directory that do not go along, besides `EXCLUDED_NAMES`; relative to it."""
-    paths = list(private_keys(directory))
-    if config is not None:
-        key = config.store.trust.signing_key if config.store else None
-        paths += filter(None, [_inside(key, directory) if key else ""])
-        paths += own_places(config, directory).values()
-    return tuple(dict.fromkeys(paths))
-
-
 def say_kept(directory: Path, say: Callable[[str], object]) -> None:
     """Name the private keys that do not go to the cluster with a directory."""
     if keys := private_keys(directory):
@@ -113,15 +101,10 @@ def refuse_in_job(places: Mapping[str, str], place: str) -> None:
         "an absolute path on the nodes, such as --set {key}=/var/tmp/warmrank/{name} (a store: what all "
         "nodes mount, or a URL); a relative one lies in Ray's copy of this directory, which goes with the job"
     )
-    problems = [
-        ConfigProblem(
-            place=place,
-            key=key,
-            found=repr(found),
-            expected=expected.format(key=key, name="cache" if key == "cache_dir" else "store"),
-        )
-        for key, found in places.items()
-    ]
+    problems = []
+    for key, found in places.items():
+        text = expected.format(key=key, name="cache" if key == "cache_dir" else "store")
+        problems.append(ConfigProblem(place=place, key=key, found=repr(found), expected=text))
     if problems:
         raise ConfigError(problems)
 
@@ -131,8 +114,13 @@ def runtime_env(directory: Path, config: Config | None = None) -> dict[str, Any]
 
     Private keys stay here, and with a config its signing key, cache and store.
     """
+    kept = list(private_keys(directory))
+    if config is not None:
+        key = config.store.trust.signing_key if config.store else None
+        kept += [_inside(key, directory)] if key else []
+        kept += own_places(config, directory).values()
     # As gitwildmatch patterns of exactly these paths.
-    paths = ["/" + re.sub(r"([\\*?\[\]!# ])", r"\\\1", path) for path in left_out(directory, config)]
+    paths = ["/" + re.sub(r"([\\*?\[\]!# ])", r"\\\1", path) for path in dict.fromkeys(kept) if path]
     env: dict[str, Any] = {"working_dir": str(directory), "excludes": [*EXCLUDED_NAMES, *paths]}
     if not (directory / "warmrank" / "__init__.py").is_file():
         env["py_modules"] = [str(import_root() / "warmrank")]

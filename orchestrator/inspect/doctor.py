@@ -31,7 +31,7 @@ from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.gang import ray_session
-from warmrank.orchestrator.gang.node_group import Lost, NodeGroup
+from warmrank.orchestrator.gang.node_group import Lost
 from warmrank.orchestrator.gang.placement import nodes_of_ray
 from warmrank.orchestrator.inspect import machine
 from warmrank.orchestrator.inspect.machine import PATIENCE_S, Finding, Level, judged
@@ -142,20 +142,14 @@ class NodeDoctor:
 
 def _on_nodes(config: Config, device: str) -> tuple[list[NodeFindings], list[Finding]]:
     """The findings of each node of the cluster, and those on what they have in common."""
-    session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
-    try:
+    with ray_session.group_on(config, NodeDoctor, device=device) as group:
         known = nodes_of_ray()
-        environ = ray_session.rank_environ(config.ray, device, session.way_in)
-        # No device is asked for: all that the node has are to be seen.
-        group = NodeGroup(NodeDoctor, {"env_vars": environ}, num_calls=1)
-        for each in known:
+        for each in known:  # No device is asked for: all that the node has are to be seen.
             group.start(each.node.node_id)
         sent_s = time.time()
         asked = {each.node.node_id: (device, config, each.node) for each in known}
         answers = group.ask(NodeDoctor.examine, asked, timeout_s=NODE_S)
         received_s = time.time()
-    finally:
-        ray_session.leave(session)
     nodes = []
     for node, answer in ((each.node, answers[each.node.node_id]) for each in known):
         if isinstance(answer, Lost):

@@ -20,7 +20,7 @@ from warmrank.orchestrator.errors import (
     WorkerFailure,
     in_words,
 )
-from warmrank.orchestrator.gang.launcher import Dumping, Launcher, ProcessStatus, Waiting
+from warmrank.orchestrator.gang.launcher import Launcher, ProcessStatus
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import Event, LaunchState, Listener
@@ -56,8 +56,7 @@ class Run:
         self.state = LaunchState(num_ranks=config.ranks)
         self.running = ""  # the stage that goes on; of a launch that failed, the one that it failed in
         self.shares_store = False  # whether ranks reach a store, and by it each other's artifacts
-        if isinstance(launcher, Waiting):
-            launcher.on_wait = self._wait
+        launcher.on_wait = self._wait
 
     def begin_attempt(self, reason: str) -> None:
         """Forget the gang of the attempt before; ``reason`` is why there is another, empty for the first."""
@@ -134,9 +133,7 @@ class Run:
         has_failed = any(isinstance(answer, WorkerFailure) for answer in answers.values())
         if not has_failed or self._clock() - began_s >= timeout_s:
             late = [rank for rank in arguments if rank not in answers]
-            stacks: dict[int, str] = {}
-            if late and isinstance(self._launcher, Dumping):
-                stacks = self._launcher.stacks(late)
+            stacks = self._launcher.stacks(late) if late else {}
             answers |= {rank: self._late(stage, rank, stacks.get(rank, "")) for rank in late}
         return dict(sorted(answers.items()))
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from warmrank.cache_store.records.manifest import environments_of
 from warmrank.cache_store.text import changed_components
-from warmrank.orchestrator.config.models import launch_key, packed_ranks
+from warmrank.orchestrator.config.models import packed_ranks
 from warmrank.orchestrator.config.reading import declared_caches
 from warmrank.orchestrator.errors import FailureKind, WorkerFailure, ranks_text
 from warmrank.orchestrator.gang.rank_host import RankHost, init_of
@@ -126,8 +126,8 @@ def fetch(run: Run) -> tuple[tuple[NodeFetch, ...], tuple[PlannedCapture, ...]]:
     Returns:
         What each node copied, and the capture plans of all manifests, each entry once.
     """
-    nodes, key = run.gang.by_node().values(), launch_key(run.config)
-    asked = {first.rank: (key, tuple(each.rank for each in (first, *rest))) for first, *rest in nodes}
+    nodes = run.gang.by_node().values()
+    asked = {first.rank: (tuple(each.rank for each in (first, *rest)),) for first, *rest in nodes}
     with run.stage("fetch", tuple(asked)):
         answers = run.ask("fetch", RankHost.fetch, asked, may_lack_store=True)
     fetches = []

@@ -38,10 +38,16 @@ logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 8 << 20
 """5 to 20 MB were measured as best; the less, the more of them a small object store holds."""
-GET_TIMEOUT_S = 60.0
+_GET_TIMEOUT_S = 60.0
 """Time-out for a piece: a tenth of a second at 1 Gbit/s. Ray notices a lost node only after a minute."""
-ROOM_SHARE = 4
+_ROOM_SHARE = 4
 """A source shares at most a quarter of its object store, so that nothing spills beside a launch."""
+_STEP_S = 0.1
+_HUNG_S = 90.0
+"""Without a sign of life for so long the child of a watch is ended. Ray gives up after 60."""
+_FIRST_WAIT_S = 2.0
+_LONGEST_WAIT_S = 30.0
+_STOP_S = 10.0
 
 Share = Mapping[str, tuple[Any, ...]]
 """By a blob's name: what ``put`` gave for each of its pieces, in order."""
@@ -106,6 +112,8 @@ class NodeSeeder:
         Returns:
             The outcome, and what of its blobs the node shares: ``room_bytes`` at most.
         """
+        import ray
+
         copies: list[NewFile] = []
         opened = SharedBlobs(shared, _get).open if shared is not None else None
         options = FetchOptions(shared=opened, held=copies.extend, reread=self._verify)
@@ -113,8 +121,6 @@ class NodeSeeder:
             found = seed_here(self._config, self._node, options=options)
         except (StoreError, OrchestratorError, OSError) as error:
             return failed(self._node, str(error)), None
-        import ray
-
         with suppress(ray.exceptions.RayError):  # the object store is full; the others read the store
             return found, share(copies, ray.put, room_bytes=room_bytes) if room_bytes else None
         return found, None
@@ -124,7 +130,7 @@ def _get(piece: Any) -> bytes:
     import ray
 
     try:
-        data: bytes = ray.get(piece, timeout=GET_TIMEOUT_S)
+        data: bytes = ray.get(piece, timeout=_GET_TIMEOUT_S)
     except ray.exceptions.RayError as error:
         reason = f"what it shared is gone: {first_line(error)}"
         raise StoreUnavailable(what="blob", where="another node", reason=reason) from error
@@ -132,29 +138,22 @@ def _get(piece: Any) -> bytes:
 
 
 class RaySeedCluster:
-    """A `SeedCluster`: the one that this process is on; one actor of the class ``seeder`` on each node."""
+    """A `SeedCluster`: the one that this process is on; ``group`` is of `NodeSeeder`."""
 
-    def __init__(
-        self,
-        config: Config,
-        environ: Mapping[str, str],
-        *,
-        verify: bool = False,
-        seeder: type[NodeSeeder] = NodeSeeder,
-    ) -> None:
-        self._config, self._verify, self._seeder = config, verify, seeder
-        self._group = NodeGroup(seeder, {"env_vars": dict(environ)}, num_calls=1)
+    def __init__(self, config: Config, group: NodeGroup, *, verify: bool = False) -> None:
+        self._config, self._group, self._verify = config, group, verify
         self._room_bytes: dict[str, int] = {}
         self._shares: dict[Node, Any] = {}
         self._running: dict[Any, Node] = {}
 
     def nodes(self) -> tuple[Node, ...]:
         """See `SeedCluster.nodes`."""
-        found = nodes_of_ray()
-        for known in found:
-            store_bytes = int(known.resources.get("object_store_memory", 0))
-            self._room_bytes[known.node.node_id] = store_bytes // ROOM_SHARE
-        return tuple(known.node for known in found)
+        known = nodes_of_ray()
+        self._room_bytes = {
+            each.node.node_id: int(each.resources.get("object_store_memory", 0)) // _ROOM_SHARE
+            for each in known
+        }
+        return tuple(each.node for each in known)
 
     def start(self, node: Node, *, source: Node | None = None, shares: bool = False) -> None:
         """See `SeedCluster.start`."""
@@ -162,15 +161,24 @@ class RaySeedCluster:
         self._group.start(node.node_id, self._config, node, verify=self._verify)
         shared = self._shares.get(source) if source is not None else None
         room_bytes = self._room_bytes.get(node.node_id, 0) if shares else 0
-        self._running[self._group.call(node.node_id, self._seeder.seed, shared, room_bytes)] = node
+        self._running[self._group.call(node.node_id, NodeSeeder.seed, shared, room_bytes)] = node
 
     def ended(self) -> list[NodeSeed]:
         """See `SeedCluster.ended`."""
         import ray
 
-        refs = list(self._running)
-        ready = ray.wait(refs, num_returns=len(refs), timeout=0)[0] if refs else []
-        return [self._answer(ref, self._running.pop(ref)) for ref in ready]
+        refs, found = list(self._running), list[NodeSeed]()
+        for ref in ray.wait(refs, num_returns=len(refs), timeout=0)[0] if refs else []:
+            node = self._running.pop(ref)
+            try:
+                outcome, shared = ray.get(ref)
+            except ray.exceptions.RayError as error:
+                why = f"the seeding process on the node failed: {first_line(error)}"
+                outcome, shared = failed(node, why), None
+            found.append(outcome)
+            if shared is not None:
+                self._shares[node] = ray.put(shared)  # once for all that get it
+        return found
 
     def stop(self, node: Node) -> None:
         """See `SeedCluster.stop`."""
@@ -178,43 +186,13 @@ class RaySeedCluster:
         self._shares.pop(node, None)
         self._group.stop(node.node_id)
 
-    def _answer(self, ref: Any, node: Node) -> NodeSeed:
-        import ray
-
-        outcome: NodeSeed
-        try:
-            outcome, shared = ray.get(ref)
-        except ray.exceptions.RayError as error:
-            return failed(node, f"the seeding process on the node failed: {first_line(error)}")
-        if shared is not None:
-            self._shares[node] = ray.put(shared)  # once for all that get it
-        return outcome
-
-
-STEP_S = 0.1
-HUNG_S = 90.0
-"""Without a sign of life for so long the child of a watch is ended. Ray gives up after 60."""
-FIRST_WAIT_S = 2.0
-LONGEST_WAIT_S = 30.0
-_STOP_S = 10.0
-
-
-def is_this_machine(config: Config) -> bool:
-    """True if the config names no cluster, and so launches on this machine."""
-    return ray_session.way_in(config.ray, os.environ, initialized=False) == "local"
-
 
 @contextmanager
 def _seeding(config: Config, plan: SeedPlan, tell: Callable[[Told], object]) -> Iterator[Seeding]:
     """Seed a config's cluster, which is joined meanwhile; raises `CannotStart` where it cannot be."""
-    session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
-    try:
-        environ = ray_session.rank_environ(config.ray, config.device, session.way_in)
-        cluster = RaySeedCluster(config, environ, verify=plan.verify)
+    with ray_session.group_on(config, NodeSeeder) as group:
         limit_s = config.timeouts.start_s + config.timeouts.fetch_s
-        yield Seeding(cluster, plan, limit_s=limit_s, tell=tell)
-    finally:
-        ray_session.leave(session)
+        yield Seeding(RaySeedCluster(config, group, verify=plan.verify), plan, limit_s=limit_s, tell=tell)
 
 
 def seed_cluster(config: Config, plan: SeedPlan, tell: Callable[[Told], object]) -> None:
@@ -226,7 +204,7 @@ def seed_cluster(config: Config, plan: SeedPlan, tell: Callable[[Told], object])
     with _seeding(config, plan, tell) as seeding:
         while not seeding.is_done:
             seeding.step()
-            time.sleep(STEP_S)
+            time.sleep(_STEP_S)
 
 
 def watch_cluster(
@@ -234,49 +212,40 @@ def watch_cluster(
 ) -> None:
     """Seed nodes as they join, until so many seconds have passed, or so many nodes are seeded.
 
-    A child does it, which Ray ends when the cluster's head is away; then there is another.
+    A child does it, which Ray ends when the cluster's head is away; then there is another. Raises
+    `BadArgument` as of `ray_session.refuse_shadow`.
     """
+    ray_session.refuse_shadow()
     end_s = time.monotonic() + (float("inf") if seconds is None else seconds)
-    away_s, wait_s = None, FIRST_WAIT_S
+    away_s, wait_s = None, _FIRST_WAIT_S
 
     def is_over() -> bool:
         is_enough = num_nodes is not None and outcomes.num_seeded() >= num_nodes
         return is_enough or time.monotonic() >= end_s
 
     while not is_over():
-        why = "the process that watches it ended; Ray ends it without a head"
+        why, heard_s = "the process that watches it ended; Ray ends it without a head", time.monotonic()
         with _child(config, plan) as child:
-            for told in _heard(child, is_over):
+            while not is_over() and time.monotonic() - heard_s < _HUNG_S:
+                try:
+                    if not child.poll(_STEP_S):
+                        continue
+                    told, heard_s = child.recv(), time.monotonic()
+                except (EOFError, OSError):
+                    break
                 if isinstance(told, str):
                     why = told
                     continue
-                wait_s = FIRST_WAIT_S
+                wait_s = _FIRST_WAIT_S
                 if away_s is not None:
                     outcomes.say(f"the cluster is back after {time.monotonic() - away_s:.0f} s", "green")
                     away_s = None
                 outcomes.take(told)
-        if is_over():
-            return
-        if away_s is None:
+        if away_s is None and not is_over():
             away_s = time.monotonic()
             outcomes.say(f"the cluster is away, and asked again until it is back: {why}", "yellow")
-        time.sleep(max(0.0, min(wait_s, end_s - time.monotonic())))
-        wait_s = min(2 * wait_s, LONGEST_WAIT_S)
-
-
-def _heard(child: Connection, is_over: Callable[[], bool]) -> Iterator[Told | str]:
-    """What a child tells, last why it ends, until it is of no more use."""
-    heard_s = time.monotonic()
-    while not is_over():
-        try:
-            if child.poll(STEP_S):
-                yield child.recv()
-                heard_s = time.monotonic()
-            elif time.monotonic() - heard_s >= HUNG_S:
-                yield f"no answer for {HUNG_S:g} s"
-                return
-        except (EOFError, OSError):
-            return
+        time.sleep(0.0 if is_over() else max(0.0, min(wait_s, end_s - time.monotonic())))
+        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
 
 
 @contextmanager
@@ -295,10 +264,8 @@ def _child(config: Config, plan: SeedPlan) -> Iterator[Connection]:
         with undisturbed():
             connection.close()
             process.join(_STOP_S)
-            if process.is_alive():
-                process.kill()
-                process.join()
-            process.close()
+            process.kill()
+            process.join()
 
 
 def _seed(connection: Connection, config: Config, plan: SeedPlan) -> None:
@@ -308,7 +275,7 @@ def _seed(connection: Connection, config: Config, plan: SeedPlan) -> None:
     with undisturbed(), redirect_stdout(sys.stderr):
         try:
             with _seeding(config, plan, connection.send) as seeding:
-                while not connection.poll(STEP_S):  # its end of file is something to read, too
+                while not connection.poll(_STEP_S):  # its end of file is something to read, too
                     seeding.step()
                     connection.send(Told())  # a sign of life
         except (BrokenPipeError, EOFError):

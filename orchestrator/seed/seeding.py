@@ -15,12 +15,10 @@ from typing import Literal, NamedTuple, Protocol
 
 from warmrank.cache_store.errors import NoStoreYet
 from warmrank.cache_store.fetch.blobs import FetchOptions
-from warmrank.cache_store.seed import SeedReport
-from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import StoreConfig
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.gang.node_artifacts import fetch_partitions, keeper_of
+from warmrank.orchestrator.gang.node_artifacts import NodeKeeper
 from warmrank.orchestrator.nodes import Node, NodeArtifacts, choose, distinct_names, is_called, this_node
 from warmrank.orchestrator.stores import open_to_fetch
 from warmrank.orchestrator.text import brief_names, count_text, seconds_text, size_text
@@ -77,23 +75,11 @@ def seed_here(config: Config, node: Node | None = None, *, options: FetchOptions
         if absent.required:
             raise
         return NodeSeed(node=here, found=False, reason=str(absent))
-    keeper = keeper_of(config)
-    found = fetch_partitions(config, store, keeper, launch_key=launch_key(config), options=options)
-    return replace(_outcome(here, found), node_artifacts=keeper.report() if keeper is not None else None)
-
-
-def check_store(config: Config) -> StoreConfig:
-    """The config's store; raises `BadArgument` where it names none."""
-    if config.store is None:
-        msg = f"config {config.name} names no store to seed from; set store.path, which all nodes share"
-        raise BadArgument(msg)
-    return config.store
-
-
-def _outcome(node: Node, report: SeedReport) -> NodeSeed:
+    keeper = NodeKeeper(config)
+    report = keeper.fetch(store, options=options)
     is_plain_miss = not report.found and not report.faults
     return NodeSeed(
-        node=node,
+        node=here,
         found=report.found,
         reason=report.reason + ("; warmrank explain names what differs" if is_plain_miss else ""),
         world_size=report.world_size,
@@ -103,9 +89,18 @@ def _outcome(node: Node, report: SeedReport) -> NodeSeed:
         bytes_copied=report.bytes_copied,
         faults=report.faults,
         seconds=report.seconds,
+        node_artifacts=keeper.report(),
         bytes_from_store=report.bytes_read,
         bytes_from_nodes=report.bytes_brought,
     )
+
+
+def check_store(config: Config) -> StoreConfig:
+    """The config's store; raises `BadArgument` where it names none."""
+    if config.store is None:
+        msg = f"config {config.name} names no store to seed from; set store.path, which all nodes share"
+        raise BadArgument(msg)
+    return config.store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,20 +210,19 @@ class Seeding:
         self._source: Node | None = None
         self._num_holders = 0  # nodes with all that the source has; 0 while it reads
         self._num_lost_sources = 0
-        self._look_s = float("-inf")
+        self._next_look_s = float("-inf")
 
     @property
     def is_done(self) -> bool:
         """True once every node that was found has ended; never while new ones are waited for."""
-        is_looked = self._look_s > float("-inf")
-        return not self._plan.watch and is_looked and not self._in("waiting") and not self._in("running")
+        return self._next_look_s == float("inf") and not self._in("waiting") and not self._in("running")
 
     def step(self) -> None:
         """Do what is due now; raises `UnknownNode` if names fit no node or several, unless it watches."""
         now_s = self._clock()
-        if now_s - self._look_s >= (LOOK_EVERY_S if self._plan.watch else float("inf")):
+        if now_s >= self._next_look_s:
             self._look()
-            self._look_s = now_s
+            self._next_look_s = now_s + LOOK_EVERY_S if self._plan.watch else float("inf")
         for seed in self._cluster.ended():
             self._end(seed, now_s)
         for state in self._in("running"):
@@ -268,28 +262,23 @@ class Seeding:
             self._end_wave()
         elif self._source is not None:
             num_free = RECEIVERS_PER_HOLDER * self._num_holders - num_running
-            for state in due[: max(0, num_free)]:
-                self._begin(state, now_s, source=self._source)
+            due = due[: max(0, num_free)]
         elif len(due) >= least and self._num_lost_sources < MAX_LOST_SOURCES:
-            self._source, self._num_holders = due[0].node, 0
-            self._begin(due[0], now_s, shares=True)
-        else:
-            for state in due:
-                self._begin(state, now_s)
+            self._num_holders, due = 0, due[:1]
+            self._begin(due.pop(), now_s, shares=True)
+        for state in due:
+            self._begin(state, now_s)
 
-    def _begin(
-        self, state: NodeState, now_s: float, *, source: Node | None = None, shares: bool = False
-    ) -> None:
+    def _begin(self, state: NodeState, now_s: float, *, shares: bool = False) -> None:
+        source = self._source
         self._cluster.start(state.node, source=source, shares=shares)
-        state.phase, state.attempts, state.source, state.began_s = (
-            "running",
-            state.attempts + 1,
-            source,
-            now_s,
-        )
+        state.phase, state.source, state.began_s = "running", source, now_s
+        state.attempts += 1
         origin = f"from {source.host}" if source is not None else "from the store"
         again = f", attempt {state.attempts}" if state.attempts > 1 else ""
         self._tell(Told(f"{state.node}: begun, {origin}{again}"))
+        if shares:
+            self._source = state.node
 
     def _end(self, seed: NodeSeed, now_s: float) -> None:
         state = self.states.get(seed.node.node_id)

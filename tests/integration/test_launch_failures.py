@@ -22,7 +22,7 @@ from tests.support.ray_cluster import ray_cluster
 from tests.support.stored import open_store
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.reading import parse
-from warmrank.orchestrator.errors import DIED, NODE_LOST, STOPPED, TIMEOUT, LaunchFailed, WorkerFailure
+from warmrank.orchestrator.errors import DIED, NODE_LOST, STOPPED, TIMEOUT, LaunchFailed
 from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.inspect.store_contents import verify
 from warmrank.orchestrator.launch.driver import Launch
@@ -94,20 +94,6 @@ def test_rank_that_is_stopped_again_and_again_ends_the_launch_and_leaves_the_sto
     assert [attempt.failed_stage for attempt in report.timeline.attempts] == ["verify", "commit"]
     assert trial.stored("launch") == []
     trial.check_nothing_left()
-
-
-@pytest.mark.slow
-def test_ranks_end_when_their_driver_looks_at_them_no_more(cluster: str, tmp_path: Path) -> None:
-    trial = Trial(tmp_path, watch={**WATCH, "lease_s": 1})
-    launcher = RayLauncher(trial.config)
-    try:
-        gang = launcher.start(2, timeout_s=120)
-        assert still_there((placement.pid for placement in gang.placements), timeout_s=30) == []
-        answers = launcher.call("build", "build", {0: (), 1: ()}, timeout_s=30)
-        kinds = {rank: found.kind for rank, found in answers if isinstance(found, WorkerFailure)}
-        assert kinds == {0: DIED, 1: DIED}
-    finally:
-        launcher.stop()
 
 
 class Hitting(RayLauncher):

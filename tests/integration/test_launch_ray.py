@@ -11,8 +11,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.checkout import PYTHONPATH, ROOT, ended, python
 from tests.support.launching import ENTRYPOINT, counts, data_of
-from tests.support.processes import marked, still_there
+from tests.support.processes import still_there
 from tests.support.ray_cluster import RayCluster, clean_environ, ray_cluster
 from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import Config, parse
@@ -62,8 +61,6 @@ def failure(config: Config, launcher: WatchedLauncher | None = None) -> tuple[La
         launch(config, launcher=launcher)
     return caught.value, launcher
 
-
-ONCE: dict[str, Any] = {"retries": {"hang": 0}}
 
 Pair = tuple[Report, Report]
 
@@ -114,27 +111,6 @@ def test_rank_that_dies_is_named_and_nothing_is_left_of_the_launch(cluster: str,
     assert f"logs: {tmp_path / 'cache' / '.logs' / 'tiny'}/" in str(error)
     assert launcher.left_over() == []
     assert not list((tmp_path / "store").glob("launch/*/*"))
-
-
-class OneByOne(WatchedLauncher):
-    """Builds rank 0 before rank 1, and with more time: how long it takes depends on what else runs here."""
-
-    def call(
-        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
-    ) -> Iterator[tuple[int, Any]]:
-        rest = dict(arguments)
-        if stage == "build":
-            yield from super().call(stage, method, {0: rest.pop(0)}, timeout_s=120)
-        yield from super().call(stage, method, rest, timeout_s=timeout_s)
-
-
-@pytest.mark.slow
-def test_rank_that_hangs_is_named_with_the_time_out(cluster: str, tmp_path: Path) -> None:
-    config = config_of(tmp_path, workload=faulty("hang"), timeouts={"build_s": 3}, **ONCE)
-    error, launcher = failure(config, OneByOne(config))
-    assert [(found.rank, found.kind) for found in error.failures] == [(1, "timeout")]
-    assert "raise timeouts.build_s" in str(error)
-    assert launcher.left_over() == []
 
 
 @pytest.mark.slow
@@ -190,17 +166,6 @@ def test_plain_script_is_warm_the_second_time(cluster: str, tmp_path: Path, scri
     config = config_of(tmp_path, workload={"script": str(script)})
     assert counts(launch(config)) == (1, 0, 1)  # on one node the other rank waits, and adopts
     assert counts(launch(config, no_compile=True)) == (0, 2, 0)
-
-
-@pytest.mark.slow
-def test_script_that_hangs_is_ended_with_its_rank(cluster: str, tmp_path: Path, script: Path) -> None:
-    mark = uuid.uuid4().hex
-    script.write_text("import time\ntime.sleep(600)\n")
-    workload = {"script": str(script), "arguments": [mark]}
-    error, launcher = failure(config_of(tmp_path, workload=workload, timeouts={"script_s": 1}, **ONCE))
-    assert error.stage == "script"
-    assert launcher.left_over() == []
-    assert still_there(pid for pid, command in marked("RANK=").items() if mark in command) == []
 
 
 TIMEOUT_S = 60.0

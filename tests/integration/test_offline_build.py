@@ -22,7 +22,6 @@ from tests.support.offline_ranks import rank_of, small
 from tests.support.processes import marked, still_there
 from tests.support.stored import open_store
 from warmrank.cache_store.seed import Wanted, seed
-from warmrank.orchestrator.build import ranks as build_launcher
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import BuildReport, target_here
 from warmrank.orchestrator.build.ranks import OfflineLauncher
@@ -95,8 +94,10 @@ def test_eight_ranks_load_all_of_it_from_the_store(world_size, ranks, report, co
 
 
 def test_process_that_does_not_come_up_is_an_error(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(build_launcher, "BOOTSTRAP", "import sys; sys.exit('no luck here')")
-    launcher = OfflineLauncher(loaded_config(tmp_path), (0, 1), num_jobs=2)
+    (tmp_path / "luckless.py").write_text("import sys\nsys.exit('no luck here')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = loaded_config(tmp_path, workload={"entrypoint": "luckless:workload"})
+    launcher = OfflineLauncher(config, (0, 1), num_jobs=2)
     with pytest.raises(CannotStart, match="status 1"):
         launcher.start(2, timeout_s=240)
     launcher.stop()
@@ -112,7 +113,9 @@ def test_command_builds_and_a_second_one_compiles_nothing(tmp_path):
     config = write_config(tmp_path)
     script = tmp_path / "bin" / "warmrank"  # an installed script: the current directory is not on its path
     script.parent.mkdir()
-    script.write_text("from warmrank.orchestrator.cli.main import main\nmain()\n")
+    script.write_text(
+        "from warmrank.orchestrator.cli.main import main\nif __name__ == '__main__':\n    main()\n"
+    )
     command = (str(script), "build", str(config), "--world-size", "16", "--device", "cpu", "--json", "-")
     reports = []
     for _ in range(2):

@@ -19,6 +19,7 @@ from pydantic_core import to_jsonable_python
 from tests.support.checkout import PYTHONPATH
 from warmrank.orchestrator.config.reading import Config, load
 from warmrank.orchestrator.gang import ray_session
+from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.nodes import Node
 from warmrank.orchestrator.seed.on_ray import NodeSeeder, RaySeedCluster
 from warmrank.orchestrator.seed.seeding import Seeding, SeedPlan
@@ -50,8 +51,8 @@ def main(config_file: Path, fan_out: Any) -> None:
     config = load(config_file)
     session = ray_session.enter(config.ray, timeout_s=config.timeouts.start_s)
     try:
-        environ = {"PYTHONPATH": PYTHONPATH}
-        cluster = RaySeedCluster(config, environ, seeder=CountedSeeder)
+        group = NodeGroup(CountedSeeder, {"env_vars": {"PYTHONPATH": PYTHONPATH}}, num_calls=1)
+        cluster = RaySeedCluster(config, group)
         seeding = Seeding(cluster, SeedPlan(fan_out=fan_out), limit_s=TIME_S, tell=lambda _: None)
         deadline_s = time.monotonic() + TIME_S
         while not seeding.is_done and time.monotonic() < deadline_s:

@@ -6,12 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from warmrank.orchestrator.gang.launcher import Process, free_port, place_ranks
+from warmrank.orchestrator.gang.launcher import Launcher, Process, free_port, place_ranks
 from warmrank.orchestrator.gang.rank_host import MakeWorker, RankHost, answer
 from warmrank.orchestrator.nodes import Gang
 
 
-class InProcessLauncher:
+class InProcessLauncher(Launcher):
     """Holds a `RankHost` for each rank; see `orchestrator.gang.launcher.Launcher`."""
 
     def __init__(self, make_worker: MakeWorker | None = None) -> None:
@@ -41,7 +41,3 @@ class InProcessLauncher:
         hosts, self._hosts = self._hosts, []
         for rank, host in enumerate(hosts):
             answer(host, rank, "stop", "close", ())
-
-    def stop(self) -> None:
-        """Take every rank down; there is nothing else."""
-        self.release()

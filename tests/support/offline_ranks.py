@@ -70,8 +70,8 @@ class _Host(OfflineHost):
     def open(self, init: RankInit, *_more: object) -> Opened:
         self._launcher.opened.append(init.spec.rank)
         self._take(init)
-        self._worker = FakeOfflineRank(self._launcher.world, init.spec, None)  # type: ignore[assignment]
-        return Opened(environment=self._worker.start(), problem="")
+        self.worker = FakeOfflineRank(self._launcher.world, init.spec, None)  # type: ignore[assignment]
+        return Opened(environment=self.worker.start(), problem="")
 
 
 class Small(nn.Module):

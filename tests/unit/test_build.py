@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
@@ -25,7 +22,6 @@ from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument, BuildFailed
-from warmrank.orchestrator.ui.report_table import render_build
 from warmrank.worker.errors import NeedsValues
 from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.manifests import unpacked
@@ -60,15 +56,6 @@ def test_each_class_compiles_once_and_counts_all_its_ranks(tmp_path):
         (function, "compiled", 8) for function in (*FUNCTIONS, *FUNCTIONS)
     ]
     assert report.totals.num_compiled == 4
-
-
-@pytest.mark.parametrize(("num_compiled", "says"), [(4, "4 compiled in 2.00 s; "), (0, "0 compiled; ")])
-def test_table_says_how_long_compiles_took_if_there_were_any(tmp_path, num_compiled, says):
-    report, _ = built(config_of(tmp_path), staged())
-    totals = replace(report.totals, num_compiled=num_compiled, compile_s=2.0 if num_compiled else 0.0)
-    console = Console(width=400, record=True, file=io.StringIO())
-    console.print(render_build(replace(report, totals=totals)))
-    assert says in console.export_text()
 
 
 def test_all_partitions_and_the_record_are_in_the_store(tmp_path):

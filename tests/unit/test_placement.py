@@ -15,10 +15,11 @@ from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CannotStart, LacksDevice, LaunchFailed
-from warmrank.orchestrator.gang import placement, ray_launcher
+from warmrank.orchestrator.gang import placement
 from warmrank.orchestrator.gang.launcher import Process, place_ranks
 from warmrank.orchestrator.gang.placement import (
     Eligible,
+    Liveness,
     RayNode,
     Reservation,
     bundle_sizes,
@@ -30,7 +31,7 @@ from warmrank.orchestrator.gang.ray_launcher import RayLauncher
 from warmrank.orchestrator.nodes import Node
 
 BUNDLE = {"CPU": 1.0, "NPU": 1.0}
-HEAD, LOST_HEAD = SimpleNamespace(loss="", is_there=lambda: True), SimpleNamespace(loss="its head is silent")
+HEAD, LOST_HEAD = SimpleNamespace(lost=set(), is_there=lambda: True), SimpleNamespace(lost={("head", 1)})
 
 
 class Group:
@@ -53,8 +54,8 @@ class FakeRay:
         self._monkeypatch = monkeypatch
         self.removed: list[Group] = []
         monkeypatch.setattr(ray.util, "remove_placement_group", self.removed.append)
-        monkeypatch.setattr(placement, "available_on", lambda nodes: [node.resources for node in nodes])
-        monkeypatch.setattr(ray_launcher, "silent_among", lambda _nodes: ())
+        monkeypatch.setattr(Eligible, "free", lambda supply: [node.resources for node in supply.nodes])
+        monkeypatch.setattr(Liveness, "look", lambda _places: set())
 
     def gives(self, total: Mapping[str, float], raises: BaseException | None = None) -> Group:
         group = Group(raises)
@@ -153,7 +154,7 @@ NODES = tuple(
 )
 
 
-def of(*, silent: tuple[Node, ...] = (), strict: bool = True, **config: Any) -> Eligible:
+def of(*, silent: tuple[tuple[str, int], ...] = (), strict: bool = True, **config: Any) -> Eligible:
     return eligible(RayConfig(**config), NODES, silent, strict=strict)
 
 
@@ -162,7 +163,7 @@ def hosts(found: Eligible) -> list[str]:
 
 
 def test_nodes_that_do_not_answer_get_no_ranks_and_nodes_that_join_later_may() -> None:
-    found = of(silent=(NODES[1].node,))
+    found = of(silent=(NODES[1].place,))
     assert hosts(found) == ["n1", "n3"]
     assert found.labels == {"ray.io/node-id": f"!in({'2' * 56})"}
     assert found.silent == (NODES[1].node,)

@@ -213,7 +213,8 @@ def hung(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
 
 def test_process_that_hangs_in_native_code_says_where(hung: tuple[subprocess.Popen[str], Path]) -> None:
     child, path = hung
-    said = rank_files.ask_stacks({child.pid: path})[path]
+    rank_files.ask_stacks({child.pid: path})
+    said = rank_files.read_stacks(path)
     assert "in in_native_code" in said
     assert rank_files.crash_in(said) == ""
 
@@ -238,7 +239,7 @@ def test_settle_loads_and_adopts_in_one_call(tmp_path: Path) -> None:
     world = FakeWorld(held={(1, FUNCTIONS[0]): "d"}, known={"d": 0, "e": 0})
     host = RankHost(world.make_worker)
     host.open(init(tmp_path))
-    results = host.call("settle", ((FUNCTIONS[0],), {FUNCTIONS[1]: "e"}))
+    results = host.settle((FUNCTIONS[0],), {FUNCTIONS[1]: "e"})
     assert [(found.function, found.outcome) for found in results] == [
         (FUNCTIONS[0], "loaded"),
         (FUNCTIONS[1], "adopted"),
@@ -263,7 +264,7 @@ def test_refused_function_that_would_compile_is_told_apart(tmp_path: Path) -> No
         reason="CompileForbidden: Model.f would have to be",
         error="CompileForbidden",
     )
-    host._worker.first_call = lambda _place: (refused,)  # type: ignore[method-assign, assignment]
+    host.worker.first_call = lambda _place: (refused,)  # type: ignore[method-assign, assignment]
     failure = answer(host, 1, "first_call", "first_call", (1,))
     assert (failure.kind, failure.function, failure.message) == (
         "CompileForbidden",
@@ -276,12 +277,12 @@ def test_compile_that_raises_is_a_result_and_the_next_one_goes_on(tmp_path: Path
     world = FakeWorld()
     host = RankHost(world.make_worker)
     host.open(init(tmp_path))
-    real = host._worker.compile
+    real = host.worker.compile
 
     def compile_some(functions: tuple[str, ...]) -> Any:
         return real(functions) if functions != FUNCTIONS[:1] else 1 // 0
 
-    host._worker.compile = compile_some  # type: ignore[method-assign]
+    host.worker.compile = compile_some  # type: ignore[method-assign]
     first, second = answer(host, 1, "compile", "compile", (FUNCTIONS,))
     assert (first.function, first.ok, first.outcome) == (FUNCTIONS[0], False, "compiled")
     assert first.reason.startswith("ZeroDivisionError: ")

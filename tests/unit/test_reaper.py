@@ -22,10 +22,10 @@ from tests.support.ray_cluster import free_ports
 from warmrank.orchestrator import reaper
 from warmrank.orchestrator.config.models import WatchConfig
 from warmrank.orchestrator.errors import DIED, NODE_LOST, STOPPED
-from warmrank.orchestrator.gang import liveness
+from warmrank.orchestrator.gang import placement
 from warmrank.orchestrator.gang.launcher import ProcessStatus
-from warmrank.orchestrator.gang.liveness import HeadWatch
 from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch
+from warmrank.orchestrator.gang.placement import Liveness
 from warmrank.orchestrator.gang.ray_watch import Watching
 from warmrank.orchestrator.reaper import MARK
 from warmrank.orchestrator.reaper_client import KILLED, Chunk, ReapedCommand, ReapedRanks
@@ -405,8 +405,8 @@ def test_node_that_answers_nothing_after_a_death_is_lost_with_the_rank() -> None
 
 def test_node_whose_watch_has_ended_stays_lost_whatever_else_is_heard_of_it() -> None:
     found = watching()
-    found.note(1, "ended")
-    found.note(1, "unavailable")
+    found.ended(1)
+    seen(found, 1, {}, 100.5)
     assert kinds(found, 101.0) == {2: NODE_LOST, 3: NODE_LOST}
 
 
@@ -435,13 +435,12 @@ def head() -> Iterator[socket.socket]:
 def test_time_in_which_the_driver_stood_still_is_no_silence_of_the_head(
     head: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    watch = HeadWatch(f"127.0.0.1:{head.getsockname()[1]}", PATIENT)
-    watch.stop()
-    monkeypatch.setattr(watch, "_tried_s", watch._tried_s - 3600)
-    assert watch.loss == ""
-    monkeypatch.setattr(liveness, "knock", lambda _place: "silent")
-    watch._try()
-    assert watch.loss == ""
+    watch = Liveness([("127.0.0.1", head.getsockname()[1])], PATIENT)
+    monkeypatch.setattr(watch, "_looked_s", watch._looked_s - 3600)
+    assert watch.lost == set()
+    monkeypatch.setattr(placement, "knock", lambda _place: "silent")
+    watch.look()
+    assert watch.lost == set()
 
 
 @pytest.fixture
