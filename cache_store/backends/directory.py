@@ -258,13 +258,15 @@ class DirectoryBackend:
         return is_moved
 
     def _remove(self, path: Path) -> None:
-        if not stat.S_ISDIR(path.lstat().st_mode):
-            path.unlink()
-            return
-        away = self._away()
-        path.rename(away)
-        with contextlib.suppress(RecursionError):  # what stays costs space only
-            discard_tree(away)
+        try:
+            path.unlink()  # first: it waits for a file system that is frozen, which `Tier.ping` relies on
+        except (IsADirectoryError, PermissionError):
+            if not stat.S_ISDIR(path.lstat().st_mode):
+                raise
+            away = self._away()
+            path.rename(away)
+            with contextlib.suppress(RecursionError):  # what stays costs space only
+                discard_tree(away)
 
     def _prune(self, directory: Path) -> None:
         """Remove directories of the trash that are empty now; who wants one meanwhile makes it again.

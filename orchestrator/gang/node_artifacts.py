@@ -18,7 +18,6 @@ from warmrank.orchestrator.config.reading import declared_caches, node_caches_of
 from warmrank.orchestrator.nodes import NodeArtifacts
 from warmrank.worker import node_caches, node_collecting
 from warmrank.worker.node_collecting import Collected, Listing, listing
-from warmrank.worker.rank.manifests import with_node_files
 from warmrank.worker.results import Published
 
 if TYPE_CHECKING:
@@ -144,6 +143,8 @@ class NodeKeeper:
         """
         if not self._has_caches:
             return manifest
+        from warmrank.worker.rank.manifests import with_node_files  # imports torch
+
         if self._collected is None:
             self._collected = node_collecting.collect(
                 self._caches,

@@ -105,12 +105,20 @@ def config(tmp_path: Path) -> Config:
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 HERE = "tests.support.offline_ranks"
-PAIRS = {"world": (tuple(range(8)),), "tp": ((0, 1), (2, 3), (4, 5), (6, 7))}
+
+
+def _pair(rank: int) -> range:
+    return range(rank - rank % 2, rank - rank % 2 + 2)
 
 
 def spec_of(cache: Path, *, rank: int = 1, entrypoint: str = "small", **changed: Any) -> RankSpec:
     return rank_spec(
-        cache, rank=rank, world_size=8, groups=PAIRS, entrypoint=f"{HERE}:{entrypoint}", **changed
+        cache,
+        rank=rank,
+        world_size=8,
+        groups={"world": range(8), "tp": _pair(rank)},
+        entrypoint=f"{HERE}:{entrypoint}",
+        **changed,
     )
 
 

@@ -17,6 +17,7 @@ from tests.support.tracing import in_mode
 from warmrank.inference import cache_compile
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import TIMEOUT, WorkerFailure
+from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.gang.rank_host import RankHost
 from warmrank.orchestrator.launch.events import silence
 from warmrank.orchestrator.launch.plan import (
@@ -30,6 +31,7 @@ from warmrank.orchestrator.launch.plan import (
     plan_round,
 )
 from warmrank.orchestrator.launch.run import Run
+from warmrank.orchestrator.nodes import Gang
 from warmrank.worker.rank.units import TracePrint, first_difference, print_of
 from warmrank.worker.results import FunctionProbe, ProbeState
 from warmrank.worker.runtime.function import CachedFunction
@@ -327,11 +329,17 @@ def test_sizes_of_the_very_call_are_no_part_of_a_dynamic_outline_with_kernels(tm
     assert first_difference(four, five) == ""
 
 
-class Late:
+class Late(Launcher):
     """The store fails rank 0; rank 1 answers, rank 2 does not; all that takes a while."""
 
     def __init__(self, took_s: float) -> None:
         self.now_s, self._took_s = 0.0, took_s
+
+    def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Nothing was started."""
 
     def call(
         self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
@@ -348,7 +356,7 @@ def test_rank_that_let_the_whole_time_pass_is_late_although_the_store_failed_ano
 ) -> None:
     ranks = Late(took_s)
     config = parse({"workload": {"entrypoint": "a:b"}, "ranks": 3, "parallel": {"dp": 3}})
-    run = Run(config, ranks, silence, clock=lambda: ranks.now_s)  # type: ignore[arg-type]
+    run = Run(config, ranks, silence, clock=lambda: ranks.now_s)
     answers: dict[int, Any] = run.try_ask("fetch", RankHost.fetch, dict.fromkeys(range(3), ()))
     late = {rank for rank, found in answers.items() if getattr(found, "kind", "") == TIMEOUT}
     assert late == silent
