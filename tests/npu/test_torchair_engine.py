@@ -173,6 +173,21 @@ def test_arguments_that_are_marked_static_are_refused_with_frozen_parameters(con
         function(x)
 
 
+class Strides(nn.Module):
+    """Returns the strides of its input, for which TorchAir returns those of a dense tensor."""
+
+    def forward(self, x: torch.Tensor) -> tuple[tuple[int, ...], torch.Tensor]:
+        return x.stride(), x * 2
+
+
+def test_strides_of_an_input_are_refused_or_left_to_engine_graph(config: Any, tmp_path: Path) -> None:
+    x = torch.zeros(4, 8)[:, ::2]
+    refusing = cache_compile(Strides().forward, config=config, cache_dir=tmp_path, engine="torchair")
+    with pytest.raises(NotPortable, match=r"computes with x\.stride\(\)"):
+        refusing(x)
+    assert cache_compile(Strides().forward, config=config, cache_dir=tmp_path)(x)[0] == (8, 2)
+
+
 def test_threads_may_make_their_first_calls_at_once(config: Any, tmp_path: Path) -> None:
     models = [Model() for _ in range(4)]
     functions = [cache_compile(model.adds, config=config, cache_dir=tmp_path) for model in models]

@@ -22,6 +22,7 @@ import itertools
 import json
 import marshal
 import os
+import re
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
@@ -42,7 +43,7 @@ from warmrank.worker.errors import ArtifactCorrupt, BadConfig, CompileFailed, No
 from warmrank.worker.groups import role_of
 from warmrank.worker.node_caches import KernelFiles
 from warmrank.worker.torch_private import facts as torch_facts
-from warmrank.worker.torch_private.lowering import group_names
+from warmrank.worker.torch_private.lowering import group_names, source_name
 from warmrank.worker.torch_private.torchair import left_to_wrappers
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from warmrank.worker.torch_private.lowering import CapturedCall, LoweredGraph
 
 _GRAPH_NAME = "__compiled_fn"
+_OF_LAYOUT = re.compile(r"\.(stride|storage_offset)\(\)")
 
 
 class TorchairEngine:
@@ -145,6 +147,15 @@ def _refuse(site: Site, call: CapturedCall, facts: GraphFacts) -> None:
                 "TorchAir freezes with frozen_parameter for every later process too; use one of the two"
             )
             raise NotPortable(msg, what=argument, instead="graph")
+    placeholders = call.graph_module.graph.find_nodes(op="placeholder")
+    sources = [source_name(node._dynamo_source) for node in placeholders if node.users]  # noqa: SLF001
+    if strided := [source for source in sources if _OF_LAYOUT.search(source)]:
+        value = re.sub(r"^L\['(\w+)'\]", r"\1", strided[0])
+        msg = (
+            f"{name} computes with {value}, for which TorchAir takes that of a dense tensor; use engine "
+            "graph, or dynamic=False"
+        )
+        raise NotPortable(msg, what=value, instead="graph")
     if facts.aliased_outputs:
         msg = (
             f"output {facts.aliased_outputs[0]} of {name} is a view of an input, and TorchAir's cache "
