@@ -48,7 +48,7 @@ from warmrank.worker.torch_private.operators import (
     nodes_at,
 )
 from warmrank.worker.torch_private.patching import intercepted, steps_in
-from warmrank.worker.torch_private.warm import OPERATORS, SETTING_NAMES, settings
+from warmrank.worker.torch_private.warm import OPERATORS, settings
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -68,26 +68,9 @@ BRANCH, LOOP = "cond", "while_loop"  # which stay operators, with their bodies b
 _BATCHED = frozenset({"flex_attention"})  # which run their bodies on batched tensors; the graph does not
 # Modules whose patches are sources of their own.
 _COMPARED = frozenset({"torch.functional", "torch.nn.functional", "torch._C._nn", "torch._VF"})
-_AUTOCAST = ("_enter_autocast", "_exit_autocast")
-# Set a switch that counts while the graph is traced, and put it back: which kernel attention is made of.
-_SCOPES = (*_AUTOCAST, "_sdpa_kernel")
-# How switches of the process are set, by their names in `warm.SETTINGS`; Dynamo puts the others back itself.
-_SETTERS: dict[str, Callable[..., None]] = {
-    "flash attention": torch._C._set_sdp_use_flash,
-    "memory-efficient attention": torch._C._set_sdp_use_mem_efficient,
-    "math attention": torch._C._set_sdp_use_math,
-    "cudnn attention": torch._C._set_sdp_use_cudnn,
-    "mkldnn": torch._C._set_mkldnn_enabled,
-    "mkldnn deterministic": torch._C._set_mkldnn_deterministic,
-    "cudnn": torch._C._set_cudnn_enabled,
-    "cudnn deterministic": torch._C._set_cudnn_deterministic,
-    "cudnn benchmark": torch._C._set_cudnn_benchmark,
-    "fp16 accumulation": torch._C._set_cublas_allow_fp16_accumulation,
-    "tf32 matmul": torch._C._set_cublas_allow_tf32,
-    "tf32 cudnn": torch._C._set_cudnn_allow_tf32,
-    "float32 matmul precision": torch.set_float32_matmul_precision,
-}
-_SETS = (
+# Set a switch that counts while the graph is traced, and put it back: casts, and how attention is computed.
+_SCOPES = ("_enter_autocast", "_exit_autocast", "_sdpa_kernel")
+SETS_SWITCH = (
     "sets a switch of the whole process, which a compiled function does not. Set it before the call, and put "
     "it back after it."
 )
@@ -343,7 +326,7 @@ def _run(graph_module: GraphModule, *inputs: Any) -> Any:
             made = super().run_node(n)
             name = getattr(n.target, "__name__", str(n.target))
             if before != settings() and name not in _SCOPES:
-                raise NotPortable(f"{name} {_SETS}\n{line_of(n)}", what=name)
+                raise NotPortable(f"{name} {SETS_SWITCH}\n{line_of(n)}", what=name)
             return made
 
     try:
@@ -357,29 +340,6 @@ def _run(graph_module: GraphModule, *inputs: Any) -> Any:
             f"{line_of(node)}\n{_REMEDY}"
         )
         raise NotPortable(msg, what=str(node.target)) from error
-
-
-@contextlib.contextmanager
-def switches_kept(function: str) -> Iterator[None]:
-    """Put switches of the process back that a trace of a function changed.
-
-    Raises:
-        NotPortable: it leaves one changed, as no compiled function would.
-    """
-    before = _switches()
-    try:
-        yield
-        left = _switches()
-        if changed := [name for name in before if before[name] != left[name]]:
-            raise NotPortable(f"{function} {_SETS} ({', '.join(changed)})", what=changed[0])
-    finally:
-        for name, put in _SETTERS.items():
-            if before[name] not in (_switches()[name], "mixed"):
-                put(before[name])
-
-
-def _switches() -> dict[str, Any]:
-    return dict(zip(SETTING_NAMES, settings(), strict=True))
 
 
 def retrace(lowered: LoweredGraph, fakes: list[Any]) -> LoweredGraph:
@@ -451,7 +411,7 @@ def _rewrite(graph_module: GraphModule, *, drop_grad_switches: bool) -> None:
     """Make ``x.data``, a constant for torch, ``x.detach()``; drop ``no_grad()``, which always holds."""
     switches = [node for node in graph_module.graph.nodes if node.target is torch._C._set_grad_enabled]
     if switches and switches[-1].args == (True,):
-        msg = f"set_grad_enabled(True) {_SETS}\n{line_of(switches[-1])}"
+        msg = f"set_grad_enabled(True) {SETS_SWITCH}\n{line_of(switches[-1])}"
         raise NotPortable(msg, what="set_grad_enabled")
     for module in graphs_of(graph_module):
         for node in list(module.graph.nodes):

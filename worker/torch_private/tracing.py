@@ -39,16 +39,16 @@ from warmrank.worker.keys.code import globals_read
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, TracedGuard, traced_guards
 from warmrank.worker.torch_private.evaluated import Evaluations
 from warmrank.worker.torch_private.lowering import (
+    SETS_SWITCH,
     CapturedCall,
     LoweredGraph,
     lower,
     source_name,
-    switches_kept,
 )
 from warmrank.worker.torch_private.patching import intercepted, steps_in
 from warmrank.worker.torch_private.raised import ShapeNotes, raised_by
 from warmrank.worker.torch_private.tracer_changes import TracerChanges, ViewsByThemselves
-from warmrank.worker.torch_private.warm import REGISTRIES, dict_keys
+from warmrank.worker.torch_private.warm import REGISTRIES, SETTING_NAMES, dict_keys, settings
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -133,6 +133,22 @@ _KEPT_NAMES = re.compile(
     r"^(___|__(builtins_dict|compiled_fn|resume_at_|import_|object_|warmrank_))|_\d+_c\d+$"
 )
 # Dynamo's settings, and what is patched here while it traces, belong to the whole process.
+# How switches of the process are set, by their names in `warm.SETTINGS`; Dynamo puts the others back itself.
+_SETTERS: dict[str, Callable[..., None]] = {
+    "flash attention": torch._C._set_sdp_use_flash,
+    "memory-efficient attention": torch._C._set_sdp_use_mem_efficient,
+    "math attention": torch._C._set_sdp_use_math,
+    "cudnn attention": torch._C._set_sdp_use_cudnn,
+    "mkldnn": torch._C._set_mkldnn_enabled,
+    "mkldnn deterministic": torch._C._set_mkldnn_deterministic,
+    "cudnn": torch._C._set_cudnn_enabled,
+    "cudnn deterministic": torch._C._set_cudnn_deterministic,
+    "cudnn benchmark": torch._C._set_cudnn_benchmark,
+    "fp16 accumulation": torch._C._set_cublas_allow_fp16_accumulation,
+    "tf32 matmul": torch._C._set_cublas_allow_tf32,
+    "tf32 cudnn": torch._C._set_cudnn_allow_tf32,
+    "float32 matmul precision": torch.set_float32_matmul_precision,
+}
 _LOCK = threading.RLock()
 
 
@@ -193,7 +209,7 @@ def trace(
             dynamo_timed("warmrank"),
             _tracing_settings(dynamic),
             evaluated.noted(),
-            switches_kept(name),
+            _switches_kept(name),
         ):
             started = perf_counter()
             notes = TraceNotes(evaluated.note, free or ())
@@ -264,6 +280,29 @@ def trace(
         return attempt(free)
     except WorkerError:  # not all that Python makes of numbers can be made of symbols
         return attempt(None)
+
+
+@contextlib.contextmanager
+def _switches_kept(function: str) -> Iterator[None]:
+    """Put switches of the process back that a trace of a function changed.
+
+    Raises:
+        NotPortable: it leaves one changed, as no compiled function would.
+    """
+    before = _switches()
+    try:
+        yield
+        left = _switches()
+        if changed := [name for name in before if before[name] != left[name]]:
+            raise NotPortable(f"{function} {SETS_SWITCH} ({', '.join(changed)})", what=changed[0])
+    finally:
+        for name, put in _SETTERS.items():  # asked anew each time: one setter may set the next switch, too
+            if before[name] not in (_switches()[name], "mixed"):
+                put(before[name])
+
+
+def _switches() -> dict[str, Any]:
+    return dict(zip(SETTING_NAMES, settings(), strict=True))
 
 
 def _guards(output: Any, function: Any, name: str) -> tuple[tuple[TracedGuard, ...], GuardTree]:
