@@ -45,7 +45,7 @@ _COARSE_TICK_NS = 2_000_000_000
 
 
 class _Seen(NamedTuple):
-    """What `_identity` said of a file when it was read, at which time, and its digest."""
+    """Identity of a file when it was read, the time of the read, and its digest."""
 
     identity: tuple[int, ...]
     read_ns: int

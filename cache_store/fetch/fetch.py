@@ -281,7 +281,7 @@ def _without_faults(
 def _look(
     targets: Sequence[_Target], cache_root: Path, index: DigestIndex
 ) -> tuple[dict[_Target, Path], dict[_Target, StoreError]]:
-    """Where the cache directory has targets, and errors of others; slow where all has to be read."""
+    """Targets that the cache directory has, and errors of others; slow where all has to be read."""
 
     def look(target: _Target) -> Path | StoreError | None:
         directory = cache_root / target.function_dir

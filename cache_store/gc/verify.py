@@ -126,7 +126,7 @@ def verify_places(
 
 
 class _Look(NamedTuple, Generic[_T]):
-    """What a file is, its fault, and whether it is damaged."""
+    """Kind of a file, its fault, and if it is damaged."""
 
     value: _T | None = None
     fault: str = ""

@@ -305,7 +305,7 @@ def _why_shared(path: Path) -> str:
 
 
 def entry_fault(path: str, uid: int, mode: int, *, own: int, is_above: bool = False) -> str:
-    """Why others than the user ``own`` can change a file or directory of the type and permissions ``mode``.
+    """The reason why others than the user ``own`` can change a file or directory of this type and ``mode``.
 
     One that ``is_above`` lies on the way to the store (`way_to`), so root may own it, and others may write
     into it where they cannot rename what is not theirs (the sticky bit of ``/tmp``).

@@ -64,7 +64,7 @@ MetricsFile = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """What is to be written of a launch; its fields are those of `ui.outputs.Outputs`.
+    """Files to write of a launch; its fields are those of `ui.outputs.Outputs`.
 
     Options:
         html: Write the report there as one page for a browser.

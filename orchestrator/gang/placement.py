@@ -51,7 +51,7 @@ class RayNode:
 
     @property
     def place(self) -> Place:
-        """Where Ray listens."""
+        """Address and port where Ray listens."""
         return self.node.address, self.port
 
 

@@ -111,7 +111,7 @@ def ask_stacks(files: Mapping[int, Path]) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """What a file holds; empty where there is none."""
+    """Contents of a file; empty where there is none."""
     try:
         return path.read_bytes()
     except OSError:

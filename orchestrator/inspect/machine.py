@@ -55,7 +55,7 @@ def judged(check: str, is_fine: bool, fine: str, fault: str, remedy: str, level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """What a device kind is known by on a machine."""
+    """Signs of a device kind on a machine."""
 
     file: str  # in /dev, before the number of a device
     variable: str  # that hides devices

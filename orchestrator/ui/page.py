@@ -341,7 +341,7 @@ def _traces(report: Report) -> Iterator[Step]:
 
 
 def _compiled(report: Report) -> Iterator[Step]:
-    """Why a warm launch compiled, and whether the next one will."""
+    """Reasons why a warm launch compiled, and if the next one will."""
     if report.outcome != "warm":
         return
     again = f"warmrank launch {config_words(report)} --no-compile"
