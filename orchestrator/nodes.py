@@ -6,12 +6,14 @@ import re
 import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from warmrank.orchestrator.errors import UnknownNode, about
 from warmrank.orchestrator.text import count_text, grouped, size_text
 
 K = TypeVar("K")
+FanOut = Literal["auto", "always", "never"]
+"""If one node reads the store for the others."""
 
 _MIN_PREFIX = 6  # so many characters of a node's id name it
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic_core import to_jsonable_python
@@ -39,14 +39,13 @@ from warmrank.orchestrator.cli.options import (
     refuse_what_fails,
 )
 from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.nodes import FanOut
 from warmrank.orchestrator.ui.table import render_seeds
 
 if TYPE_CHECKING:
     from warmrank.orchestrator.build.driver import BuildOptions
     from warmrank.orchestrator.config.reading import Config
     from warmrank.orchestrator.seed.seeding import NodeSeed
-
-FanOutChoice = Literal["auto", "always", "never"]
 
 
 def preseed(  # noqa: PLR0913 - options of a command
@@ -57,7 +56,7 @@ def preseed(  # noqa: PLR0913 - options of a command
     watch: bool = False,
     for_s: Annotated[float | None, Option("--for", metavar="SECONDS", min=0.0)] = None,
     until: Annotated[int | None, Option(metavar="N", min=1)] = None,
-    fan_out: FanOutChoice = "auto",
+    fan_out: FanOut = "auto",
     verify: bool = False,
     as_json: AsJson = False,
 ) -> None:

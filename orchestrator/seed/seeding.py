@@ -19,11 +19,18 @@ from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import StoreConfig
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.gang.node_artifacts import NodeKeeper
-from warmrank.orchestrator.nodes import Node, NodeArtifacts, choose, distinct_names, is_called, this_node
+from warmrank.orchestrator.nodes import (
+    FanOut,
+    Node,
+    NodeArtifacts,
+    choose,
+    distinct_names,
+    is_called,
+    this_node,
+)
 from warmrank.orchestrator.stores import open_to_fetch
 from warmrank.orchestrator.text import brief_names, count_text, seconds_text, size_text
 
-FanOut = Literal["auto", "always", "never"]
 Status = Literal["seeded", "miss", "faults"]
 STYLES: dict[Status, str] = {"seeded": "green", "miss": "yellow", "faults": "bold red"}
 
