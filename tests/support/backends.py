@@ -118,7 +118,7 @@ class WaywardBackend(MemoryBackend):
         if not self.hangs_while_read:
             return file
         self.hangs = True  # for pings too
-        return _Waiting(file.read(), self._thawed)
+        return _Waiting(file.read(), self.hung, self._thawed)
 
     def stat(self, names: Iterable[str]) -> dict[str, FileInfo]:
         self._come("stat")
@@ -142,11 +142,12 @@ class WaywardBackend(MemoryBackend):
 
 
 class _Waiting(io.BytesIO):
-    def __init__(self, data: bytes, until: threading.Event) -> None:
+    def __init__(self, data: bytes, hung: threading.Event, until: threading.Event) -> None:
         super().__init__(data)
-        self._until = until
+        self._hung, self._until = hung, until
 
     def read(self, size: int | None = -1, /) -> bytes:
+        self._hung.set()
         self._until.wait()
         return super().read(size)
 

@@ -284,16 +284,18 @@ def test_place_that_cannot_be_read_as_a_store_is_left_out_unless_required(near, 
 class SlowPlaces:
     """A near place that answers and a far one that may hang, in fake time.
 
-    Ticks take no time; `slept_s` is how much would have passed, as long as it `passes`.
+    Ticks of the far one take no time; `slept_s` is how much would have passed, as long as it `passes`: once
+    a call of it hangs, so that a busy machine is not taken for silence. The near one has time.
     """
 
     def __init__(self) -> None:
         self.fast, self.slow = WaywardBackend(), WaywardBackend()
         self.slept_s = 0.0
-        self.passes: Callable[[], bool] = lambda: True
-        ticks = Ticks(clock=lambda: self.slept_s, wait=self._wait)
-        self.near = Tier(name="near", backend=self.fast, ticks=ticks)
-        self.far = Tier(name="far", backend=self.slow, ticks=ticks)
+        self.passes: Callable[[], bool] = self.slow.hung.is_set
+        self.near = Tier(name="near", backend=self.fast, ticks=Ticks(clock=lambda: 0.0))
+        self.far = Tier(
+            name="far", backend=self.slow, ticks=Ticks(clock=lambda: self.slept_s, wait=self._wait)
+        )
 
     def view(self, far: TierMode = "rw") -> Tiers:
         self.far.mode = far
@@ -376,6 +378,7 @@ class _Stuck(io.RawIOBase):
 
 def test_read_that_hangs_is_left_behind(slow_places, monkeypatch):
     released, ended = threading.Event(), threading.Event()
+    slow_places.passes = lambda: True  # for as long as it reads, too
     monkeypatch.setattr(slow_places.slow, "open", lambda _: io.BufferedReader(_Stuck(released)))
 
     def read_all() -> None:
@@ -398,7 +401,7 @@ def test_fault_of_transport_leaves_the_place_out_at_once(slow_places):
 
 def test_long_call_of_a_living_place_is_not_left_behind(slow_places):
     slow_places.slow.on_put = lambda _: slow_places.pass_until(100)
-    slow_places.passes = lambda: slow_places.slow.calls[-1] != "open"  # not while a ping is on its way
+    slow_places.passes = lambda: not slow_places.far._is_pinged  # not while a ping is on its way
     assert put_document(slow_places.far) == (DOCUMENT,)
     assert slow_places.far.state.state == "used"
 
