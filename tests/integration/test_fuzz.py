@@ -26,7 +26,7 @@ from tests.fuzz.parts.evaluated import EVALUATED
 from tests.fuzz.parts.stale import CASES, trials
 from tests.fuzz.parts.tensors import OPERATORS
 from tests.fuzz.program import NOTHING, Change, Pair, Part, Program, Trial
-from tests.fuzz.ranks import ranked_reading
+from tests.fuzz.ranks import READS, ranked_reading
 from tests.fuzz.run import Outcome, Report, Runner, Servers, fuzz, shrunk
 from tests.support.checkout import ended, selected
 
@@ -106,6 +106,24 @@ def test_program_of_the_table_is_followed_noticed_or_refused_by_name(
         assert not is_alone or outcomes[0].hit is bool(part.changes or not part.said), said
 
 
+@pytest.mark.one_in(12)
+@pytest.mark.parametrize("name", READS)
+def test_rank_1_adopts_what_rank_0_compiled_where_the_rank_does_not_matter_only(
+    servers: Servers, tmp_path: Path, name: str
+) -> None:
+    changes = (NOTHING, Change(name="rank 1 of 2", rank=(1, 2)))
+    program = Program(parts=(ranked_reading(name).numbered(0),))
+    pairs = tuple(Pair(index=-1, change=change) for change in changes)
+    outcomes = Runner(servers, tmp_path).run(Trial(seed=1, program=program, pairs=pairs))
+    said = "\n".join(outcome.line() for outcome in outcomes)
+    if outcomes[0].outcome == "refused":
+        assert "mesh" in name or name == "group.rank as an attribute", said
+        return
+    same, other = outcomes
+    decides = other.effective and name != "rank in a tensor"
+    assert (same.outcome, other.outcome) == ("loaded", "miss" if decides else "adopted"), said
+
+
 @pytest.fixture(scope="module")
 def after_changes(
     request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: pytest.TempPathFactory
@@ -143,7 +161,7 @@ def called(servers: Servers, directory: Path, name: str, kind: str) -> Calls:
     return result.first
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", [name for name in CALLED if not CALLED[name].refused])
 def test_calls_compile_or_run_what_fits_and_a_later_process_loads(
     servers: Servers, tmp_path: Path, name: str

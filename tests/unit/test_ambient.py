@@ -134,22 +134,6 @@ def test_change_of_state_is_named_and_ends_with_its_context(name: str, kind: str
             encode(changed)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda: called(torch.set_num_threads, 1, torch.get_num_threads()),
-        lambda: torch.random.fork_rng(devices=[]),
-        torch.no_grad,
-        torch.inference_mode,
-    ],
-    ids=["threads", "random state", "no_grad", "inference_mode"],
-)
-def test_state_that_changes_no_result_does_not_count(change):
-    before = snapshot("cpu")
-    with change():
-        assert snapshot("cpu") == before
-
-
 class NativeNpu:
     """Answers as ``torch_npu._C`` does."""
 
@@ -262,15 +246,6 @@ def test_contradiction_names_both_values_and_what_to_do() -> None:
 
 
 # The guard.
-
-
-def test_guard_notices_each_declaration(model: Plain) -> None:
-    guard = RuntimeStateGuard(model, {"x": "1"})
-    held = [guard.holds()]
-    for value in (1, 2, 1):
-        declare_runtime_state(model, {"x": value})
-        held.append(guard.holds())
-    assert held == [False, True, False, True]
 
 
 def test_guard_notices_that_a_declaring_module_is_swapped_taken_away_or_put_back() -> None:

@@ -21,23 +21,18 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.support.devices import fake_world
-from tests.support.made_artifacts import COMPONENTS, lay_artifact
-from tests.support.small_models import Cached, Plain, Unfit
+from tests.support.small_models import Plain, Unfit
 from tests.support.tracing import ROWS, cached, files, model_of, outcome, reason
 from warmrank.inference import cache_compile, get_backend
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.engines import engine_named
 from warmrank.worker.errors import (
     BackwardNotSupported,
     BadConfig,
     BadFunction,
     CompileForbidden,
-    GraphBreak,
     RandomOp,
 )
-from warmrank.worker.keys.request import Request
-from warmrank.worker.runtime.describe import why_none
-from warmrank.worker.runtime.find import Place, model_directory
+from warmrank.worker.runtime.find import model_directory
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -50,15 +45,6 @@ def test_artifact_lies_at_torchairs_path_and_is_private(cache: Path, affine_arti
     assert re.fullmatch(r"Plain_dynamic_aclgraphcache_[0-9a-f]{32}/affine/compiled_module", path)
     assert stat.S_IMODE(affine_artifact.stat().st_mode) == 0o600
     assert stat.S_IMODE(affine_artifact.parent.stat().st_mode) == 0o700
-
-
-def test_function_that_writes_in_place_does_so_once_for_each_call(cache: Path) -> None:
-    model, reference = Cached(), Cached()
-    function = cached(model.accumulate, cache)
-    for _ in range(3):
-        function(ROWS)
-        reference.accumulate(ROWS)
-    assert torch.equal(model.cache, reference.cache)
 
 
 # Where the cache lies.
@@ -114,19 +100,6 @@ def test_compiling_that_is_forbidden_is_an_error_with_the_reason(cache, monkeypa
         cached(Plain().affine, cache)(ROWS)
     assert raised.value.reason == "the cache holds nothing for Plain.affine"
     assert not cache.exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "words"),
-    [
-        ("drops", RandomOp, r"(?s)dropout.* draws random numbers.*self.dropout\(self.linear\(x\)\)"),
-        ("breaks", GraphBreak, r"(?s)Data-dependent branching.*if x.sum\(\) > 0:"),
-    ],
-)
-def test_what_cannot_be_cached_is_an_error_with_the_line(cache, name, error, words):
-    with pytest.raises(error, match=words):
-        cached(getattr(Unfit(), name), cache)(ROWS)
-    assert files(cache) == []
 
 
 def test_artifact_for_an_argument_with_gradients_is_not_used_where_they_are_recorded(cache: Path) -> None:
@@ -214,17 +187,6 @@ def test_what_is_not_this_users_own_file_is_left_where_it_is(cache, affine_artif
     assert words in compiled_in_spite_of(cache)
     assert affine_artifact.lstat().st_ino == before.st_ino
     assert not list(affine_artifact.parent.glob("*.corrupt*"))
-
-
-ASKED = Request(components={**COMPONENTS, "torch": "2.13.1"}, key="0f", engine=engine_named("graph"))
-MODEL_DIR = "Llama_dynamic_aclgraphcache_0f"
-
-
-def test_absence_names_the_components_that_differ(tmp_path: Path) -> None:
-    lay_artifact(tmp_path / "Llama_dynamic_aclgraphcache_1a" / "decode")
-    place = Place(model_dir=tmp_path / MODEL_DIR, function_dir=tmp_path / MODEL_DIR / "decode")
-    reason = why_none(place, ASKED, lambda _: (), [], [])
-    assert reason == "nearest artifact differs: torch 2.13.0 -> 2.13.1"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.fx import symbolic_trace
 
-from tests.support.tracing import cached, compiles_ahead, in_mode, outcome
+from tests.support.tracing import cached, compiles_ahead, in_mode
 from warmrank.worker.errors import NotPortable, StateChanged
 from warmrank.worker.torch_private import unchanged
 from warmrank.worker.torch_private.unchanged import TensorWatch, Watched
@@ -92,37 +92,6 @@ def test_argument_that_the_artifact_was_not_made_for_is_a_miss_without_guards_to
     function = cached(model.forward, cache, guards="skip", dynamic=False)
     for x in (X, X[:1].clone(), X.t().contiguous().t()):
         torch.testing.assert_close(function(x), model(x))
-
-
-ROWS = torch.arange(6.0).reshape(2, 3)
-
-
-class Inner(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
-        return x * 3 if self.training else x
-
-
-class Outer(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Inner()
-        self.act = torch.nn.ReLU()
-
-    def flagged(self, x: torch.Tensor) -> Any:
-        return self.inner(x) + 1
-
-    def acted(self, x: torch.Tensor) -> Any:
-        return self.act(x) * 2
-
-
-@torch.no_grad()
-def test_train_and_eval_are_noticed_and_each_has_its_variant(tmp_path: Path) -> None:
-    model = Outer()
-    function = cached(model.flagged, tmp_path)
-    for training in (True, False, True, False):
-        model.train(training)
-        assert torch.equal(function(ROWS), model.flagged(ROWS))
-    assert len(function.variants) == 2
 
 
 class Counts(nn.Module):
@@ -253,20 +222,6 @@ def test_patched_class_of_parameters_is_noticed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(nn.Parameter, "warmrank_test", lambda *_: X, raising=False)
     torch.testing.assert_close(function(X), model(X))
     assert len(function.variants) == 2
-
-
-@pytest.mark.parametrize("guards", ["once", "always"])
-@torch.no_grad()
-def test_a_class_that_was_patched_and_put_back_is_itself_again(tmp_path: Path, guards: str) -> None:
-    model = Outer()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.nn.ReLU, "forward", lambda self, x: x * 3)
-        cached(model.acted, tmp_path / "patched", guards=guards)(ROWS)
-    function = cached(model.acted, tmp_path / "plain", guards=guards)
-    assert torch.equal(function(ROWS - 3), model.acted(ROWS - 3))
-    again = cached(model.acted, tmp_path / "plain", guards="always")
-    again(ROWS)
-    assert outcome(again) == "loaded"
 
 
 class Lazy(torch.nn.Module):

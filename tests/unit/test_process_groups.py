@@ -98,10 +98,9 @@ def test_resolve_gives_name_and_group_of_a_role(world: World, role: str, positio
 
 
 class Model(nn.Module):
-    def __init__(self, group: Any, group_name: str = "attention") -> None:
+    def __init__(self, group: Any) -> None:
         super().__init__()
         self.group = group
-        self.group_name = group_name
 
     def reduces(self, x: torch.Tensor) -> Any:
         return collectives.all_reduce(x, "sum", self.group)
@@ -111,9 +110,6 @@ class Model(nn.Module):
 
     def does_both(self, x: torch.Tensor) -> Any:
         return collectives.all_reduce(x, "sum", self.group) * len(self.group.group_name)
-
-    def reads_its_own(self, x: torch.Tensor) -> Any:
-        return x * len(self.group_name)
 
 
 @pytest.fixture

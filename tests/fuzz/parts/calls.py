@@ -222,6 +222,29 @@ _MEMORY = {
     "without capture": _row("compiled ran", TWO, "y = x * 2", configure="config.debug.run_eagerly = True"),
     "beyond the capture limit": _row("compiled ran ran ran", _rows(2, 3, 4, 2), "y = x * 2", configure="config.debug.aclgraph.static_capture_size_limit = 1"),
     "cloned outputs": _row("compiled ran", TWO, "return x * 2, x[0]", configure="config.debug.aclgraph.enable_output_clone = True"),
+    "arguments of every kind": _row(
+        "compiled ran", TWO,
+        "y = x.to(torch.float64, memory_format=torch.contiguous_format)\ny = y.clamp(min=-math.inf, max=1e300).sum(dim=[0, -1], keepdim=True)\n"
+        "y = (y + torch.full((2, 3), math.inf, dtype=torch.float64, device='cpu')).nan_to_num(nan=0.5)\n"
+        "picked = torch.cat([x, x], 1)[:, None, ..., ::2][torch.tensor([0, 1])]\ny = y + picked.mean() + torch.zeros_like(x, layout=torch.strided)[0, 0]",
+    ),
+    "complex constants": _row("compiled", "[a(torch.tensor([1 + 2j, -3.5 + 0j]))]", "y = torch.stack([x * 2 + 1j, x + complex(float('nan'), -0.0), x - complex(float('inf'), 2)])"),
+    # Their variants with ``out`` use it as scratch, or resize it.
+    "losses": _row(
+        "compiled ran ran ran", "[a(N(5, 5, seed=seed).sigmoid(), N(5, 5, seed=seed + 9).sigmoid()) for seed in range(4)]",
+        "names = ('binary_cross_entropy', 'huber_loss', 'mse_loss', 'smooth_l1_loss', 'l1_loss')\n"
+        "return [getattr(F, name)(x, wanted, reduction=kind) for name in names for kind in ('mean', 'sum', 'none')]", params="wanted",
+    ),
+    "kernels that weights with gradients select": _row("compiled ran ran", "[a(torch.arange(30.0).reshape(2, 3, 5) * 1.1) for _ in range(3)]", "y = self.projection(x.transpose(1, 2))", init="self.projection = nn.Linear(3, 5)"),
+    "running statistics": _row(
+        "compiled ran ran ran", "[a(N(3, 4, 6, seed=seed)) for seed in range(4)]", "y = self.other(self.norm(x))",
+        init="self.norm, self.other = nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)",
+    ),
+    "views by place in the storage": _row("compiled ran ran ran", "[a(N(32)[start : start + 16]) for start in (0, 0, 4, 8)]", "y = x.as_strided((2, 2), (2, 1), 1) + 1"),
+    "inputs over one block of memory": _row(
+        "compiled ran ran", "[(lambda block: a(torch.from_numpy(block[:4]), torch.from_numpy(block[2:6])))(np.arange(8.0, dtype=np.float32)) for _ in range(3)]",
+        "x.add_(1)\ny = b * 2", params="b",
+    ),
     "calls what exec made": _row("compiled", ONE, "y = self.made(x)", top="SCOPE: dict = {}\nexec('def made(x): return x * 2', SCOPE)", init="self.made = SCOPE['made']"),
 }  # fmt: skip
 _REFUSED = {
