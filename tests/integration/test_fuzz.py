@@ -14,13 +14,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.fuzz.child import Calls
 from tests.fuzz.generate import trial
-from tests.fuzz.parts.calls import CALLED
+from tests.fuzz.parts.calls import AHEAD, CALLED, OF_ONE_HASH_SEED, ON_DATA
 from tests.fuzz.parts.code import CODE
 from tests.fuzz.parts.evaluated import EVALUATED
 from tests.fuzz.parts.stale import CASES, trials
@@ -29,6 +30,7 @@ from tests.fuzz.program import NOTHING, Change, Pair, Part, Program, Trial
 from tests.fuzz.ranks import READS, ranked_reading
 from tests.fuzz.run import Outcome, Report, Runner, Servers, fuzz, shrunk
 from tests.support.checkout import ended, selected
+from tests.support.tracing import compiles_ahead
 
 FEW, FIRST, SLOW_FIRST = 4, 1, 100_000
 """Pairs of `make test`, and the seeds that it and `make test-slow` begin with."""
@@ -139,7 +141,7 @@ def after_changes(
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.one_in(60)
+@pytest.mark.one_in(20)
 @pytest.mark.parametrize("case", CASES)
 def test_old_graph_is_loaded_after_a_change_that_does_not_matter_only(
     case: str, after_changes: dict[str, Outcome]
@@ -151,12 +153,16 @@ def test_old_graph_is_loaded_after_a_change_that_does_not_matter_only(
     assert re.search(change.said, outcome.detail), outcome.line()
 
 
-def called(servers: Servers, directory: Path, name: str, kind: str) -> Calls:
-    """What a process of this kind does with a program's calls, in a directory that has its cache."""
-    job = Runner(servers, directory).job(CALLED[name].program, directory, "program")
+def called(servers: Servers, directory: Path, name: str, kind: str, **changed: Any) -> Calls:
+    """What a process of this kind does with a program's calls, in a directory that has its cache.
+
+    The kinds hash strings otherwise. Where that counts, a warm process is one of the kind cold.
+    """
+    program = replace(CALLED[name].program, **changed)
+    job = Runner(servers, directory).job(program, directory, "program")
     if kind == "warm":
         job = replace(job, may_compile=False, captured=True)
-    result = servers.run(kind, job)
+    result = servers.run("cold" if name in OF_ONE_HASH_SEED else kind, job)
     assert result.first is not None, result.broken
     return result.first
 
@@ -171,6 +177,23 @@ def test_calls_compile_or_run_what_fits_and_a_later_process_loads(
     assert cold.outcomes == outcomes, cold
     warm = called(servers, tmp_path, name, "warm")
     assert warm.outcomes == ["loaded" if each == "compiled" else each for each in outcomes], warm
+
+
+@compiles_ahead
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ON_DATA else pytest.mark.slow) for name in AHEAD]
+)
+def test_programs_are_compiled_ahead_of_time_but_for_choices_on_data(
+    servers: Servers, tmp_path: Path, name: str
+) -> None:
+    cold = called(servers, tmp_path, name, "cold", mode="max-autotune")
+    if name in ON_DATA:
+        assert cold.outcome == "refused"
+        assert re.search(r"depends on data.*use mode reduce-overhead", cold.detail)
+        return
+    warm = called(servers, tmp_path, name, "warm", mode="max-autotune")
+    assert cold.outcomes == list(CALLED[name].cold), cold
+    assert warm.outcomes == ["loaded", *cold.outcomes[1:]], warm
 
 
 @pytest.mark.one_in(4)

@@ -194,9 +194,6 @@ def model() -> Plain:
     return Plain().requires_grad_(requires_grad=False)
 
 
-# What may be declared.
-
-
 @pytest.mark.parametrize(
     ("value", "fault"),
     [
@@ -224,9 +221,6 @@ def test_too_many_values_are_refused_also_in_several_declarations(model: Plain) 
     assert len(declared_for(model)) == MAX_VALUES
 
 
-# Whom it concerns.
-
-
 def test_declaration_holds_for_modules_within_and_around() -> None:
     inner, neighbour = nn.Linear(2, 2), nn.Linear(2, 2)
     attention = nn.Sequential(inner)
@@ -243,9 +237,6 @@ def test_contradiction_names_both_values_and_what_to_do() -> None:
     assert declared_for(model[0]) == {"blocks": "1"}
     with pytest.raises(BadRuntimeState, match="blocks is declared as 1 for one module and as 2 for another"):
         declared_for(model)
-
-
-# The guard.
 
 
 def test_guard_notices_that_a_declaring_module_is_swapped_taken_away_or_put_back() -> None:
@@ -292,9 +283,6 @@ def test_shared_module_counts_as_long_as_one_way_leads_to_it() -> None:
             model[index] = nn.Linear(2, 2)
         held.append(guard.holds())
     assert held == [True, True, False]
-
-
-# Cached functions.
 
 
 def test_change_in_a_process_is_noticed_by_the_next_call_and_the_way_back_needs_no_look_up(model, tmp_path):

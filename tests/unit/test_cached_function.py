@@ -37,17 +37,11 @@ from warmrank.worker.runtime.find import model_directory
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 
-# A miss, then a hit.
-
-
 def test_artifact_lies_at_torchairs_path_and_is_private(cache: Path, affine_artifact: Path) -> None:
     path = affine_artifact.relative_to(cache).as_posix()
     assert re.fullmatch(r"Plain_dynamic_aclgraphcache_[0-9a-f]{32}/affine/compiled_module", path)
     assert stat.S_IMODE(affine_artifact.stat().st_mode) == 0o600
     assert stat.S_IMODE(affine_artifact.parent.stat().st_mode) == 0o700
-
-
-# Where the cache lies.
 
 
 @pytest.mark.parametrize(
@@ -61,9 +55,6 @@ def test_artifact_lies_at_torchairs_path_and_is_private(cache: Path, affine_arti
 def test_ranks_of_torch_distributed_are_in_the_path(cache, options, partition):
     with fake_world(rank=2, world_size=4):
         assert cached(Plain().affine, cache, **options).place().function_dir.parent.name == partition
-
-
-# What a later process finds damaged.
 
 
 DAMAGED = {
@@ -86,9 +77,6 @@ def test_damaged_artifact_is_set_aside_and_compiled_once_more(cache, affine_arti
     assert outcomes == ["compiled", "loaded"]
     assert affine_artifact.read_bytes() == whole
     assert affine_artifact.with_name("compiled_module.corrupt").read_bytes() == damage(whole)
-
-
-# What cannot be cached, with nothing half-written.
 
 
 def test_compiling_that_is_forbidden_is_an_error_with_the_reason(cache, monkeypatch):
@@ -234,9 +222,6 @@ def model() -> Plain:
     return Plain()
 
 
-# The function.
-
-
 @pytest.mark.parametrize(
     "function",
     [plain, Plain.affine, Plain(), Decorated.static, Decorated().static, NoModule().method,
@@ -261,9 +246,6 @@ def test_method_of_c_is_refused_with_the_remedy() -> None:
         cache_compile(MethodType(len, nn.Linear(2, 2)))
 
 
-# Configuration and backend.
-
-
 def test_configuration_that_differs_from_the_backends_is_refused_option_by_option(model: Plain) -> None:
     backend = get_backend(compiler_config=with_limit(3))
     with pytest.raises(
@@ -285,9 +267,6 @@ def test_decompositions_of_the_backend_are_used_and_the_functions_own_win(model:
     cached = cache_compile(model.affine, backend=backend, custom_decompositions={mul: torch.relu})
     same = cache_compile(model.affine, custom_decompositions={add: plain, mul: torch.relu})
     assert cached.request() == same.request()
-
-
-# Other parameters.
 
 
 ANOTHER_MAKE = r"expected what warmrank.get_npu_backend\(compiler_config=...\) returns"

@@ -40,9 +40,6 @@ from warmrank.worker.errors import NotPortable
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 
-# Several variants.
-
-
 def test_second_trace_abandons_the_cache_where_that_was_asked(cache: Path) -> None:
     function = cached(Plain().affine, cache, dynamic=False, on_recompile="abandon")
     inputs = [torch.ones(rows, 4) for rows in (2, 3, 2, 5)]
@@ -128,9 +125,6 @@ def test_threads_that_call_at_once_compile_once(cache: Path, monkeypatch: pytest
     assert len(compiles) == 1
 
 
-# Decorated methods.
-
-
 FACTOR = 2.0
 
 
@@ -201,9 +195,6 @@ def test_method_that_its_cached_function_takes_the_place_of(cache: Path) -> None
         assert outcome(function) == expected
 
 
-# Copies of what a module holds.
-
-
 class Options:
     def __init__(self) -> None:
         self.scale, self.steps = 2.0, [1.0]
@@ -265,9 +256,6 @@ def test_what_a_library_keeps_by_address_is_refused(cache: Path, monkeypatch: py
         cached(Tagged(library).forward, cache)(ROWS)
 
 
-# Several functions of one module.
-
-
 def test_two_functions_of_one_name_are_not_mistaken_for_each_other(cache: Path) -> None:
     model = Derived()
     base = super(Derived, model).affine
@@ -286,9 +274,6 @@ def test_two_functions_bound_under_one_name_are_not_mistaken_for_each_other(cach
     for step in (1, 2):
         method = bound_to_module(step)
         assert torch.equal(cached(method, cache)(ROWS), method(ROWS))
-
-
-# Which calls fit.
 
 
 @pytest.mark.usefixtures("affine_artifact")
@@ -319,9 +304,6 @@ def test_guards_are_checked_as_the_launch_says_unless_the_function_does(cache, l
     function(ROWS)
     model_of(function).factor = 5
     assert torch.equal(function(ROWS), model_of(function).linear(ROWS) * factor)
-
-
-# Collectives.
 
 
 @pytest.mark.parametrize(

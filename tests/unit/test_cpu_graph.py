@@ -237,9 +237,6 @@ def test_what_cannot_be_repeated_is_refused_by_name(words: str) -> None:
         capture(REFUSED[words], X.clone())
 
 
-# Operators that are not torch's own.
-
-
 @pytest.fixture
 def library() -> Iterator[torch.library.Library]:
     with torch.library._scoped_library("warmrank_test", "DEF") as library:
@@ -365,9 +362,6 @@ def test_binding_is_used_and_equals_the_overload(overload: Any, args: tuple[Any,
     call()
     overload(*args, out=theirs)
     assert torch.equal(ours, theirs)
-
-
-# Out variants.
 
 
 @pytest.mark.parametrize(

@@ -76,15 +76,10 @@ class Numbers(nn.Module):
         return x[:half] * (rows + 1) / math.sqrt(2), rows * 3
 
 
-# What it computes.
-
-
 def test_graph_with_arguments_of_every_kind_computes_what_eager_computes() -> None:
     (result,) = rerun(traced(Arguments().forward, ROWS, dynamic=False), ROWS)
     assert torch.equal(result, Arguments().forward(ROWS))
 
-
-# Constants.
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8,
@@ -114,9 +109,6 @@ def test_constants_round_trip(tensors: list[tuple[torch.dtype, list[int], int]])
     assert all(exactly_equal(*pair) for pair in zip(made, back, strict=True) if pair[0].numel())
 
 
-# Determinism.
-
-
 METHODS = [Plain().affine, Cached().store, Spread().forward, SameConstant().forward, Numbers().forward]
 
 
@@ -129,9 +121,6 @@ def two_rounds() -> list[dict[str, dict[str, bytes]]]:
 @pytest.mark.parametrize("name", [method.__qualname__ for method in METHODS])
 def test_sections_are_equal_bytes_for_equal_graphs(two_rounds, name):
     assert two_rounds[0][name] == two_rounds[1][name]
-
-
-# What no artifact can keep.
 
 
 def test_constant_without_data_is_refused_by_name() -> None:
@@ -239,9 +228,6 @@ PLAIN_ROWS = torch.ones(2, 4)
 aten = torch.ops.aten
 
 
-# Sizes in guards.
-
-
 def sizes_of_x(trace_: Trace) -> tuple[Any, Any]:
     found = [guard for guard in trace_.guards if (guard.kind, guard.source) == ("TENSOR_MATCH", "L['x']")]
     (guard,) = found
@@ -289,9 +275,6 @@ def num_results(graph: torch.fx.GraphModule | None) -> int:
     return len(output.args[0])
 
 
-# How a graph is taken apart.
-
-
 def test_view_of_a_written_input_is_made_by_the_tail() -> None:
     trace = traced(MODULE.written, X)
     found = divide(trace.lowered.graph)
@@ -333,9 +316,6 @@ def test_input_that_is_reshaped_in_place_is_refused_by_name() -> None:
     graph = make_fx(lambda x: torch.ops.aten.t_(x) + 1)(X.clone())
     with pytest.raises(NotPortable, match=r"aten\.t_\.default changes the shape of a tensor in place"):
         divide(graph)
-
-
-# The call.
 
 
 def compiled(run: Callable[[list[torch.Tensor]], list[torch.Tensor]], **changed: Any) -> CompiledGraph:
@@ -423,9 +403,6 @@ def test_overlap_is_looked_at_again_when_what_is_written_has_another_layout(anot
     assert check((memory[:4], memory[4:])) is False
     assert check((another(memory), memory[4:])) is True
     assert check((memory[:4], memory[4:])) is False
-
-
-# Package, place and key.
 
 
 def test_package_is_equal_for_equal_libraries_and_comes_apart_again() -> None:

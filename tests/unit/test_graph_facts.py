@@ -103,9 +103,6 @@ def test_argument_that_is_written_is_mutated_whatever_the_way(way: str) -> None:
     assert (found["cache"], found["x"]) == ("mutated", "user")
 
 
-# Random operators.
-
-
 @pytest.mark.parametrize(
     ("method", "operator"),
     [
