@@ -123,7 +123,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "bf16 reduced precision": torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
     "fp16 accumulation": torch._C._get_cublas_allow_fp16_accumulation,
 }
-"""What functions of torch set for the process or the thread, by its name in artifacts, and what reads it."""
+"""State that functions of torch set for the process or the thread: its name in artifacts, and its reader."""
 MODE_NAMES = (
     "default device", "global module hooks", "torch function modes", "torch function", "kernels in Python",
 )  # fmt: skip
