@@ -1,4 +1,4 @@
-"""Where ranks go: the nodes that may have some, and the resources of all ranks there, reserved as one group.
+"""Places for ranks: the nodes that may have some, and the resources of all ranks, reserved as one group.
 
 Nodes may have ranks that are named, not excluded, labelled so, and that answer. Ray says of a placement group
 only that it is not there yet; what is lacking is said here, early on and in the end.

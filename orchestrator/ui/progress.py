@@ -191,7 +191,7 @@ class LiveView:
             yield from line
 
     def _head(self, state: LaunchState, now_s: float) -> list[RenderableType]:
-        """What is launched where; every stage that has begun, with its seconds; the one that runs."""
+        """The launch and its nodes; every stage that has begun, with its seconds; the one that runs."""
         parts = [count_text(state.num_ranks, "rank")]
         if state.num_nodes:
             hosts = brief_names(state.hosts(), max_names=2)
@@ -324,7 +324,7 @@ def _late(state: LaunchState, now_s: float, *, max_lines: int) -> list[Renderabl
 
 
 def _function_cell(state: LaunchState, rank: int, function: str) -> Text:
-    """How a rank got a function, or is to get it."""
+    """The way in which a rank got a function, or is to get it."""
     result, planned = state.results.get((rank, function)), state.class_of.get((rank, function))
     if result is not None and result.ok:
         spent = result.seconds
@@ -333,6 +333,8 @@ def _function_cell(state: LaunchState, rank: int, function: str) -> Text:
     if planned is None:
         return Text("refused", style="red") if result else Text("-", style="dim")
     if planned.action != "compile" or rank == planned.leader:
+        if planned.action == "compile" and rank in state.busy and function in state.busy[rank].doing:
+            return Text("compiling", style=STYLES["compile"])
         return Text(f"to {planned.action}", style="dim")
     return Text("to audit" if rank in planned.auditors else f"waits for {planned.leader}", style="dim")
 
