@@ -401,6 +401,9 @@ def num_printed(holder: Any) -> Counter[str]:
     return Counter(kind for kind in kinds if kind.isupper())
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own derivatives
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
 @pytest.mark.one_in(12)
 @pytest.mark.parametrize(
     "name",
