@@ -14,7 +14,8 @@ filled by an earlier process; Mega-Cache into an empty cache directory; ``aot_co
 
 The *bare kernel* is what a call would cost without warmrank: the captured graph's ``replay()`` in mode
 reduce-overhead, the compiled package on inputs that are ready in mode max-autotune. What a call adds to it is
-the median of the differences within each round.
+the median of the differences within each round. How much of that goes into guards (is the process's state,
+are arguments, objects and tensors as they were?) is measured in further rounds, in which each look is timed.
 
 Run: ``python benchmarks/load.py [--layers 2,8,32] [--runs N] [--npugraph-ex DIRECTORY] [--json FILE]``. With
 the defaults it takes 20 to 40 minutes on four cores; Inductor's cold compile of 32 layers alone takes

@@ -1,4 +1,4 @@
-"""What a load makes again: calls that a trace relied on, and Python's own functions as Dynamo traced them.
+"""Things that a load makes anew: calls that a trace relied on, Python's functions as Dynamo traced them.
 
 A load looks their sources up, so nothing of Dynamo is imported here.
 """

@@ -60,7 +60,9 @@ def measure(name: str, task: Task) -> dict[str, Any]:
         with clock.standing():
             decoder = build(task.layers)
             gc.collect()
-            gc.freeze()  # or a full collection of torch's heap (0.13 s) falls into some way's time by chance
+            # Or a full collection of torch's heap (0.13 s) falls into some way's time by chance. Not frozen:
+            # who asks for the number of frozen objects waits until they are counted.
+            gc.disable()
         function = way.ready(decoder, task)
         output = function(*decoder.arguments)
     except NotHere as error:
@@ -77,6 +79,8 @@ def measure(name: str, task: Task) -> dict[str, Any]:
     started = perf_counter()
     function(*decoder.arguments)  # in mode reduce-overhead it captures, which later calls do not
     figures["second_call_s"] = perf_counter() - started
+    gc.enable()
+    gc.freeze()
     figures |= later_calls(way, function, decoder, task.rounds)
     torch.testing.assert_close(
         function(*decoder.arguments), decoder.eager(*decoder.arguments), rtol=1e-4, atol=1e-4
@@ -101,4 +105,13 @@ def later_calls(way: Way, function: Callable[..., Any], decoder: Decoder, rounds
         figures["dispatch_s"] = statistics.median(
             one - other for one, other in zip(seconds[0], seconds[2], strict=True)
         )
+    with way.guards_timed() as spent:
+        in_guards = []
+        for _ in range(rounds):
+            spent.clear()
+            function(*arguments)
+            in_guards.append(sum(spent))
+            decoder.eager(*arguments)
+    if any(in_guards):
+        figures["guards_s"] = statistics.median(in_guards)
     return figures

@@ -10,9 +10,11 @@ cache directory). npugraph_ex runs on an emulated NPU, from a ``torch_npu`` whee
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from benchmarks.load_parts.decoder import TRACERS, Decoder
@@ -85,6 +87,11 @@ class Way:
     def bare(self) -> Callable[[], Any] | None:
         """The kernel alone, on inputs that are ready; None where that is not looked at."""
         return None
+
+    @contextmanager
+    def guards_timed(self) -> Iterator[list[float]]:
+        """Seconds of each look, in a call, at whether what is loaded still fits; empty where not known."""
+        yield []
 
 
 class Inductor(Way):
@@ -226,6 +233,16 @@ class NpuGraphEx(Way):
         return {}
 
 
+def _timed(look: Callable[..., Any], spent: list[float]) -> Callable[..., Any]:
+    def timed(*arguments: Any) -> Any:
+        started = perf_counter()
+        found = look(*arguments)
+        spent.append(perf_counter() - started)
+        return found
+
+    return timed
+
+
 def _artifacts(task: Task) -> list[tuple[Path, int]]:
     found = (task.work / "npugraph_ex").rglob("compiled_module")
     return [(path, path.stat().st_mtime_ns) for path in found]
@@ -289,6 +306,24 @@ class Warmrank(Way):
     def bare(self) -> Callable[[], Any] | None:
         """See `Way.bare`."""
         return self._kernel
+
+    @contextmanager
+    def guards_timed(self) -> Iterator[list[float]]:
+        """See `Way.guards_timed`: the process's state, arguments and other objects, the module's tensors."""
+        from warmrank.worker.runtime import ambient
+        from warmrank.worker.runtime.call_guards import CallGuards
+        from warmrank.worker.runtime.runner import GraphRunner
+
+        spent: list[float] = []
+        before: list[tuple[Any, str, Any]] = []
+        for owner, name in ((ambient, "snapshot"), (CallGuards, "accept"), (GraphRunner, "_check")):
+            before.append((owner, name, getattr(owner, name)))
+            setattr(owner, name, _timed(before[-1][2], spent))
+        try:
+            yield spent
+        finally:
+            for owner, name, look in before:
+                setattr(owner, name, look)
 
     def _watch_captures(self) -> None:
         from warmrank.worker.devices import backend_for

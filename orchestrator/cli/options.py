@@ -1,4 +1,4 @@
-"""How commands are declared, the options that several take, and how a command gets its config and store."""
+"""Declaring commands; the options that several take; getting a command its config and store."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def _on_the_command_line(
 
 
 def _declared(of: Any, parameters: Iterable[inspect.Parameter]) -> tuple[str, list[inspect.Parameter]]:
-    """What a docstring says of a function or class, and its parameters with what it says of each."""
+    """A docstring's text on a function or class, and on each parameter."""
     bases = of.__mro__[:-1] if inspect.isclass(of) else (of,)
     texts = [(inspect.cleandoc(each.__doc__ or "")).partition("\n\nOptions:\n") for each in bases]
     about = {name: " ".join(said.split()) for *_, section in texts for name, said in _OPTION.findall(section)}

@@ -259,7 +259,7 @@ def set_dim_gears(t: torch.Tensor, dim_gears: Mapping[int, Sequence[int]]) -> No
 def readable_cache(
     cache_bin: str | os.PathLike[str], print_output: bool = True, file: str | os.PathLike[str] | None = None
 ) -> str:
-    """What an artifact holds, as Python source: request, signature, guards, frame, and the graph as code.
+    """An artifact's contents as Python source: request, signature, guards, frame, and the graph as code.
 
     Args:
         cache_bin: path of a ``compiled_module``.

@@ -156,9 +156,8 @@ def test_page_of_a_launch_is_drawn(
     assert_drawn(browser, page, pictures / f"{name}.png", 1200, 1250)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", [8, 1024])
-def test_live_view_is_drawn(browser: str, tmp_path: Path, pictures: Path, num_ranks: int) -> None:
+def live_view(num_ranks: int) -> Console:
+    """A console on which the live view was drawn while leaders compile."""
     console = Console(record=True, width=110, height=30, file=io.StringIO(), force_terminal=True)
     now_s, state = [0.0], LaunchState(num_ranks=num_ranks)
     view = LiveView(num_ranks, name="llama-70b", clock=lambda: now_s[0])
@@ -168,8 +167,21 @@ def test_live_view_is_drawn(browser: str, tmp_path: Path, pictures: Path, num_ra
         view(state, event)
     now_s[0] += 2.5
     console.print(view)
+    return console
+
+
+def test_live_view_tells_who_compiles_and_who_waits() -> None:
+    shown = live_view(8).export_text()
+    assert re.search(r"0  to compile +waits for 1 ", shown)
+    assert re.search(r"1  waits for 0 +compiling +compile Llama.decode \(cpu 31 s, 3.0 GiB\)", shown)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_ranks", [8, 1024])
+def test_live_view_is_drawn(browser: str, tmp_path: Path, pictures: Path, num_ranks: int) -> None:
     page = tmp_path / "live.html"
-    page.write_text(console.export_html(theme=MONOKAI, inline_styles=True), encoding="utf-8")
+    drawn = live_view(num_ranks).export_html(theme=MONOKAI, inline_styles=True)
+    page.write_text(drawn, encoding="utf-8")
     assert_drawn(browser, page, pictures / f"live-{num_ranks}.png", 1010, 420)
 
 

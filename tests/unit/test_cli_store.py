@@ -39,6 +39,7 @@ from warmrank.cache_store.store import Store, TierSpec
 from warmrank.cache_store.store import open_store as open_tiers
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.inspect.explain import explain
 from warmrank.orchestrator.inspect.store_contents import open_if_there, open_to_look, show_partition
 
@@ -214,6 +215,19 @@ def test_generate_in_a_keyring_that_cannot_be_believed_makes_no_key(keys):
     assert not private_path(keys, "other").exists()
 
 
+def test_what_a_command_is_given_and_cannot_use_is_bad_input(tmp_path, root, store):
+    _, file = save_key_pair(generate_key_pair("theirs"), tmp_path)
+    done("keys", "generate", "ci")
+    (tmp_path / "no-key.pem").write_text("no key")
+    for words in (
+        ("keys", "trust", file, "--name", "ci"),
+        ("keys", "trust", tmp_path / "no-key.pem"),
+        ("keys", "revoke", tmp_path / "no-key.pem"),
+        ("store", "pin", "0" * 12, "--store", root),
+    ):
+        assert invoke(*words).exit_code == 2, words
+
+
 def test_required_store_is_not_made_where_its_disk_may_not_be_mounted(tmp_path):
     spec = TierSpec(location=str(tmp_path / "mnt" / "store"), mode="required")
     with pytest.raises(StoreUnavailable, match="warmrank store init") as caught:
@@ -276,6 +290,9 @@ def test_of_partitions_with_one_name_the_last_stored_is_shown_whatever_the_clock
     view = show_partition(open_to_look(config, None), "world2global_rank0")
     assert view.manifest.created == OLDER
     assert len(view.others) == 1
+    edited = loaded_config(tmp_path, workload={"entrypoint": "models.edited:workload"})
+    with pytest.raises(BadArgument, match="holds no launch of this config"):
+        show_partition(open_to_look(config, None), "world2global_rank0", edited)
 
 
 @pytest.mark.parametrize("is_made", [False, True])

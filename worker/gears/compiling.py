@@ -306,7 +306,7 @@ def _settled(
 
 
 def _unlike_traced(lowered: LoweredGraph, gears: GearFacts, sizes: Combination) -> str:
-    """What an operation gives otherwise than was traced with a size of 1; empty for nothing.
+    """Difference between an operation's result and what was traced with a size of 1; empty for none.
 
     The trace did not tell 1 from other sizes, but ``squeeze`` and its like do.
     """

@@ -303,7 +303,7 @@ def _member(cls: type, name: str, value: Any) -> str:
 
 
 def _patched_members(cls: type) -> list[str]:
-    """What somebody put into a class of torch or Python: their functions with digests, others by name."""
+    """Members that somebody put into a class of torch or Python: functions with digests, others by name."""
     found = []
     for name, value in patches(cls):
         users = [

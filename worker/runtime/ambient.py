@@ -17,14 +17,13 @@ from warmrank.worker.torch_private import warm
 
 NAMES = (
     *warm.SETTING_NAMES,
-    *warm.MODES,
+    *warm.MODE_NAMES,
     "autocast accelerator",
     "autocast accelerator dtype",
     *warm.NPU_NAMES,
 )
 _OF_NPU = frozenset(warm.NPU_NAMES)
 _ACCELERATOR = {"npu": "npu", "cuda": "cuda"}
-_MODES = tuple(warm.MODES.values())
 
 
 def snapshot(device_kind: str) -> tuple[Any, ...]:
@@ -32,7 +31,7 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
     accelerator = _ACCELERATOR.get(device_kind)
     return (
         *warm.settings(),
-        *[read() for read in _MODES],
+        *warm.modes(),
         torch.is_autocast_enabled(accelerator) if accelerator else False,
         torch.get_autocast_dtype(accelerator) if accelerator else None,
         *(warm.npu_switches() if device_kind == "npu" else warm.NPU_NONE),

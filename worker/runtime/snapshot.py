@@ -41,7 +41,7 @@ _MAX_CHANGES = 2
 
 
 class Snapshot:
-    """What the conditions of a call hang on, noted before a full check says whether they hold.
+    """State that the conditions of a call hang on, noted before a full check says whether they hold.
 
     ``noise`` counts what changed without a condition failing: what did so often is not watched.
 

@@ -227,7 +227,7 @@ def untested() -> str:
 
 
 def _checked(check: Callable[..., str], *about: Any) -> str:
-    """What a check says is there instead of a fact; empty if that holds."""
+    """A check's words for what is there instead of a fact; empty if that holds."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Inductor's own at its import, of no use to whoever compiles

@@ -81,7 +81,7 @@ def _read_slowly(kind: str, value: Any) -> Any:
 
 
 def _address(kind: str, value: Any) -> int | None:
-    """Where the word of a watch is; None where it is not in its usual place."""
+    """Address of the word of a watch; None where it is not in its usual place."""
     if kind == "class":
         with contextlib.suppress(AttributeError):
             type.__getattribute__(value, "warmrank has no such attribute")  # gives the class a version

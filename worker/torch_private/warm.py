@@ -95,12 +95,9 @@ def _kernels_in_python(_num: int) -> str:
 
 def foreign_function_modes() -> int:
     """Number of active torch function modes, without those that set a default device."""
-    count = _num_function_modes()
-    if not count:
-        return 0
-    modes = [torch._C._get_function_stack_at(index) for index in range(count)]
+    active = [torch._C._get_function_stack_at(index) for index in range(_num_function_modes())]
     defaults = sys.modules.get("torch.utils._device")  # nobody has set a default device before it is imported
-    return sum(defaults is None or not isinstance(mode, defaults.DeviceContext) for mode in modes)
+    return sum(defaults is None or not isinstance(mode, defaults.DeviceContext) for mode in active)
 
 
 SETTINGS: dict[str, Callable[[], Any]] = {
@@ -126,14 +123,10 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "bf16 reduced precision": torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
     "fp16 accumulation": torch._C._get_cublas_allow_fp16_accumulation,
 }
-"""What functions of torch set for the process or the thread, by its name in artifacts, and what reads it."""
-MODES: dict[str, Callable[[], Any]] = {
-    "default device": lambda: torch.get_default_device().type if _num_function_modes() else "cpu",
-    "global module hooks": lambda: sum(map(len, _GLOBAL_HOOKS)),
-    "torch function modes": foreign_function_modes,
-    "torch function": torch._C._is_torch_function_enabled,
-    "kernels in Python": lambda: _kernels_in_python(len(torch.library._impls)),
-}
+"""State that functions of torch set for the process or the thread: its name in artifacts, and its reader."""
+MODE_NAMES = (
+    "default device", "global module hooks", "torch function modes", "torch function", "kernels in Python",
+)  # fmt: skip
 _READERS = tuple(SETTINGS.values())
 SETTING_NAMES = (*SETTINGS, *PRECISION_NAMES)
 
@@ -141,6 +134,18 @@ SETTING_NAMES = (*SETTINGS, *PRECISION_NAMES)
 def settings() -> tuple[Any, ...]:
     """Values of `SETTINGS`, and of `PRECISION_NAMES`."""
     return (*[read() for read in _READERS], *float32_precision())
+
+
+def modes() -> tuple[Any, ...]:
+    """Values of `MODE_NAMES`."""
+    num_modes = _num_function_modes()
+    return (
+        torch.get_default_device().type if num_modes else "cpu",
+        sum(map(len, _GLOBAL_HOOKS)),
+        foreign_function_modes() if num_modes else 0,
+        torch._C._is_torch_function_enabled(),
+        _kernels_in_python(len(torch.library._impls)),
+    )
 
 
 def is_followed() -> bool:

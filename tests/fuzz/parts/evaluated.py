@@ -56,7 +56,7 @@ ATTRIBUTES = (
     _asks("subclass of partial", "self.f#(y) * 2", refused="subclass of functools.partial", top="class F#(functools.partial):\n    def __call__(self, *args):\n        return super().__call__(*args) + 1", init="self.f# = F#(helper.same)"),
     _asks("builtins of a function", "len(self.f#.__builtins__)", init="self.f# = helper.same"),
     _asks("dict of a partial", "1 + len(self.f#.__dict__)", refused=_MISTAKEN, init="self.f# = functools.partial(helper.same)"),
-    _asks("class of a partial", "len(self.f#.__class__.__name__)", refused=_MISTAKEN if torch.__version__ < "2.15" else "", init="self.f# = functools.partial(helper.same)"),
+    _asks("class of a partial", "len(self.f#.__class__.__name__)", refused=_MISTAKEN if torch.__version__ < "2.14" else "", init="self.f# = functools.partial(helper.same)"),
     _asks("self of a method", "2 if hasattr(self.f#, '__self__') else 3", init="self.f# = K.Held(1).get"),
     _asks("function that a cached one wraps", "len(self.f#.__wrapped__.__name__)", init="self.f# = functools.lru_cache(helper.same)"),
     _asks("number of a function's globals", "len(helper.same.__globals__)", refused="adds names to those of"),
