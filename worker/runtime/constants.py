@@ -32,6 +32,7 @@ from warmrank.worker.keys.code import (
     code_digest,
     function_digest,
     globals_module,
+    is_cached_function,
     is_pinned_module,
     type_name,
 )
@@ -192,10 +193,8 @@ def describe(value: Any) -> list[Any]:
 
 def _describe_object(value: Any) -> list[Any]:
     """The portable name of what is neither a module, nor a class, nor code."""
-    from warmrank.worker.runtime.function import CachedFunction
-
     kind = type(value)
-    if kind is CachedFunction:  # what it has loaded is not asked
+    if is_cached_function(value):  # what it has loaded is not asked
         return ["cached", *describe(value.method)]
     params = getattr(kind, "__dataclass_params__", None)
     if params is not None and params.frozen:
