@@ -491,8 +491,8 @@ def scaled_by_layer(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
 @torch.no_grad()
 def test_layer_whose_forward_is_a_cached_function_is_part_of_its_caller(tmp_path: Path) -> None:
     for expected in ("compiled", "loaded"):
-        model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
-        first = model[0]
+        first = nn.Linear(4, 4)
+        model = nn.Sequential(first, nn.ReLU())
         first.forward = cache_compile(first.forward, cache_dir=tmp_path)
         function = cache_compile(model.forward, cache_dir=tmp_path)
         assert torch.equal(function(ROWS), nn.Linear.forward(first, ROWS).relu())
