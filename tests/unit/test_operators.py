@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import sys
@@ -120,6 +121,19 @@ def test_patch_is_noticed(use: str, patch: str, monkeypatch: pytest.MonkeyPatch)
     artifact = compiled(module.forward, X)
     assert misfits(artifact, module.forward, X) == ()
     monkeypatch.setattr(owner, name, PATCHES[patch])
+    assert any("was patched" in reason for reason in misfits(artifact, module.forward, X))
+
+
+@contextlib.contextmanager
+def doubling() -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("decorate", [torch.autocast("cpu", torch.bfloat16), doubling()], ids=["casts", "own"])
+def test_context_around_a_function_of_torch_is_noticed(decorate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = CallsTorch(lambda x: torch.einsum("i,j->ij", x, x))
+    artifact = compiled(module.forward, X)
+    monkeypatch.setattr(torch, "einsum", decorate(torch.einsum))
     assert any("was patched" in reason for reason in misfits(artifact, module.forward, X))
 
 

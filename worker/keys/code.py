@@ -37,6 +37,8 @@ _IN_C = frozenset(
      types.GetSetDescriptorType, types.MemberDescriptorType}
 )  # fmt: skip
 _NO_FUNCTIONS = frozenset({str, int, bool, type(None), tuple})
+# Whose decorators run a context around a function, such as casts, or code of the user's.
+_DECORATORS = frozenset({"contextlib", "torch.amp.autocast_mode", "torch.utils._contextlib"})
 _COMPARED_ELSEWHERE = frozenset({"torch", "torch.nn.parameter"})
 # Members of ``nn.Module`` that its source gives a second name.
 _SECOND_NAMES = frozenset({("forward", "_forward_unimplemented"), ("__call__", "Module._wrapped_call_impl")})
@@ -255,7 +257,8 @@ def patches(holder: Any) -> list[tuple[str, Any]]:
 def _stands_there(holder: Any, name: str, value: Any, place: str) -> bool:
     """True if a source has a value under this name; or a decorator, torch or torch_npu put it there."""
     found = list(layers(value))
-    if any(map(is_users, found)):
+    decorators = {globals_module(layer) for layer in found[:-1] if isinstance(layer, types.FunctionType)}
+    if any(map(is_users, found)) or not _DECORATORS.isdisjoint(decorators):
         return False
     if isinstance(found[-1], types.FunctionType):
         qualname, module = found[-1].__code__.co_qualname, globals_module(found[-1]) or ""
