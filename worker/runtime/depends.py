@@ -28,7 +28,12 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.keys.code import digested_bases, digested_functions, is_pinned_module
+from warmrank.worker.keys.code import (
+    digested_bases,
+    digested_functions,
+    globals_module,
+    is_pinned_module,
+)
 from warmrank.worker.runtime.check import MISSING
 from warmrank.worker.torch_private.warm import OPERATORS, OperatorNamespace
 
@@ -250,6 +255,39 @@ def of_function(function: FunctionType) -> Watches:
         watches.append(("dict", function.__kwdefaults__))
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     return _together([watches, *map(_of_default, defaults)])
+
+
+def of_reached(values: Iterable[Any]) -> Watches:
+    """Watches of what a digest tells of objects that `worker.keys.reachable` reached."""
+    return _together(map(_of_content, values))
+
+
+def _of_content(value: Any) -> Watches:
+    from warmrank.worker.keys.reachable import is_fixed
+
+    if isinstance(value, FunctionType):
+        watches: list[tuple[str, Any]] = [("cell", cell) for cell in value.__closure__ or ()]
+        if not is_fixed(globals_module(value)):
+            watches += [("dict", value.__globals__), *((kind, value) for kind in _OF_FUNCTION.values())]
+            watches += [("dict", value.__kwdefaults__)] if value.__kwdefaults__ is not None else []
+        return watches  # defaults are reached, too
+    if isinstance(value, ModuleType):
+        return [] if is_fixed(value.__name__) else [("dict", vars(value))]
+    if isinstance(value, type):
+        return [] if is_fixed(value.__module__) else [("class", value)]
+    if type(value) is functools.partial:
+        return [("dict", value.keywords)]
+    if isinstance(value, (dict, MappingProxyType, *_LISTED, *_FROZEN)):
+        ordered: Watches = [(MEMBERS, value)] if isinstance(value, collections.OrderedDict) else []
+        return _together([_of_item(value), ordered])
+    own, kind = _namespace(value), type(value)
+    if own is None or isinstance(value, torch.Tensor) or hasattr(kind, "tobytes"):
+        return None
+    # Of one of a fixed class the text counts, which may be that of anything that it holds.
+    plain = all(is_constant(item) or isinstance(item, FunctionType | type) for item in own.values())
+    if any(vars(base).get("__slots__") for base in kind.__mro__) or (is_fixed(kind.__module__) and not plain):
+        return None
+    return [("type", value), ("namespace", value), ("dict", own)]
 
 
 def _of_default(value: Any) -> Watches:

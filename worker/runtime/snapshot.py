@@ -27,12 +27,13 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.keys.code import forget_types, function_digest, layers, type_name
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.keys.code import forget_types, function_digest, layers, patches, type_name
 from warmrank.worker.runtime import asked, depends
 from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource
 from warmrank.worker.runtime.check import MISSING, node_values, take_step
 from warmrank.worker.runtime.per_call import nodes_of, per_call_nodes, with_parents
-from warmrank.worker.runtime.sources import changed, holder_of
+from warmrank.worker.runtime.sources import changed, holder_of, of_users
 from warmrank.worker.torch_private.unchanged import Key, Watched
 from warmrank.worker.torch_private.warm import Metadata
 
@@ -228,6 +229,10 @@ class _Collector:
             elif source.kind != "file" and not self._use(_watches(source)):
                 # A file's text changes nothing in a process that has read it.
                 self._predicate(("source", id(source)), functools.partial(_is_as_traced, source))
+            elif source.kind == "operator":
+                from warmrank.worker.torch_private.operators import registered
+
+                self._predicate(("operator", id(source)), registered(source.name))
         if calls := self._guards.asked:
             self._predicate(("asked", 0), asked.watch(calls))
 
@@ -268,10 +273,24 @@ def _is_as_traced(source: TracedSource) -> bool:
 
 
 def _watches(source: TracedSource) -> depends.Watches:
-    if source.kind == "patches":
-        holder = holder_of(source.module, source.name)
-        return [("class", holder)] if isinstance(holder, type) else [("dict", vars(holder))]
-    return [("dict", vars(sys.modules[source.module]))] if source.kind == "builtins" else None
+    """Watches of all that a source's digest tells of."""
+    if source.kind == "builtins":
+        return [("dict", vars(sys.modules[source.module]))]
+    if source.kind == "operator":
+        from warmrank.worker.keys.reachable import reached_by_operator
+
+        try:
+            return depends.of_reached(reached_by_operator(source.name))
+        except NotPortable:
+            return None
+    holder = holder_of(source.module, source.name)
+    own: depends.Watches = [("class", holder)] if isinstance(holder, type) else [("dict", vars(holder))]
+    if not (users := of_users(patches(holder))):
+        return own
+    from warmrank.worker.keys.reachable import reached
+
+    found = depends.of_reached(reached(*users))
+    return None if found is None else [*own, *found]
 
 
 def _safe(predicate: Predicate) -> Predicate:
