@@ -188,7 +188,8 @@ class OfflineLauncher(Launcher):
         pipes = {rank: context.Pipe() for rank in self._ranks}
         theirs = {rank: end for rank, (_, end) in pipes.items()}
         self._connections = {rank: end for rank, (end, _) in pipes.items()}
-        self._nursery = context.Process(target=_nursery, args=(theirs, module, path), daemon=True)
+        # No daemon, whose models could start no processes; it ends with the pipes.
+        self._nursery = context.Process(target=_nursery, args=(theirs, module, path))
         with undisturbed(), inherited(*HASH_SEED):  # no Ctrl-C ends it while it starts
             self._nursery.start()
         for end in theirs.values():

@@ -90,8 +90,11 @@ class SafeConsole(Console):
             return
         with self.capture() as captured:
             super().print(*plain, **options)
-        self.file.write(_PADDING.sub("", captured.get()))
-        self.file.flush()
+        try:
+            self.file.write(_PADDING.sub("", captured.get()))
+            self.file.flush()
+        except BrokenPipeError:  # of `head`, say: no error, as `Console.print` sees it
+            self.on_broken_pipe()
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """See `Console.render`."""

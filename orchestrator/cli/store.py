@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 from typer import Argument, Option
 
-from warmrank.cache_store.errors import Conflict, NoStoreYet, NotInStore
+from warmrank.cache_store.errors import Conflict, Corrupt, NoStoreYet, NotInStore
 from warmrank.orchestrator.cli.console import ExitCode, answer, fetch_progress, output, print_json, say
 from warmrank.orchestrator.cli.options import (
     AsJson,
@@ -30,6 +30,8 @@ from warmrank.orchestrator.ui import table
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     from warmrank.cache_store.signing.keyring import KeyList
     from warmrank.orchestrator.config.store import StoreConfig
     from warmrank.orchestrator.stores import Target
@@ -164,7 +166,7 @@ def evict(  # noqa: PLR0913 - a parameter is an option of the command
         raise typer.Exit(ExitCode.FAULT)
 
 
-@app.register(bad_input=(Conflict,))
+@app.register(bad_input=(Conflict, NotInStore))
 def pin(
     launch: Annotated[str | None, Argument(metavar="LAUNCH")] = None,
     *,
@@ -362,7 +364,7 @@ def list_keys(keyring: Keyring = None, as_json: AsJson = False) -> None:
     answer(list_keys(_place(keyring)), table.render_keys, as_json=as_json)
 
 
-@keys_app.register()
+@keys_app.register(bad_input=(Conflict,))
 def trust(
     file: Annotated[Path, Argument(metavar="FILE", exists=True, dir_okay=False)],
     name: Annotated[str, Option(metavar="NAME")] = "",
@@ -377,7 +379,7 @@ def trust(
     from warmrank.cache_store.signing.keyring import key_id, load_public_key, trust_key
 
     place, called = _place(keyring), _checked(name or _stem(file))
-    public_key = load_public_key(file)
+    public_key = _read_key(load_public_key, file)
     done = "is trusted now" if trust_key(place, called, public_key) else "was trusted already"
     say(
         f"key {called} {key_id(public_key)} {done}, in {place}",
@@ -423,6 +425,13 @@ def _place(keyring: Path | None) -> Path:
     return found.absolute()
 
 
+def _read_key(read: Callable[[Path], Ed25519PublicKey], file: Path) -> Ed25519PublicKey:
+    try:
+        return read(file)
+    except Corrupt as error:
+        raise BadArgument(f"{file}: expected {error.expected}, found {error.actual}") from None
+
+
 def _stem(file: Path) -> str:
     return file.name.removesuffix(".pem").removesuffix(".pub")
 
@@ -444,7 +453,7 @@ def _meant(found: KeyList, text: str) -> tuple[str, str]:
         return names.get(text, ""), text
     if "/" in text or text.endswith(".pem"):
         path = Path(text).expanduser()
-        wanted = key_id(read_any_key(path))
+        wanted = key_id(_read_key(read_any_key, path))
         return names.get(wanted, _stem(path)), wanted
     ids = sorted({line.key_id for line in found.keys if line.name == text})
     if len(ids) == 1:

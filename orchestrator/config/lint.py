@@ -57,12 +57,13 @@ def lint(
 ) -> tuple[LintFinding, ...]:
     """Findings about settings that do not go together, errors first.
 
-    CPUs are not counted where the ranks of a job start, nor keys looked for where another machine signs.
+    CPUs are not counted where the ranks of a job start, nor keys and places looked at where another machine
+    signs.
     """
     found = [*_ranks(config, counts_cpus=counts_cpus), *_code(config), *_cache(config)]
     if config.store is not None:
         found += _store(config, config.store)
-        found += _trust(config, config.store) if not signs_elsewhere else ()
+        found += _trust(config, config.store, signs_elsewhere=signs_elsewhere)
     return tuple(sorted(found, key=lambda finding: finding.level != "error"))
 
 
@@ -201,10 +202,10 @@ def _store(config: Config, store: StoreConfig) -> Iterator[LintFinding]:
         )
 
 
-def _trust(config: Config, store: StoreConfig) -> Iterator[LintFinding]:
+def _trust(config: Config, store: StoreConfig, *, signs_elsewhere: bool) -> Iterator[LintFinding]:
     trust = store.trust
     if trust.signing_key is not None:
-        if not trust.signing_key.exists():
+        if not (signs_elsewhere or trust.signing_key.exists()):
             remedy = "make the key with warmrank keys generate, or name another"
             yield LintFinding("error", ("store.trust.signing_key",), f"no file {trust.signing_key}", remedy)
         return
@@ -216,7 +217,7 @@ def _trust(config: Config, store: StoreConfig) -> Iterator[LintFinding]:
             "name a key that signs or keys that are trusted, see `warmrank keys`",
         )
         return
-    policy, place = choice_of(trust, [tier.path for tier in store.tiers])
+    policy, place = choice_of(trust, () if signs_elsewhere else [tier.path for tier in store.tiers])
     if policy == "require" and any(tier.mode in {"rw", "required"} for tier in store.tiers):
         why = f" ({place})" if place else ""
         own = "; or, for a store of your own, take that right from others (chmod go-w)" if why else ""

@@ -189,16 +189,16 @@ def eligible(
         what = f"do not answer: {', '.join(str(node) for node in nodes if node in named)}" if named else gone
         msg = f"the nodes that ray.nodes (--node) names {what}; bring one back, or name others"
         raise CannotStart(msg, is_lost=True)
-    labels, ids = dict(config.labels), [each.node.node_id for each in usable]
+    labels, ids = dict(config.labels), {each.node.node_id: None for each in usable}
     if config.nodes:
         labels[_NODE_ID] = f"in({', '.join(ids)})"
     elif left_out := [node.node_id for node in nodes if node.node_id not in ids]:
         labels[_NODE_ID] = f"!in({', '.join(left_out)})"  # nodes that join later may have ranks
-    fit = [each for each in usable if _is_labelled(each.labels, config.labels)]
+    fit = grouped((_is_labelled(each.labels, config.labels), each) for each in usable)
     return Eligible(
-        nodes=tuple(fit),
-        silent=tuple(each.node for each in known if each.node in named and each not in usable),
-        unlabelled=tuple(each.node for each in usable if each not in fit),
+        nodes=tuple(fit.get(True, ())),
+        silent=tuple(each.node for each in known if each.node in named and each.place in silent),
+        unlabelled=tuple(each.node for each in fit.get(False, ())),
         labels=labels,
     )
 

@@ -164,7 +164,8 @@ def _is_open(node: _Node, since_s: float | None, now_s: float) -> bool:
     """True while it is not known how a node is after what happened then."""
     if since_s is None or node.state:
         return False
-    return node.asked_s < since_s + SETTLE_S and now_s < since_s + DOUBT_S
+    # A moment longer than until the node counts as lost: the failures after that are to be asked for, too.
+    return node.asked_s < since_s + SETTLE_S and now_s < since_s + DOUBT_S + _HURRY_S
 
 
 def failures_on(

@@ -304,7 +304,9 @@ def turn(config: Config) -> Iterator[None]:
                 said = "Another launch fills %s for the first time: waiting for its end"
                 logger.warning(said, config.cache_dir)
                 lock.acquire(timeout=config.timeouts.compile_s)
-        except (Timeout, UnusableCache, OSError, NotImplementedError) as error:
+        except UnusableCache:
+            pass  # see above
+        except (Timeout, OSError, NotImplementedError) as error:
             logger.warning("Launching beside others, which may compile twice: %s", error)
         yield
         with contextlib.suppress(OSError):

@@ -299,7 +299,10 @@ class _Spread:
 
     def _choose(self, candidates: Iterable[int], cost: int, tried: Iterable[Tried]) -> int:
         """The best leader: never one that was ``tried`` if there is another, rather not on its node."""
-        ranks, nodes = {one.rank for one in tried}, {one.node for one in tried}
+        nodes = {one.node for one in tried}
+        ranks = {
+            one.rank for one in tried if self._cluster.nodes.get(one.rank) == one.node
+        }  # it may have moved
 
         def rating(rank: int) -> tuple[bool, bool, bool, float, float, int, int]:
             node = self._cluster.nodes[rank]

@@ -53,7 +53,8 @@ def progress(console: Console, num_ranks: int, *, name: str = "") -> Iterator[Li
         yield PlainLines(console)
         return
     view = LiveView(num_ranks, name=name)
-    with Live(view, console=console, refresh_per_second=8 if num_ranks <= 256 else 2):
+    # With 16,384 ranks a drawing takes some 0.3 s, for which the driver waits.
+    with Live(view, console=console, refresh_per_second=min(8.0, max(2048 / num_ranks, 0.5))):
         yield view
 
 
@@ -287,19 +288,16 @@ def _rank_table(state: LaunchState, now_s: float) -> Table:
 def _class_table(state: LaunchState, *, max_rows: int) -> Table:
     """A row for each class of ranks; classes that still wait for something come first."""
     table = _plain_table("function", "how", "ranks", "leader", ">have it", ">slowest")
-    ranks_of = grouped(
-        ((function, found.request_key, found.action, found.leader), rank)
-        for (rank, function), found in state.class_of.items()
-    )
-    results = {key: [state.results.get((rank, key[0])) for rank in ranks] for key, ranks in ranks_of.items()}
-    have = {key: sum(each is not None and each.ok for each in found) for key, found in results.items()}
-    classes = sorted(ranks_of, key=lambda key: have[key] == len(ranks_of[key]))
+    keys = {id(each): (each.function, each.request_key, each.action, each.leader) for each in state.planned}
+    slots = grouped((keys[id(found)], slot) for slot, found in state.class_of.items())
+    results = {key: list(filter(None, map(state.results.get, own))) for key, own in slots.items()}
+    have = {key: sum(each.ok for each in found) for key, found in results.items()}
+    classes = sorted(slots, key=lambda key: have[key] == len(slots[key]))
     shown = classes if len(classes) <= max_rows else classes[: max_rows - 1]
     for key in shown:
-        (function, _, action, leader), ranks = key, ranks_of[key]
-        known = [each for each in results[key] if each is not None]
-        num_failed = len(known) - have[key]
-        spent = (each.seconds for each in known)
+        (function, _, action, leader), ranks = key, [rank for rank, _ in slots[key]]
+        num_failed = len(results[key]) - have[key]
+        spent = (each.seconds for each in results[key])
         share = Text(f"{have[key]:,}/{len(ranks):,}", style="" if have[key] < len(ranks) else "green")
         table.add_row(
             Text(function),
@@ -310,7 +308,7 @@ def _class_table(state: LaunchState, *, max_rows: int) -> Table:
             seconds_text(max((each.trace_s + each.compile_s + each.load_s for each in spent), default=0.0)),
         )
     if rest := classes[len(shown) :]:
-        done = sum(have[key] == len(ranks_of[key]) for key in rest)
+        done = sum(have[key] == len(slots[key]) for key in rest)
         table.add_row(Text(f"and {count_text(len(rest), 'class')} more", style="dim"), "", f"{done:,} done")
     return table
 

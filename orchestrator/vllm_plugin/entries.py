@@ -296,7 +296,7 @@ def bounded(call: Callable[[], T], timeout_s: float) -> T:
 
 NO_STORE = "the store gave nothing"
 _LOOK_EVERY_S = 2.0
-"""Files that do not change between two looks are whole."""
+"""Files that do not change for so long are whole."""
 _LATER_S = 60.0
 """Between looks once everything is published: what a request compiles later is small."""
 _AT_EXIT_S = 10.0
@@ -309,7 +309,7 @@ class Publisher:
         self.is_warm = threading.Event()  # it has compiled and warmed up all that it starts with
         self._access = opened
         self._entries: dict[Entry, Outcome] = {}
-        self._seen: dict[Entry, str] = {}  # the files at the last look
+        self._seen: dict[Entry, tuple[str, float]] = {}  # the files at the last look, and since when
         self._given_up: set[Entry] = set()
         self._stepping = threading.Lock()  # one look at a time: the last waits for what is being published
         self._wake = threading.Event()
@@ -352,11 +352,12 @@ class Publisher:
 
     def _look(self, entry: Entry, *, is_last: bool) -> bool:
         """Publish an entry whose files rest; returns whether it is done for now."""
-        digest, before = files_digest(entry.root), self._seen.get(entry)
+        digest, now_s = files_digest(entry.root), time.monotonic()
         if digest == published_digest(entry):
             return True
-        self._seen[entry] = digest
-        if digest != before and not is_last:
+        before, since_s = self._seen.get(entry, ("", now_s))
+        self._seen[entry] = digest, since_s if digest == before else now_s
+        if now_s - self._seen[entry][1] < _LOOK_EVERY_S and not is_last:
             return False
         with node_lock(entry, timeout_s=0) as is_held:
             if not is_held:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -102,6 +103,7 @@ class Small(nn.Module):
 def small(context: RankContext, *, method: str = "forward", kernels: bool = False) -> Workload:
     """One function of `Small`; with ``kernels`` another one, which is compiled to kernels."""
     torch.manual_seed(0)
+    assert not multiprocessing.current_process().daemon, "a model may start processes"
     model = Small(context.groups.get("tp")).to(context.device).requires_grad_(requires_grad=False).eval()
     x = torch.ones(2, 4, device=context.device)
     calls = [Call(function=cache_compile(getattr(model, method)), args=(x,))]

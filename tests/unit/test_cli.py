@@ -329,3 +329,17 @@ def test_lines_of_libraries_go_to_stderr_without_colours(capsys: pytest.CaptureF
     with others_on_stderr():
         sys.stdout.write("\x1b[33m(raylet)\x1b[0m A worker died\n")
     assert capsys.readouterr().err == "(raylet) A worker died\n"
+
+
+def test_reader_that_stops_early_ends_a_command_without_a_word() -> None:
+    code = """
+from warmrank.orchestrator.cli.console import output, session
+with session():
+    output().print("x" * 500_000)
+"""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdout=pipe, stderr=pipe) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 1)

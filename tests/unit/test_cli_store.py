@@ -214,6 +214,19 @@ def test_generate_in_a_keyring_that_cannot_be_believed_makes_no_key(keys):
     assert not private_path(keys, "other").exists()
 
 
+def test_what_a_command_is_given_and_cannot_use_is_bad_input(tmp_path, root, store):
+    _, file = save_key_pair(generate_key_pair("theirs"), tmp_path)
+    done("keys", "generate", "ci")
+    (tmp_path / "no-key.pem").write_text("no key")
+    for words in (
+        ("keys", "trust", file, "--name", "ci"),
+        ("keys", "trust", tmp_path / "no-key.pem"),
+        ("keys", "revoke", tmp_path / "no-key.pem"),
+        ("store", "pin", "0" * 12, "--store", root),
+    ):
+        assert invoke(*words).exit_code == 2, words
+
+
 def test_required_store_is_not_made_where_its_disk_may_not_be_mounted(tmp_path):
     spec = TierSpec(location=str(tmp_path / "mnt" / "store"), mode="required")
     with pytest.raises(StoreUnavailable, match="warmrank store init") as caught:

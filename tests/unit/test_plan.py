@@ -26,6 +26,7 @@ from warmrank.orchestrator.launch.plan import (
     Cluster,
     PlanState,
     Slot,
+    Tried,
     apply_round,
     begin,
     plan_round,
@@ -177,6 +178,13 @@ def test_ranks_of_other_runtime_state_neither_wait_for_nor_adopt_from_each_other
 
 def leaders(plan: Mapping[Slot, Action]) -> dict[str, int]:
     return {function: rank for (rank, function), action in plan.items() if action.kind == "compile"}
+
+
+def test_leader_that_was_lost_with_its_place_leads_again_where_it_is_elsewhere_now() -> None:
+    cluster = Cluster(nodes={0: 1, 1: 0}, max_rounds=4)
+    probes = {rank: (probe("miss"),) for rank in cluster.nodes}
+    avoided = [Tried("f", rank=0, node=0)]
+    assert plan_round(begin(probes, cluster, avoided=avoided))[0, "f"] == compiled_by(0, 0)
 
 
 def test_ranks_that_refused_every_offer_get_a_leader_among_them() -> None:

@@ -379,6 +379,12 @@ def test_job_runs_the_launch_with_the_id_and_the_metadata_of_the_command_line(
     assert (refused.exit_code, "the cluster refused the job" in refused.stderr) == (1, True)
 
 
+def test_job_that_could_publish_nothing_is_refused_here_wherever_its_keys_are(directory: Path):
+    trust = {"policy": "require", "trusted_keys": {"ci": "/there/ci.pub.pem"}}
+    result = submit("a.yaml", "--no-wait", store={"path": "/shared", "trust": trust})
+    assert (result.exit_code, "no key that signs" in result.stderr) == (2, True), result.output
+
+
 @pytest.mark.parametrize(
     ("config", "key"),
     [

@@ -400,7 +400,8 @@ def test_node_that_answers_nothing_after_a_death_is_lost_with_the_rank() -> None
     assert found.is_in_doubt(105.9, others_wait=False)
     assert kinds(found, 105.9) == {}
     assert kinds(found, 106.0) == {2: NODE_LOST, 3: NODE_LOST}
-    assert not found.is_in_doubt(106.0, others_wait=False)
+    assert found.is_in_doubt(106.0, others_wait=False)  # or nobody would look for failures any more
+    assert not found.is_in_doubt(106.5, others_wait=False)
 
 
 def test_node_whose_watch_has_ended_stays_lost_whatever_else_is_heard_of_it() -> None:

@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from warmrank.orchestrator.errors import BadArgument
-from warmrank.orchestrator.vllm_plugin import factors, hooks
+from warmrank.orchestrator.vllm_plugin import entries, factors, hooks
 from warmrank.orchestrator.vllm_plugin.entries import (
     Entry,
     Outcome,
@@ -477,9 +477,8 @@ class SlowAccess:
         return not self.answers.wait(10)
 
 
-def test_program_that_ends_waits_for_what_is_being_published(entry):
+def publisher_of(entry: Entry, opened: SlowAccess) -> Publisher:
     write_components(entry.artifact, COMPONENTS)
-    opened = SlowAccess()
     publisher = Publisher(opened)  # type: ignore[arg-type]
     publisher.take(
         entry,
@@ -488,6 +487,24 @@ def test_program_that_ends_waits_for_what_is_being_published(entry):
             fetched_bytes=0, compile_s=0, at_s=0,
         ),
     )  # fmt: skip
+    return publisher
+
+
+def test_files_are_published_once_they_rest_however_often_they_are_looked_at(entry, monkeypatch):
+    opened = SlowAccess()
+    opened.answers.set()
+    publisher = publisher_of(entry, opened)
+    publisher.step()
+    publisher.step()  # at once, as when another entry comes
+    assert not opened.is_asked.is_set()
+    monkeypatch.setattr(entries, "_LOOK_EVERY_S", 0.0)
+    publisher.step()
+    assert opened.is_asked.is_set()
+
+
+def test_program_that_ends_waits_for_what_is_being_published(entry):
+    opened = SlowAccess()
+    publisher = publisher_of(entry, opened)
     looks = [threading.Thread(target=publisher.step, kwargs={"is_last": True}) for _ in range(2)]
     looks[0].start()
     assert opened.is_asked.wait(10)
