@@ -217,11 +217,11 @@ def of_class(cls: type, known: dict[type, Watches]) -> Watches:
     bases = tuple(digested_bases(cls))
     for base in bases:
         if base not in known:
-            known[base] = _together(map(of_function, digested_functions(base)))
-    return _together([watches, *map(known.__getitem__, bases)])
+            known[base] = together(map(of_function, digested_functions(base)))
+    return together([watches, *map(known.__getitem__, bases)])
 
 
-def _together(parts: Iterable[Watches]) -> Watches:
+def together(parts: Iterable[Watches]) -> Watches:
     """All of several watches; None if one of them cannot be made."""
     watches: list[tuple[str, Any]] = []
     for part in parts:
@@ -254,12 +254,12 @@ def of_function(function: FunctionType) -> Watches:
     if function.__kwdefaults__ is not None:
         watches.append(("dict", function.__kwdefaults__))
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    return _together([watches, *map(_of_default, defaults)])
+    return together([watches, *map(_of_default, defaults)])
 
 
 def of_reached(values: Iterable[Any]) -> Watches:
     """Watches of what a digest tells of objects that `worker.keys.reachable` reached."""
-    return _together(map(_of_content, values))
+    return together(map(_of_content, values))
 
 
 def _of_content(value: Any) -> Watches:
@@ -279,13 +279,15 @@ def _of_content(value: Any) -> Watches:
         return [("dict", value.keywords)]
     if isinstance(value, (dict, MappingProxyType, *_LISTED, *_FROZEN)):
         ordered: Watches = [(MEMBERS, value)] if isinstance(value, collections.OrderedDict) else []
-        return _together([_of_item(value), ordered])
+        return together([_of_item(value), ordered])
     own, kind = _namespace(value), type(value)
     if own is None or isinstance(value, torch.Tensor) or hasattr(kind, "tobytes"):
         return None
-    # Of one of a fixed class the text counts, which may be that of anything that it holds.
-    plain = all(is_constant(item) or isinstance(item, FunctionType | type) for item in own.values())
-    if any(vars(base).get("__slots__") for base in kind.__mro__) or (is_fixed(kind.__module__) and not plain):
+    # Of one of a fixed class its text counts, which may be that of anything that it holds.
+    held = (item for name, item in own.items() if name != "__annotations__")
+    is_plain = all(is_constant(item) or isinstance(item, FunctionType | type) for item in held)
+    has_slots = any(vars(base).get("__slots__") for base in kind.__mro__)
+    if has_slots or (is_fixed(kind.__module__) and not is_plain):
         return None
     return [("type", value), ("namespace", value), ("dict", own)]
 

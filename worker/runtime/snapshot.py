@@ -285,12 +285,11 @@ def _watches(source: TracedSource) -> depends.Watches:
             return None
     holder = holder_of(source.module, source.name)
     own: depends.Watches = [("class", holder)] if isinstance(holder, type) else [("dict", vars(holder))]
-    if not (users := of_users(patches(holder))):
-        return own
-    from warmrank.worker.keys.reachable import reached
+    if users := of_users(patches(holder)):
+        from warmrank.worker.keys.reachable import reached
 
-    found = depends.of_reached(reached(*users))
-    return None if found is None else [*own, *found]
+        own = depends.together((own, depends.of_reached(reached(*users))))
+    return own
 
 
 def _safe(predicate: Predicate) -> Predicate:
