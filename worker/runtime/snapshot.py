@@ -21,7 +21,7 @@ import functools
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -262,6 +262,43 @@ class _Collector:
         if not self._use(watches):
             known = function_digest(function)
             self._predicate(("function", id(function)), lambda: function_digest(function) == known)
+
+
+class Unchanged:
+    """Says whether a digest of functions is what it was; quickly, while nothing that they reach changes."""
+
+    __slots__ = ("_digest", "_functions", "_known", "_looks", "_members", "_watched")
+
+    def __init__(self, digest: Callable[[], Any], functions: Sequence[Any]) -> None:
+        self._digest, self._functions = digest, functions
+        self._known = digest()
+        self._looks = 0
+        self._watched: Watched | None = None
+        self._members: list[tuple[Any, list[Any]]] = []
+
+    def holds(self) -> bool:
+        """True if it is."""
+        is_watched = self._watched is not None and self._watched.same()
+        if is_watched and all(_has_members(held, [*map(id, known)]) for held, known in self._members):
+            return True
+        self._watched = None
+        if self._looks <= _MAX_CHANGES:  # else something changes on every call
+            self._looks += 1
+            self._watched = self._watch()  # before the digest: a change in between shows on the next call
+        if self._digest() == self._known:
+            return True
+        self._watched = None
+        return False
+
+    def _watch(self) -> Watched | None:
+        from warmrank.worker.keys.reachable import reached
+
+        watches = depends.of_reached(reached(*self._functions))
+        if watches is None:
+            self._looks = sys.maxsize
+            return None
+        self._members = [(value, list(value)) for kind, value in watches if kind == depends.MEMBERS]
+        return Watched(watch for watch in watches if watch[0] != depends.MEMBERS)
 
 
 def _has_members(container: Any, known: list[int]) -> bool:
