@@ -174,6 +174,10 @@ class DirectoryBackend:
                 entries = sorted(found, key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError):
             return
+        except PermissionError:
+            if prefix.startswith(TMP) and prefix != TMP:
+                return  # private, of another user, who sweeps it
+            raise
         for entry in entries:
             name = f"{prefix}{entry.name}"
             if name_fault(name):

@@ -278,13 +278,14 @@ def plan_evict(inventory: Inventory, policy: EvictPolicy) -> Plan:
 
 
 def _check_plausible(inventory: Inventory, policy: EvictPolicy) -> None:
+    remedy = "check the path and the mount"
     if not inventory.files and not inventory.trash:
         reason = "it is empty, as that of a store that is not mounted"
     elif policy.expects_records and not any(map(is_record, inventory.files)) and inventory.files:
         reason = f"it has {count_text(len(inventory.files), 'file')} and not one record of a launch"
+        remedy += "; if no launch was committed on purpose, use --no-records"
     else:
         return
-    remedy = "check the path and the mount; if no launch was committed on purpose, use --no-records"
     raise EvictRefused(what="the listing", where="the store", reason=reason, remedy=remedy)
 
 

@@ -145,15 +145,9 @@ def last_uses(marks: Iterable[FileInfo]) -> dict[str, FileInfo]:
     return newest
 
 
-def list_debris(places: Places) -> tuple[tuple[FileInfo, ...], str]:
-    """The files on their way in, however old; or why they could not be listed.
-
-    These directories are private, so those of other users cannot be listed; that stops nothing.
-    """
-    try:
-        return tuple(info for info in places.list(TMP) if info.name != PROBE), ""
-    except StoreUnavailable as error:
-        return (), f"not all of {TMP} could be looked at: {error}"
+def list_debris(places: Places) -> tuple[FileInfo, ...]:
+    """The files on their way in, however old; not those in private directories of other users."""
+    return tuple(info for info in places.list(TMP) if info.name != PROBE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +237,6 @@ def take_inventory(places: Places, now_s: float, *, trust: Trust) -> Inventory:
     current = {mark.name for record, mark in uses.items() if record in files}
     source = Documents(places=places, trust=trust)
     documents = _read_documents(source, files, trash)
-    debris, problem = list_debris(places)
     return Inventory(
         now_s=now_s,
         files={name: info for name, info in files.items() if name.startswith(BLOBS) or name in documents},
@@ -253,8 +246,8 @@ def take_inventory(places: Places, now_s: float, *, trust: Trust) -> Inventory:
         uses=uses,
         spent=tuple(mark for mark in marks if mark.name not in current),
         quarantine=tuple(places.list(QUARANTINE)),
-        debris=debris,
-        problems=(*sorted(source.problems), *([problem] if problem else [])),
+        debris=list_debris(places),
+        problems=tuple(sorted(source.problems)),
     )
 
 

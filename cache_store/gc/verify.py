@@ -327,9 +327,8 @@ class _Audit:
             self.faults.extend(f"{name}: needs {blob}, which is missing" for blob in missing)
 
     def _check_debris(self, now_s: float) -> None:
-        found, _ = list_debris(self.documents.places)  # what other users write now is no fault
         where = "" if self.is_writable else " where this place may be written"
-        for info in found:
+        for info in list_debris(self.documents.places):
             if (age_s := now_s - info.modified_s) > DEBRIS_S:
                 self.faults.append(
                     f"{info.name}: {info.stored_bytes} bytes on their way in for {age_s / 3600.0:.0f} h, "

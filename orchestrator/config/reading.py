@@ -320,7 +320,7 @@ def _expected(detail: ErrorDetails, where: tuple[str, ...]) -> str:
     """Allowed values in pydantic's words and the key's own; not twice where those say the same."""
     description, what = _description(where), detail["msg"].removeprefix("Input should be ")
     what = _OF_JSON.get(what, what)
-    if isinstance(detail["input"], bool | float) and detail["type"] in {"string_type", "literal_error"}:
+    if isinstance(detail["input"], int | float) and detail["type"] in {"string_type", "literal_error"}:
         what = f"{what}, in quotes"  # without them `off` is none
     if detail["type"] == "string_pattern_mismatch" or description.startswith(what.removeprefix("a ")):
         return description

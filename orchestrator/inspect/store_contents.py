@@ -183,9 +183,12 @@ def show_partition(store: Store, wanted: str, config: Config | None = None) -> P
         matches = [(record, ref) for record, ref in pairs if ref.manifest_key.startswith(wanted)]
         if not matches and (of := [each for each in records if each.launch_key.startswith(wanted)]):
             names = dict.fromkeys(ref.partition for record in of for ref in record.partitions)
-            raise BadArgument(f"{wanted!r}: that is a launch; its partitions: {_shown(names)}")
+            raise BadArgument(
+                f"{wanted!r}: that is a launch; its partitions: {brief_names(names, max_names=8)}"
+            )
     if not matches:
-        there = _shown(sorted({ref.partition for _, ref in pairs}))
+        there = brief_names(sorted({ref.partition for _, ref in pairs}), max_names=8)
+        there = there or f"none, the store holds no launch{' of this config' if config else ''}"
         raise BadArgument(
             f"no partition {wanted!r} in {store.location}; expected a name, or at least {MIN_KEY_CHARS} "
             f"characters of a manifest's key. There are: {there}"
@@ -199,10 +202,6 @@ def show_partition(store: Store, wanted: str, config: Config | None = None) -> P
         changes=changes_of(manifest.environment, environment()),
         others=tuple(dict.fromkeys(o.manifest_key for _, o in matches if o.manifest_key != ref.manifest_key)),
     )
-
-
-def _shown(names: Iterable[str]) -> str:
-    return brief_names(names, max_names=8) or "none, the store holds no launch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

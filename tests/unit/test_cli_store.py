@@ -39,6 +39,7 @@ from warmrank.cache_store.store import Store, TierSpec
 from warmrank.cache_store.store import open_store as open_tiers
 from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.inspect.explain import explain
 from warmrank.orchestrator.inspect.store_contents import open_if_there, open_to_look, show_partition
 
@@ -289,6 +290,9 @@ def test_of_partitions_with_one_name_the_last_stored_is_shown_whatever_the_clock
     view = show_partition(open_to_look(config, None), "world2global_rank0")
     assert view.manifest.created == OLDER
     assert len(view.others) == 1
+    edited = loaded_config(tmp_path, workload={"entrypoint": "models.edited:workload"})
+    with pytest.raises(BadArgument, match="holds no launch of this config"):
+        show_partition(open_to_look(config, None), "world2global_rank0", edited)
 
 
 @pytest.mark.parametrize("is_made", [False, True])

@@ -233,7 +233,13 @@ def test_whole_number_and_date_are_texts_where_only_texts_go_and_else_quotes_are
 ) -> None:
     config = load(tiny_file, ("env={PORT: 61000, DAY: 2026-01-01}", "ray.labels={rack: 3}"))
     assert (config.env, config.ray.labels) == ({"PORT": "61000", "DAY": "2026-01-01"}, {"rack": "3"})
-    for override in ("audit=off", "store={path: /s, trust: {policy: off}}", "env={A: true}", "env={A: 1.0}"):
+    for override in (
+        "audit=off",
+        "store={path: /s, trust: {policy: off}}",
+        "env={A: true}",
+        "env={A: 1.0}",
+        "name=5",
+    ):
         assert "in quotes" in refusal(tiny_file, override)
     assert "env={A: 010}:1: found 010, which YAML takes for 8" in refusal(tiny_file, "env={A: 010}")
 

@@ -178,6 +178,25 @@ def test_odd_name_is_left_out_and_said(backend, root, caplog, directory, name):
     assert caplog.text.count("is no name of a store") == 1
 
 
+def test_private_directory_of_another_user_is_left_out_and_no_other_that_is_closed(
+    backend, root, monkeypatch
+):
+    scandir = os.scandir
+
+    def guarded(path: str) -> object:
+        if path.rstrip("/").endswith("closed"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return scandir(path)
+
+    for name in ("tmp/closed/0", "tmp/mine/0", "ac/closed/k"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"data")
+    monkeypatch.setattr(os, "scandir", guarded)
+    assert [info.name for info in backend.list("tmp/")] == ["tmp/mine/0"]
+    with pytest.raises(StoreUnavailable, match="Permission denied"):
+        list(backend.list("ac/"))
+
+
 @pytest.mark.parametrize(
     ("of_root", "umask", "expected"),
     [(0o755, 0o002, 0o755), (0o700, 0o000, 0o755), (0o775, 0o002, 0o775), (0o775, 0o022, 0o755)],

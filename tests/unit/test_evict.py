@@ -96,8 +96,8 @@ def test_dry_run_writes_nothing_on_the_way(memory, monkeypatch):
 
 
 def test_empty_listing_is_refused(memory):
-    with pytest.raises(EvictRefused, match="empty"):
-        memory.evict()
+    with pytest.raises(EvictRefused, match=r"empty.* mount$"):  # for which no option is a remedy
+        memory.evict(expects_records=False)
 
 
 @pytest.mark.parametrize("prefix", ["cas/sha256/", "ac/", "launch/", "dir/", "used/", "pins/", "trash/"])

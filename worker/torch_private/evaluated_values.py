@@ -48,6 +48,7 @@ _BUILTIN: Final = "torch._dynamo.variables.builtin:BuiltinVariable"
 _KEY: Final = "torch._dynamo.variables.hashable:HashableTracker"
 _KEY_OF_OLD: Final = "torch._dynamo.variables.dicts:ConstDictVariable._HashableTracker"  # in 2.11
 _EFFECTS: Final = "torch._dynamo.side_effects:SideEffects"
+_TELLS_METHODS_APART: Final = torch.__version__ >= "2.12"
 HASHED: Final = "PYTHONHASHSEED"
 """A string by whose hash processes are told apart; named for what decides on it."""
 
@@ -109,6 +110,11 @@ class ValueHooks:
     @steps_in(_KEY_OF_OLD, "__init__", is_optional=True)
     def _realize_key(self, original: Any, key: Any, variable: Any) -> None:
         LazyVariableTracker.realize_all(variable)
+        if not _TELLS_METHODS_APART and _kind_of(variable) is MethodType:
+            self._refuse(
+                "before torch 2.12, a method as a key of a dict or set is found by its function alone, so "
+                "methods of two objects are taken for one; keep a dict by a name"
+            )
         original(key, variable)
 
     @steps_in_variables("is_python_equal", is_optional=True)
