@@ -23,7 +23,7 @@ optimal). Linear in ranks times functions, but for sorting the classes that comp
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -284,25 +284,25 @@ class _Spread:
         costs = {family: sum(_cost(needy[key]) for key in keys) for family, keys in families.items()}
         nodes = self._cluster.nodes
         failed = (Tried(one.class_key[0], one.rank, nodes[one.rank]) for one in self._state.failed)
-        tried = grouped((one.function, one) for one in (*failed, *self._state.avoided))
+        at_ranks: defaultdict[str, set[int]] = defaultdict(set)
+        at_nodes: defaultdict[str, set[int]] = defaultdict(set)
+        for function, rank, node in (*failed, *self._state.avoided):
+            at_nodes[function].add(node)
+            if nodes.get(rank) == node:  # else it sits on another one now
+                at_ranks[function].add(rank)
         found: dict[ClassKey, int] = {}
         for family in sorted(families, key=lambda family: -costs[family]):  # stable: equal ones in call order
             leader: int | None = None
             for key in families[family]:
                 ranks = {demand.rank for demand in needy[key]}
-                before = tried.get(key[0], [])
-                if leader is None or leader not in ranks or any(leader == one.rank for one in before):
-                    leader = self._choose(ranks, _cost(needy[key]), before)
+                if leader is None or leader not in ranks - at_ranks[key[0]]:
+                    leader = self._choose(ranks, _cost(needy[key]), at_ranks[key[0]], at_nodes[key[0]])
                 self._add(leader, _cost(needy[key]))
                 found[key] = leader
         return found
 
-    def _choose(self, candidates: Iterable[int], cost: int, tried: Iterable[Tried]) -> int:
-        """The best leader: never one that was ``tried`` if there is another, rather not on its node."""
-        nodes = {one.node for one in tried}
-        ranks = {
-            one.rank for one in tried if self._cluster.nodes.get(one.rank) == one.node
-        }  # it may have moved
+    def _choose(self, candidates: Iterable[int], cost: int, ranks: set[int], nodes: set[int]) -> int:
+        """The best leader: never one of ``ranks`` if there is another, rather not on one of ``nodes``."""
 
         def rating(rank: int) -> tuple[bool, bool, bool, float, float, int, int]:
             node = self._cluster.nodes[rank]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from warmrank.orchestrator.launch.plan import (
     Action,
     Attempt,
     Cluster,
+    Demand,
+    Failed,
     PlanState,
     Slot,
     Tried,
@@ -185,6 +188,20 @@ def test_leader_that_was_lost_with_its_place_leads_again_where_it_is_elsewhere_n
     probes = {rank: (probe("miss"),) for rank in cluster.nodes}
     avoided = [Tried("f", rank=0, node=0)]
     assert plan_round(begin(probes, cluster, avoided=avoided))[0, "f"] == compiled_by(0, 0)
+
+
+def test_plan_takes_no_longer_where_many_leaders_failed() -> None:
+    ranks = range(4096)
+    demands = tuple(Demand(rank=rank, function="decode", request_key=f"{rank // 2}") for rank in ranks)
+    cluster = Cluster(nodes={rank: rank // 8 for rank in ranks}, max_rounds=3)
+    state = PlanState(cluster=cluster, round=1, demands=demands, offers=())
+    failed = tuple(Failed(demand.class_key(cluster), demand.rank, "timeout") for demand in demands[::2])
+    took_s = []
+    for each in (state, replace(state, failed=failed)):
+        began_s = time.thread_time()
+        assert sum(action.kind == "compile" for action in plan_round(each).values()) == len(ranks) // 2
+        took_s.append(time.thread_time() - began_s)
+    assert took_s[1] < 5 * took_s[0]
 
 
 def test_ranks_that_refused_every_offer_get_a_leader_among_them() -> None:
