@@ -484,6 +484,23 @@ def test_function_called_by_another_is_part_of_it(tmp_path: Path) -> None:
         assert model.cached_inner.variants == ()
 
 
+def scaled_by_layer(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    return x * layer.bias
+
+
+@torch.no_grad()
+def test_layer_whose_forward_is_a_cached_function_is_part_of_its_caller(tmp_path: Path) -> None:
+    for expected in ("compiled", "loaded"):
+        first = nn.Linear(4, 4)
+        model = nn.Sequential(first, nn.ReLU())
+        vars(first)["forward"] = cache_compile(first.forward, cache_dir=tmp_path)
+        function = cache_compile(model.forward, cache_dir=tmp_path)
+        assert torch.equal(function(ROWS), nn.Linear.forward(first, ROWS).relu())
+        assert outcome(function) == expected
+        vars(first)["forward"] = functools.partial(scaled_by_layer, first)  # as accelerate does
+        assert torch.equal(function(ROWS), (ROWS * first.bias).relu())
+
+
 def test_change_of_what_the_called_function_reads_is_a_miss(tmp_path: Path) -> None:
     Nested(tmp_path).cached_outer(ROWS)
     model = Nested(tmp_path, scale=3.0)

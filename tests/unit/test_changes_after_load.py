@@ -125,6 +125,48 @@ def test_train_and_eval_are_noticed_and_each_has_its_variant(tmp_path: Path) -> 
     assert len(function.variants) == 2
 
 
+class Asked:
+    pass
+
+
+class Asking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.function = Asked(), lambda x: x * 2
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x) + (2 if self.asked else 3)
+
+
+def scaled(x: torch.Tensor, scale: float = 7.0, *, offset: float = 1.0) -> torch.Tensor:
+    return x * scale + offset
+
+
+def _another_code(_: pytest.MonkeyPatch, model: Any) -> None:
+    function = model.function
+    function.__code__, function.__defaults__ = scaled.__code__, scaled.__defaults__
+    function.__kwdefaults__ = {"offset": 4.0}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda patch, _: patch.setattr(Asked, "__bool__", lambda _: False, raising=False),
+        lambda patch, _: patch.setattr(Asked, "__len__", lambda _: 0, raising=False),
+        _another_code,
+    ],
+    ids=["truth", "length", "signature"],
+)
+def test_second_trace_takes_classes_and_functions_as_they_are_now(tmp_path, monkeypatch, change):
+    model = Asking()
+    function = cached(model.forward, tmp_path)
+    assert torch.equal(function(X), model(X))
+    change(monkeypatch, model)
+    assert torch.equal(function(X), model(X))
+    assert len(function.variants) == 2
+
+
 class Counts(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for number in range(3):

@@ -27,7 +27,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, EllipsisType, FunctionType, MethodType, ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("torchair")
 _Made = TypeVar("_Made")
 _MARSHAL_VERSION = 2
+_LITERALS = (NoneType, EllipsisType, bool, int, float, complex, str, bytes)
 _GRAPH_NAME = "__compiled_fn"
 _BUILTINS = r"^__builtins_dict__\w*$"
 # A global that Dynamo named for the address of its value.
@@ -386,8 +387,18 @@ def _canonical(code: CodeType, renames: Mapping[str, str]) -> CodeType:
 def _canonical_constant(value: Any, renames: Mapping[str, str]) -> Any:
     if isinstance(value, CodeType):
         return _canonical(value, renames)
+    if _is_literal(value):
+        return value
     try:
-        marshal.dumps(value, _MARSHAL_VERSION)
-    except ValueError:
         return (PLACEHOLDER, json.dumps(constants.encode(value), sort_keys=True))
-    return value
+    except errors.NotPortable as error:
+        msg = (
+            "the function returns, or keeps, what only this process has, such as a function that it makes "
+            f"({error.message}); make that outside of the cached function"
+        )
+        raise errors.NotPortable(msg, what=error.what) from error
+
+
+def _is_literal(value: Any) -> bool:
+    """True of what `marshal` restores with its type: of a NumPy scalar or a bytearray it makes bytes."""
+    return type(value) in _LITERALS or (type(value) in (tuple, frozenset) and all(map(_is_literal, value)))

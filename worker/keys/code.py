@@ -19,6 +19,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+_CACHED_FUNCTIONS = "warmrank.worker.runtime.function"
 _DISTRIBUTIONS = frozenset({"torch", "torch_npu", "torchair"})
 _STANDARD_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
@@ -321,6 +322,11 @@ def place_of(value: Any) -> str:
     code = getattr(value, "__code__", value)
     place = getattr(code, "co_qualname", getattr(value, "__qualname__", type(value).__qualname__))
     return f"{getattr(value, '__module__', '')}.{place}"
+
+
+def is_cached_function(value: Any) -> bool:
+    """True for a `CachedFunction`, by a module that need not be there."""
+    return isinstance(value, getattr(sys.modules.get(_CACHED_FUNCTIONS), "CachedFunction", ()))
 
 
 def is_users_function(value: Any) -> bool:

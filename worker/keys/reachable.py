@@ -30,6 +30,7 @@ from warmrank.worker.keys.code import (
     file_digest,
     function_digest,
     globals_module,
+    is_cached_function,
     is_pinned_module,
     layers,
     stable_text,
@@ -37,7 +38,6 @@ from warmrank.worker.keys.code import (
 )
 from warmrank.worker.torch_private import operators
 
-_CACHED_FUNCTIONS = "warmrank.worker.runtime.function"
 _ADDRESS = r"\bat 0x[0-9a-f]+"
 _CONSTANTS = (bool, int, float, complex, str, bytes)
 _CONTAINERS = (list, tuple, set, frozenset, dict, deque, types.MappingProxyType)
@@ -135,7 +135,7 @@ class _Walk:
             return
         if isinstance(value, logging.Logger) or not self._of_state:
             return  # a logger's level and handlers change what is told, not what is made
-        if isinstance(value, getattr(sys.modules.get(_CACHED_FUNCTIONS), "CachedFunction", ())):
+        if is_cached_function(value):
             return  # what it has loaded changes with each call
         if isinstance(value, torch.Tensor):
             held = value.detach().cpu().tolist() if value.device.type != "meta" else list(value.shape)

@@ -32,6 +32,7 @@ from warmrank.worker.keys.code import (
     code_digest,
     function_digest,
     globals_module,
+    is_cached_function,
     is_pinned_module,
     type_name,
 )
@@ -193,13 +194,15 @@ def describe(value: Any) -> list[Any]:
 def _describe_object(value: Any) -> list[Any]:
     """The portable name of what is neither a module, nor a class, nor code."""
     kind = type(value)
+    if is_cached_function(value):  # what it has loaded is not asked
+        return ["cached", *describe(value.method)]
     params = getattr(kind, "__dataclass_params__", None)
     if params is not None and params.frozen:
         fields = (getattr(value, field.name) for field in dataclasses.fields(value))
         return ["dataclass", type_name(kind), *map(encode_key, fields)]
     if isinstance(value, functools.partial):
         # Keywords in their order, which is that of ``**kwargs``.
-        return ["partial", describe(value.func), _encode_items(value.args), encode(value.keywords)]
+        return ["partial", describe(value.func), [*map(_held, value.args)], _held(value.keywords)]
     if isinstance(value, ContextVar):
         return ["context variable", value.name]
     if isinstance(value, operator.itemgetter | operator.attrgetter | operator.methodcaller):
@@ -212,6 +215,13 @@ def _describe_object(value: Any) -> list[Any]:
     if isinstance(value, enum.Enum):
         return ["constant", encode(value)]
     return _describe_torch(value)
+
+
+def _held(value: Any) -> Any:
+    """What a partial holds; a module by its type: what is read of it has conditions of its own."""
+    if isinstance(value, torch.nn.Module):
+        return {"module": type_name(type(value))}
+    return {key: _held(item) for key, item in value.items()} if type(value) is dict else encode(value)
 
 
 def encode_key(key: Any) -> Any:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from warmrank.worker.engines import Site, engine_named
 from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.artifact import MUTATED, NUMBER, Frame, corrupt, readable
@@ -245,6 +247,13 @@ class StandIns:
     def object_delattr_ignore_descriptor(instance: Any, name: str) -> None:
         """Delete an attribute of the instance itself."""
         del object.__getattribute__(instance, "__dict__")[name]
+
+    @staticmethod
+    def to_numpy_helper(value: Any) -> Any:
+        """Tensors as arrays of NumPy, in lists and tuples, too."""
+        if isinstance(value, tuple | list):
+            return type(value)(map(StandIns.to_numpy_helper, value))
+        return value.numpy(force=True) if isinstance(value, torch.Tensor) else value
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self._name), name)

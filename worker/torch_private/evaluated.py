@@ -34,9 +34,16 @@ from warmrank.worker.keys.code import is_pinned_module, is_users_function
 from warmrank.worker.torch_private.evaluated_calls import CallHooks, EnvironmentHooks
 from warmrank.worker.torch_private.evaluated_reads import ReadHooks
 from warmrank.worker.torch_private.evaluated_values import ValueHooks
-from warmrank.worker.torch_private.patching import intercepted, steps_in
+from warmrank.worker.torch_private.patching import intercepted, named, steps_in
 from warmrank.worker.values import Value
 
+# What Dynamo keeps of classes and functions, which may be others since an earlier trace.
+_KEPT = (
+    "torch._dynamo.variables.functions:_spec_cache.clear",
+    "torch._dynamo.variables.object_protocol:_get_cached_slots.cache_clear",
+    "torch._dynamo.variables.base:_tp_type.cache_clear",
+    "torch._dynamo.variables.base:_compute_slotdefs.cache_clear",
+)
 _HELD_IN = ("__func__", "fget", "fset", "fdel", "func", "__wrapped__")  # members that hold a function
 
 
@@ -71,6 +78,9 @@ class Evaluations:
         """Note what is traced, lowered and compiled within the context."""
         handlers = BuiltinVariable.call_function_handler_cache  # keeps methods, which are others within
         FakeTensorMode.cache_clear()  # of results for which an earlier trace asked fake kernels
+        for forget in _KEPT:
+            with contextlib.suppress(AttributeError):  # each release of torch has some of them
+                named(forget)()
         profile = sys.getprofile()
         with intercepted(ReadHooks(self), CallHooks(self), ValueHooks(self), PathHooks(self)):
             handlers.clear()

@@ -15,6 +15,7 @@
 * ``id`` is no condition where ``copy`` asks for it, which keys the memo of one deep copy by addresses;
   which objects are one is a condition of its own. Others keep what they know by addresses from call to
   call.
+* A dict of the caller's whose order changes (``move_to_end``) has the new order after the call.
 * Copies and repetitions of a deque have its limit, as in torch 2.14 and 2.15.
 * Views among a call's arguments are tensors of their own. Dynamo puts conditions on the sizes of their
   bases: a slice of a buffer that grows would be traced again for every length.
@@ -146,6 +147,14 @@ class TracerChanges:
         except ObservedKeyError:
             variable.install_dict_contains_guard(tx, [key])
             raise
+
+    @steps_in("torch._dynamo.variables:ConstDictVariable", "has_new_items")
+    def _has_new_items(self, original: Any, variable: Any) -> Any:
+        """A dict whose order changed is written anew, not only its new items."""
+        pairs = zip(variable.items, variable.original_items, strict=False)
+        if any(key != type(key)(getattr(before, "vt", before)) for key, before in pairs):
+            variable.should_reconstruct_all = True
+        return original(variable)
 
     @steps_in("torch._dynamo.symbolic_convert", "is_stdlib(mod)")
     def _is_stdlib(self, _original: Any, _module: Any) -> bool:
@@ -279,7 +288,7 @@ class _NumpyScalar(ConstantVariable):
         return self.value.item()
 
     def reconstruct(self, codegen: Any) -> None:
-        codegen.append_output(codegen.create_load_const(self.value, checked=False))
+        codegen.append_output(codegen.create_load_const_unchecked(self.value))
 
 
 class _ContextVariable(UserDefinedObjectVariable):

@@ -317,7 +317,8 @@ def _guards(output: Any, function: Any, name: str) -> tuple[tuple[TracedGuard, .
     except Exception as error:  # the tracer's own are of all kinds
         msg = (
             f"Dynamo cannot write the conditions of {name} ({type(error).__name__}: {error}): it does not "
-            "find again what the function reads, as under a key that is NaN; keep it as a plain attribute"
+            "find again what the function reads, as under a key that is NaN, or in `list` of what has no "
+            "length; keep it as a plain attribute"
         )
         raise NotPortable(msg, what=name) from error
 

@@ -164,6 +164,7 @@ _LIBRARY = {
         "y = (x * FACTOR * (FACTOR * np.float32(3)) + self.count if self.flag else x).repeat(self.count, 1)\ny = y + torch.from_numpy(self.table) + torch.from_numpy(given)",
         params="given", top="FACTOR = np.float32(1.1)", init="self.table, self.flag, self.count = np.arange(4, dtype=np.float32), np.bool_(True), np.int64(2)",
     ),
+    "NumPy results": _row("compiled ran", TWO, "y = x * 2\nreturn y, FACTOR * 2, (FACTOR, 3), x.numpy() + 1, np.stack([x.numpy(), x.numpy()])", top="FACTOR = np.float32(1.1)"),
     "pytree": _row("compiled", ONE, "y = torch.utils._pytree.tree_map(torch.neg, {'leaf': Leaf(x)})['leaf'].value", top=f"import torch.utils._pytree\n{_LEAF}"),
     "device with an index": _row("compiled", ONE, "return x.to(self.device).add_(1), x * 2", init="self.device = torch.device('cpu', 0)"),
     "derived numbers": _row(
@@ -202,6 +203,7 @@ _MEMORY = {
     "counts its calls": _row("compiled ran ran", THREE, "self.count += 1\ny = x * self.count", init="self.count = 0"),
     "flips a flag": _row("compiled compiled ran", THREE, "if self.begins:\n    self.begins = False\n    return x + 1\ny = x * 2", init="self.begins = True"),
     "appends to a list": _row("compiled compiled", f"{THREE}[:2]", "self.history.append(x * 2)\ny = x + len(self.history)", init="self.history = []"),
+    "reorders a dict": _row("compiled compiled ran", THREE, "self.kept.move_to_end(next(iter(self.kept)))\ny = x + list(self.kept.values())[0]", top="import collections", init="self.kept = collections.OrderedDict(a=1.0, b=2.0)"),
     "remembers the last": _row("compiled ran ran", THREE, "self.last = x.sum()\ny = x + 1"),
     "writes to an argument": _row("compiled", "[a(N(3, 4), Outer(Inner(N(3, 4)), 2))]", "given.inner.x = x * 2\ngiven.count = given.count + 1\ngiven.names.append('seen')\ny = x + 1", params="given", top=_TYPES),
     "appends to an argument": _row("compiled compiled", "[a([N(3, 4), N(3, 4)]), a([N(3, 4)])]", "x.append(x[0] * 2)\ny = x[-1] + 1"),
