@@ -243,9 +243,12 @@ def test_threads_may_make_their_first_calls_at_once(config: Any, tmp_path: Path)
 @pytest.mark.parametrize("mode", ["npugraph_ex", "reduce-overhead"])
 def test_other_threads_find_torch_as_it_is_while_torchair_is_asked(mode: str) -> None:
     before, patches = torch.compile, patch_sources()
-    with instead_of_torch_compile(vendor_for(mode), lambda: None):
+    theirs = vars(vendor_for(mode).cache)
+    with instead_of_torch_compile(vendor_for(mode), lambda *_, **__: None), ThreadPoolExecutor(1) as pool:
         assert torch.compile is before
         assert patch_sources() == patches
+        assert theirs["torch"].compile(abs) is None
+        assert pool.submit(lambda: theirs["torch"].compile(abs)).result() is not None
 
 
 def test_private_directory_ends_with_the_function(config: Any, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from warmrank.inference import cache_compile
 from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import BackwardNotSupported, BadPass, RandomOp
+from warmrank.worker.keys import reachable
 from warmrank.worker.keys.reachable import reachable_digest
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.torch_private.kernels import RANDOM, traits_of
@@ -288,6 +289,29 @@ def test_what_a_decomposition_reads_may_change_after_a_load(tmp_path, monkeypatc
         monkeypatch.setitem(times_global.__globals__, "FACTOR", [factor])
         torch.testing.assert_close(run(function, x), run(function.module.linear, x) * factor)
     assert len(function.variants) == 2
+
+
+def test_calls_digest_nothing_of_decompositions_until_what_they_read_changes(tmp_path, monkeypatch):
+    digested: list[Any] = []
+
+    def counted(*values: Any) -> str:
+        digested.extend(values)
+        return reachable_digest(*values)
+
+    monkeypatch.setattr(reachable, "reachable_digest", counted)
+    monkeypatch.setitem(multiplied.__globals__, "FACTOR", read := [2.0])
+    module = Doubling()
+    decompositions = {torch.ops.aten.mul.Tensor: multiplied}
+    function = cache_compile(module.forward, custom_decompositions=decompositions, cache_dir=tmp_path)
+    x = torch.ones(2, 4)
+    for _ in range(3):
+        run(function, x)
+    digested.clear()
+    for _ in range(3):
+        run(function, x)
+    assert not digested
+    read[0] = 7.0
+    torch.testing.assert_close(run(function, x), run(module.linear, x) * 7.0)
 
 
 @dataclass(frozen=True)

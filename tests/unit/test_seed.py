@@ -162,7 +162,7 @@ def test_seed_of_another_world_reads_a_bounded_number_of_manifests(store, cache,
 
 def test_seed_notes_the_use_of_the_newest_launch_only(store, root, cache, tmp_path):
     publish_texts(store, tmp_path, b"old", b"newest")
-    newest = store.stored_launches()[0].name
+    newest = next(iter(store.newest_launches())).name
     run(store, cache, world_size=1)
     run(store, cache, world_size=1)
     (mark,) = backend_of(store).list(USED)

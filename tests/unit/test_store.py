@@ -64,7 +64,7 @@ def test_fetch_fills_the_near_place_so_that_it_serves_alone(places, tmp_path):
     record = publish_launch(far_only, tmp_path / "source", world_size=2)
     store = tiered(places)
     # Also what the cache directory has already.
-    records = store.stored_launches(record.launch_key)
+    records = tuple(store.newest_launches(record.launch_key))
     store.fetch_partitions(record.partitions, tmp_path / "source", records=records)
     near_only = Store(places[0], trust=OFF, location="near")
     assert near_only.launches(record.launch_key) == (record,)

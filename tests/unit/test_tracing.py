@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ from tests.support.small_models import Faulty, Unfit
 from tests.support.tracing import compiled, misfits, outcome, tells_arguments, traced
 from warmrank.inference import cache_compile
 from warmrank.worker.errors import FunctionRaised, GraphBreak, NotPortable
+from warmrank.worker.keys import reachable
 
 PLAIN_ROWS = torch.ones(2, 4)
 
@@ -184,6 +186,108 @@ def test_operator_that_is_not_registered_is_looked_for(guards: Any, defined: Any
 
 X = torch.tensor([-1.0, 2.0, 3.0])
 FACTOR = 7
+
+
+def other(x: Any, *_: Any) -> Any:
+    return x * FACTOR
+
+
+class CallsTorch(nn.Module):
+    """Calls one function of torch."""
+
+    def __init__(self, use: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.use = use
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.use(x)
+
+
+REACHED = """
+import functools
+import torch
+FACTOR, KNOWN, LIST = 2.0, {{"a": 3.0}}, [5.0]
+class Held:
+    def __init__(self): self.value = 7.0
+HELD = Held()
+@functools.lru_cache
+def cached(x): return x
+def helper(x, *, by=1.0): return x * FACTOR * KNOWN["a"] * LIST[0] * HELD.value * by * cached(1)
+def patch(x, *_, **__): return helper(x)
+@torch.library.custom_op("{name}::op", mutates_args=())
+def op(x: torch.Tensor) -> torch.Tensor: return helper(x)
+@op.register_fake
+def _(x): return torch.empty_like(helper(x))
+"""
+REACHED_CHANGES: dict[str, Callable[[Any], Any]] = {
+    "global": lambda module: setattr(module, "FACTOR", 3.0),
+    "member of a dict": lambda module: module.KNOWN.update(a=4.0),
+    "member of a list": lambda module: module.LIST.__setitem__(0, 6.0),
+    "attribute": lambda module: setattr(module.HELD, "value", 8.0),
+    "code": lambda module: setattr(module.helper, "__code__", (lambda x, *, by=1.0: x + by).__code__),
+    "default": lambda module: module.helper.__kwdefaults__.update(by=9.0),
+    "cached function": lambda module: setattr(module.cached.__wrapped__, "__code__", other.__code__),
+    "another function": lambda module: setattr(module, "helper", torch.neg),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", REACHED_CHANGES)
+def test_change_of_what_a_patch_reaches_is_noticed_by_the_next_call(change, defined, tmp_path, monkeypatch):
+    patches = defined(REACHED, f"warmrank_patch_{[*REACHED_CHANGES].index(change)}")
+    monkeypatch.setattr(torch.Tensor, "softmax", patches.patch)
+    model = CallsTorch(lambda x: nn.functional.softmax(x, 0))
+    function = cache_compile(model.forward, cache_dir=tmp_path)
+    for _ in range(3):
+        assert torch.equal(function(X), model.forward(X))
+    REACHED_CHANGES[change](patches)
+    for _ in range(3):
+        assert torch.equal(function(X), model.forward(X))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", REACHED_CHANGES)
+def test_calls_of_an_operator_compute_no_digest_until_its_code_changes(
+    change, defined, tmp_path, monkeypatch
+):
+    name = f"warmrank_reached_{[*REACHED_CHANGES].index(change)}"
+    module = defined(REACHED, name)
+    computed: list[str] = []
+    digest = reachable.operator_digest
+
+    def counted(operator: str, overload: Any) -> str:
+        computed.append(operator)
+        return digest(operator, overload)
+
+    monkeypatch.setattr(reachable, "operator_digest", counted)
+    model = CallsTorch(getattr(torch.ops, name).op)
+    function = cache_compile(model.forward, cache_dir=tmp_path)
+    for _ in range(3):
+        function(X)
+    computed.clear()
+    for _ in range(3):
+        assert torch.equal(function(X), model.forward(X))
+    assert not computed
+    REACHED_CHANGES[change](module)
+    assert torch.equal(function(X), model.forward(X))
+    assert computed
+
+
+@contextlib.contextmanager
+def doubling() -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize(
+    "decorate", [torch.autocast("cpu", torch.bfloat16), doubling()], ids=["casts", "own"]
+)
+def test_context_around_a_function_of_torch_is_noticed(
+    decorate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = CallsTorch(lambda x: torch.einsum("i,j->ij", x, x))
+    artifact = compiled(module.forward, X)
+    monkeypatch.setattr(torch, "einsum", decorate(torch.einsum))
+    assert any("was patched" in reason for reason in misfits(artifact, module.forward, X))
 
 
 class Measures(nn.Module):
