@@ -177,10 +177,6 @@ class Dict(dict):  # type: ignore[type-arg]
     pass
 
 
-class Tuple(tuple):  # type: ignore[type-arg]
-    __slots__ = ()
-
-
 class Base:
     size = 2
 

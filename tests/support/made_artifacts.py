@@ -6,19 +6,17 @@ import importlib
 import marshal
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
-from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.worker.guards.paths import PathTable
 from warmrank.worker.runtime import ambient, constants
 from warmrank.worker.runtime.artifact import Artifact, Check, Frame, GraphFacts, PortableGuards, TracedSource
 from warmrank.worker.runtime.asked import RANK, Call
-from warmrank.worker.runtime.files import to_bytes
 
 COMPONENTS = {"engine": "graph 1", "torch": "2.13.0"}
 GUARDS = PortableGuards(
@@ -47,12 +45,6 @@ def make_artifact(**changed: Any) -> Artifact:
         "sections": {"graph.py": GRAPH.encode(), "constants": b"[]\n"},
     }
     return Artifact(**{**values, **changed})
-
-
-def lay_artifact(function_dir: Path, components: Mapping[str, str] | None = None) -> Path:
-    """Write an artifact that answers a request with the given components."""
-    artifact = make_artifact(components=dict(components or COMPONENTS))
-    return add_variant(function_dir, to_bytes(artifact))
 
 
 def made_guards(

@@ -21,7 +21,6 @@ from warmrank.worker.runtime.call_guards import CallGuards
 from warmrank.worker.runtime.check import mismatches
 from warmrank.worker.runtime.find import function_of
 from warmrank.worker.runtime.function import CachedFunction
-from warmrank.worker.torch_private.lowering import LoweredGraph
 from warmrank.worker.torch_private.tracing import Trace, trace
 
 NO_REQUEST = Request(components={"made for": "a test"}, key="0" * 32, engine=engine_named("graph"))
@@ -45,11 +44,6 @@ def traced(
             method, args, kwargs, dynamic=dynamic, decompositions=decompositions or {}, build=lambda _: None
         )
     return traced
-
-
-def operators_of(lowered: LoweredGraph) -> list[str]:
-    """Names of the operators that a graph calls, in their order."""
-    return [str(node.target) for node in lowered.graph.graph.nodes if node.op == "call_function"]
 
 
 def compiled(method: Callable[..., Any], *args: Any, dynamic: bool = True, **kwargs: Any) -> Artifact:

@@ -12,8 +12,6 @@ def curved(x):
 SHIFT = 0.25
 def shifted(x):
     return x + SHIFT
-def shifted_twice(x):
-    return x + 2.0 * SHIFT
 def untraced(x):
     return x - 100.0
 """
@@ -66,20 +64,6 @@ def at_least(x, low):
     return torch.ops.aten.clamp_min.default(x, low)
 def clamp_low(x, low, high):
     return torch.ops.aten.clamp_max.default(at_least(x, low / 8.0), high)
-def clamp_high(x, low, high):
-    return torch.clamp_max(x, high / 8.0)
-def bounded(limit):
-    def post_pass(graph_module, *_):
-        for node in graph_module.graph.nodes:
-            if node.target is torch.ops.aten.clamp.default:
-                node.args = (node.args[0], -limit, limit)
-    return post_pass
-def searched(x):
-    return torch.ops.aten.sigmoid.default(x)
-def replaced(x):
-    return torch.ops.aten.tanh.default(x)
-def replaced_otherwise(x):
-    return torch.ops.aten.relu.default(x)
 def without_bias(self, x):
     return x @ self.weight.t()
 def largest_spread(self, x):
