@@ -139,14 +139,6 @@ def test_stranger_is_found(audited, root, place):
     assert [place in fault for fault in audited.verify().faults] == [True]
 
 
-def test_repair_moves_what_is_damaged_away_so_that_a_publish_puts_it_again(audited, root, tmp_path):
-    overwrite(blob_path(root, DECODE), bytes([DECODE[0] ^ 1]) + DECODE[1:])
-    report = audited.verify(repair=True)
-    assert (len(report.faults), len(report.repairs)) == (1, 1)
-    publish_launch(audited, tmp_path / "cache", world_size=2)
-    assert audited.verify().faults == ()
-
-
 def test_repair_brings_back_what_lies_in_the_trash(audited, root):
     path = blob_path(root, DECODE)
     target = root / "trash/20260101T000000Z" / path.relative_to(root)
