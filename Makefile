@@ -57,8 +57,8 @@ test-torch: $(STAMP) $(NPU_STAMP) ## the worker's tests, the stale matrix and a 
 	$(BIN)/python -m tests.fuzz --jobs $$(nproc) --pairs 1000000 --seconds 60
 
 # What differs between releases of torch shows here first: traces, guards, gears, both modes, two processes.
-NEWEST_TESTS := $(addprefix tests/unit/test_,torch_facts.py tracing.py graph_engine.py gears.py operators.py \
-	changes_after_load.py evaluated.py ambient.py cpu_graph.py cached_function.py process_groups.py) \
+NEWEST_TESTS := $(addprefix tests/unit/test_,torch_facts.py tracing.py graph_engine.py gears.py \
+	changes_after_load.py evaluated.py ambient.py cpu_graph.py cached_function.py) \
 	$(addprefix tests/integration/test_,seed_scripts.py runtime_state.py)
 
 test-newest: ## a few minutes of tests on the newest torch

@@ -254,12 +254,8 @@ class Store:
     pull_directory = _reading(pull)
     newest_launches = _reading(Documents.launches)
 
-    def stored_launches(self, launch_key: str | None = None) -> tuple[StoredLaunch, ...]:
-        """All launch records, or those of one key, newest first; see `Documents.launches`."""
-        return tuple(self.newest_launches(launch_key))
-
     def launches(self, launch_key: str | None = None) -> tuple[LaunchRecord, ...]:
-        """The records of `stored_launches`."""
+        """All launch records, or those of one key, newest first; see `Documents.launches`."""
         return tuple(stored.record for stored in self.newest_launches(launch_key))
 
     def last_uses(self) -> dict[str, datetime]:

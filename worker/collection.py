@@ -16,6 +16,7 @@ class _State:
 def _forked() -> None:
     """In a child it goes on at once: the thread that made it wait may not be there."""
     if _State.is_paused:
+        _State.is_paused = False
         gc.enable()
 
 

@@ -154,7 +154,11 @@ class _Audit:
         listings = self._read_documents(DIRECTORIES, _read_listing)
         refs = [ref for record in records.values() if record for ref in record.partitions]
         wanted = {manifest_name(ref.manifest_key) for ref in refs}
-        manifests = self._read_documents(MANIFESTS, _read_manifest, wanted)
+        manifests = self._read_documents(
+            MANIFESTS,
+            lambda documents, name: documents.manifest(split_fanned_name(MANIFESTS, name) or ""),
+            wanted,
+        )
         entries = [entry for found in manifests.values() if found for entry in found.manifest.artifacts]
         needed = {blob_name(entry.sha256): entry.digest for entry in entries}
         for blobs in listings.values():
@@ -334,10 +338,6 @@ class _Audit:
                     f"{info.name}: {info.stored_bytes} bytes on their way in for {age_s / 3600.0:.0f} h, "
                     f"by a process that must have died; `warmrank store evict` removes them{where}"
                 )
-
-
-def _read_manifest(documents: Documents, name: str) -> StandingManifest:
-    return documents.manifest(split_fanned_name(MANIFESTS, name) or "")
 
 
 def _read_listing(documents: Documents, name: str) -> dict[str, Digest]:

@@ -243,7 +243,7 @@ def list_store(store: Store, config: Config | None = None) -> Listing:
     problems: list[str] = []
     pinned, uses = {pin.record for pin in store.pins()}, store.last_uses()
     lines = []
-    for stored in store.stored_launches():
+    for stored in store.newest_launches():
         record, used = stored.record, uses.get(stored.name)
         found = read_manifests(store, record, problems)
         partitions = tuple(

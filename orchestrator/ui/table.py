@@ -94,9 +94,9 @@ def pairs(rows: Iterable[tuple[str, str]], *, style: str = "dim") -> Table:
     return grid
 
 
-def some(lines: Iterable[str], *, limit: int = MAX_LINES, style: str = "dim") -> list[Text]:
+def some(lines: Iterable[str], *, style: str = "dim") -> list[Text]:
     """The first few lines, and the number of the others."""
-    return [Text(line, style=style) for line in first_lines(lines, max_lines=limit)]
+    return [Text(line, style=style) for line in first_lines(lines, max_lines=MAX_LINES)]
 
 
 def problems(texts: Iterable[str]) -> list[Text]:

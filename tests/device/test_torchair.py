@@ -1,13 +1,14 @@
-"""What TorchAir's documents describe, on a real NPU: each case cold, then warm in a new process."""
+"""What engine torchair does with calls, on a real NPU: each program cold, then warm in a new process."""
+
+from collections.abc import Iterator
 
 import pytest
 
+from tests.fuzz.run import Servers
 from tests.npu.test_torchair_engine import (  # noqa: F401 - the same, on the device
-    test_case_equals_eager,
-    test_warm_process_compiles_nothing,
+    test_calls_compile_or_run_what_fits_and_a_later_process_loads,
 )
 from tests.support.devices import is_here
-from tests.support.npu_cases import AllSeen, cold_and_warm
 
 pytestmark = [
     pytest.mark.npu,
@@ -16,5 +17,6 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> AllSeen:
-    return cold_and_warm("npu", tmp_path_factory.mktemp("caches"))
+def servers() -> Iterator[Servers]:
+    with Servers("device") as made:
+        yield made

@@ -185,18 +185,10 @@ EXAMPLES_A_ROUND = 5
 KEYS = ("1" * 64, "2" * 64)
 CONTENTS = st.sampled_from([b"one", b"two", b"three", b"four"])
 CRASHES = (
-    Step.PUBLISH_STARTED,
-    Step.PUBLISH_BLOBS,
-    Step.PUBLISH_MANIFEST,
-    Step.PUBLISH_DONE,
-    Step.COMMIT_CHECKED,
-    Step.COMMIT_RECORD,
-    Step.EVICT_MARKED,
-    Step.EVICT_TRASHED,
-    Step.EVICT_CHECKED,
-    Step.EVICT_RESTORED,
+    Step.PUBLISH_STARTED, Step.PUBLISH_BLOBS, Step.PUBLISH_MANIFEST, Step.PUBLISH_DONE, Step.COMMIT_CHECKED,
+    Step.COMMIT_RECORD, Step.EVICT_MARKED, Step.EVICT_TRASHED, Step.EVICT_CHECKED, Step.EVICT_RESTORED,
     Step.EVICT_DELETED,
-)
+)  # fmt: skip
 
 
 class Crashed(BaseException):

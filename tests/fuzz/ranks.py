@@ -27,7 +27,7 @@ class Ranked#:
     def ask(self):
         return self.group.rank()
 """
-_READS = {
+READS = {
     "get_rank": "helper.dist.get_rank()",
     "get_rank under another name": "helper.r#()",
     "get_rank through getattr": "getattr(helper.dist, 'get_rank')()",
@@ -131,7 +131,7 @@ _CHANGES = (
 
 def ranked(rng: Random) -> Part:
     """A part that asks for one thing of the process group."""
-    name = rng.choice(list(_READS))
+    name = rng.choice(list(READS))
     prime = rng.choice([3, 7, 13])
     return ranked_reading(
         name,
@@ -147,7 +147,7 @@ def ranked(rng: Random) -> Part:
 
 def ranked_reading(name: str, body: str = "y = y + READ") -> Part:
     """The part that asks for the named thing; in ``body`` the word READ stands for it."""
-    read = _READS[name]
+    read = READS[name]
     init = [statement for needed, statement in _NEEDS.items() if needed in read]
     slots = {
         "helper": _HELPER + "".join(text for needed, text in _GLOBALS.items() if needed in read),

@@ -14,21 +14,23 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.fuzz.child import Calls
 from tests.fuzz.generate import trial
-from tests.fuzz.parts.calls import CALLED
+from tests.fuzz.parts.calls import AHEAD, CALLED, OF_ONE_HASH_SEED, ON_DATA
 from tests.fuzz.parts.code import CODE
 from tests.fuzz.parts.evaluated import EVALUATED
 from tests.fuzz.parts.stale import CASES, trials
 from tests.fuzz.parts.tensors import OPERATORS
 from tests.fuzz.program import NOTHING, Change, Pair, Part, Program, Trial
-from tests.fuzz.ranks import ranked_reading
+from tests.fuzz.ranks import READS, ranked_reading
 from tests.fuzz.run import Outcome, Report, Runner, Servers, fuzz, shrunk
 from tests.support.checkout import ended, selected
+from tests.support.tracing import compiles_ahead
 
 FEW, FIRST, SLOW_FIRST = 4, 1, 100_000
 """Pairs of `make test`, and the seeds that it and `make test-slow` begin with."""
@@ -106,6 +108,24 @@ def test_program_of_the_table_is_followed_noticed_or_refused_by_name(
         assert not is_alone or outcomes[0].hit is bool(part.changes or not part.said), said
 
 
+@pytest.mark.one_in(12)
+@pytest.mark.parametrize("name", READS)
+def test_rank_1_adopts_what_rank_0_compiled_where_the_rank_does_not_matter_only(
+    servers: Servers, tmp_path: Path, name: str
+) -> None:
+    changes = (NOTHING, Change(name="rank 1 of 2", rank=(1, 2)))
+    program = Program(parts=(ranked_reading(name).numbered(0),))
+    pairs = tuple(Pair(index=-1, change=change) for change in changes)
+    outcomes = Runner(servers, tmp_path).run(Trial(seed=1, program=program, pairs=pairs))
+    said = "\n".join(outcome.line() for outcome in outcomes)
+    if outcomes[0].outcome == "refused":
+        assert "mesh" in name or name == "group.rank as an attribute", said
+        return
+    same, other = outcomes
+    decides = other.effective and name != "rank in a tensor"
+    assert (same.outcome, other.outcome) == ("loaded", "miss" if decides else "adopted"), said
+
+
 @pytest.fixture(scope="module")
 def after_changes(
     request: pytest.FixtureRequest, servers: Servers, tmp_path_factory: pytest.TempPathFactory
@@ -121,7 +141,7 @@ def after_changes(
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.one_in(60)
+@pytest.mark.one_in(20)
 @pytest.mark.parametrize("case", CASES)
 def test_old_graph_is_loaded_after_a_change_that_does_not_matter_only(
     case: str, after_changes: dict[str, Outcome]
@@ -133,17 +153,21 @@ def test_old_graph_is_loaded_after_a_change_that_does_not_matter_only(
     assert re.search(change.said, outcome.detail), outcome.line()
 
 
-def called(servers: Servers, directory: Path, name: str, kind: str) -> Calls:
-    """What a process of this kind does with a program's calls, in a directory that has its cache."""
-    job = Runner(servers, directory).job(CALLED[name].program, directory, "program")
+def called(servers: Servers, directory: Path, name: str, kind: str, **changed: Any) -> Calls:
+    """What a process of this kind does with a program's calls, in a directory that has its cache.
+
+    The kinds hash strings otherwise. Where that counts, a warm process is one of the kind cold.
+    """
+    program = replace(CALLED[name].program, **changed)
+    job = Runner(servers, directory).job(program, directory, "program")
     if kind == "warm":
         job = replace(job, may_compile=False, captured=True)
-    result = servers.run(kind, job)
+    result = servers.run("cold" if name in OF_ONE_HASH_SEED else kind, job)
     assert result.first is not None, result.broken
     return result.first
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", [name for name in CALLED if not CALLED[name].refused])
 def test_calls_compile_or_run_what_fits_and_a_later_process_loads(
     servers: Servers, tmp_path: Path, name: str
@@ -153,6 +177,23 @@ def test_calls_compile_or_run_what_fits_and_a_later_process_loads(
     assert cold.outcomes == outcomes, cold
     warm = called(servers, tmp_path, name, "warm")
     assert warm.outcomes == ["loaded" if each == "compiled" else each for each in outcomes], warm
+
+
+@compiles_ahead
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ON_DATA else pytest.mark.slow) for name in AHEAD]
+)
+def test_programs_are_compiled_ahead_of_time_but_for_choices_on_data(
+    servers: Servers, tmp_path: Path, name: str
+) -> None:
+    cold = called(servers, tmp_path, name, "cold", mode="max-autotune")
+    if name in ON_DATA:
+        assert cold.outcome == "refused"
+        assert re.search(r"depends on data.*use mode reduce-overhead", cold.detail)
+        return
+    warm = called(servers, tmp_path, name, "warm", mode="max-autotune")
+    assert cold.outcomes == list(CALLED[name].cold), cold
+    assert warm.outcomes == ["loaded", *cold.outcomes[1:]], warm
 
 
 @pytest.mark.one_in(4)

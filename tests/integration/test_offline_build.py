@@ -145,16 +145,6 @@ def test_launch_of_real_ranks_adopts_the_stages_of_a_larger_build(tmp_path):
     assert all(rank.verification is not None and rank.verification.ok for rank in launched.ranks)
 
 
-@pytest.mark.slow
-def test_artifacts_have_the_bytes_that_a_launch_compiles(tmp_path):
-    path = write_config(tmp_path, store=None, **STAGES)
-    made = built(load(path))
-    launched = launch(load(path, (f"cache_dir={tmp_path / 'elsewhere'}",)))
-    assert launched.totals.num_compiled == 2
-    digests = {function.digest for rank in launched.ranks for function in rank.functions}
-    assert digests == {item.digest for item in made.classes}
-
-
 FAKE_NPU = """
 import sys
 from pathlib import Path

@@ -257,16 +257,10 @@ def test_cells_load_what_the_same_cells_compiled(notebook: Callable[..., str]) -
 @pytest.mark.parametrize(
     "edit",
     [
-        "y + 1 => y + 2",
-        "x * SCALE => x / SCALE",
-        "SCALE = 2.0 => SCALE = 3.0",
-        "x.relu() + 0 => x.relu() + 1",
-        "self.k * 2 => self.k * 3",
-        "k: float = 3.0 => k: float = 4.0",
-        "yield x + step => yield x - step",
-        "return 4.0 => return 5.0",
-        "+ self.config => - self.config",
+        "y + 1 => y + 2", "x * SCALE => x / SCALE", "SCALE = 2.0 => SCALE = 3.0",
+        "x.relu() + 0 => x.relu() + 1", "self.k * 2 => self.k * 3", "k: float = 3.0 => k: float = 4.0",
+        "yield x + step => yield x - step", "return 4.0 => return 5.0", "+ self.config => - self.config",
     ],
-)
+)  # fmt: skip
 def test_edited_cell_is_compiled_again(notebook: Callable[..., str], edit: str) -> None:
     assert [notebook(), notebook(edit)] == ["compiled", "compiled"]

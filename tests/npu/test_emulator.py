@@ -115,9 +115,6 @@ def test_plain_import_of_torch_fails_and_the_doctor_says_why() -> None:
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in found["versions.import"]["remedy"]
 
 
-# Launches.
-
-
 def launch(directory: Path) -> dict[str, Any]:
     config = write_config(
         directory,

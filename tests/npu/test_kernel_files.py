@@ -128,9 +128,6 @@ def test_graph_engine_is_pointed_to_the_private_directory(tmp_path, monkeypatch)
     assert options["ge.graph_compiler_cache_dir"] == str(private(function).resolve())
 
 
-# Storage formats of weights, for which GE compiles.
-
-
 @pytest.fixture
 def cast(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Give all parameters another storage format, as ``torch_npu.npu_format_cast_`` does."""
@@ -167,8 +164,6 @@ def test_nothing_that_was_made_for_two_formats_is_kept(tmp_path, cast, caplog):
     assert "storage format" in caplog.text
     assert files(called(tmp_path)) == set()
 
-
-# TorchAir's own loader of packages.
 
 VENDORS = {
     "torchair": ("reduce-overhead", "aclnn_static_shape_kernel_outputs", ("0",)),

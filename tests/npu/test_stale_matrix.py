@@ -21,35 +21,18 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "torchair.md"
 NUM_WRONG, NUM_ERRORS = 8, 1
 # Changes that happen most; the others run in `make test-slow`.
 QUICK = (
-    "a line of the cached method",
-    "forward hook",
-    "strides of a parameter",
-    "environment variable that the code reads",
-    "registered fusion pattern",
-    "CANN",
-    "torch",
-    "SoC",
+    "a line of the cached method", "forward hook", "strides of a parameter",
+    "environment variable that the code reads", "registered fusion pattern", "CANN", "torch", "SoC",
     "group of another size",
-)
+)  # fmt: skip
 # Left to the script, because another case shows nearly the same.
 ALIKE = (
-    "method of a layer",
-    "a constant in the code",
-    "number in a global list",
-    "default value of a function it calls",
-    "default value in a dataclass",
-    "number in a list of the module",
-    "value of its configuration object",
-    "method replaced on its class",
-    "one buffer in float64",
-    "other values of a parameter",
-    "every second column of a larger tensor",
-    "number",
-    "number in a dataclass",
-    "`set_deterministic_level`",
-    "`allow_hf32`",
-    "torch_npu",
-)
+    "method of a layer", "a constant in the code", "number in a global list",
+    "default value of a function it calls", "default value in a dataclass",
+    "number in a list of the module", "value of its configuration object", "method replaced on its class",
+    "one buffer in float64", "other values of a parameter", "every second column of a larger tensor",
+    "number", "number in a dataclass", "`set_deterministic_level`", "`allow_hf32`", "torch_npu",
+)  # fmt: skip
 
 
 def in_one_mode(number: int, case: Case) -> Case:

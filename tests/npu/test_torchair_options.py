@@ -31,13 +31,9 @@ _NAMES = [name for name, _, _ in options(CompilerConfig()) if name != "mode"]
 _NOT_OURS = {"debug.fx_summary._path": "nothing documents it; the summary goes to the working directory"}
 LEFT = "left as it was"
 _ONLY_FLAT = {
-    "capture_error_mode",
-    "deadlock_check",
-    "disable_static_kernel_compile_cache",
-    "force_recapture",
-    "record_statistics_debug_info",
-    "unsafe_skip_npugraph_capture_validation",
-}
+    "capture_error_mode", "deadlock_check", "disable_static_kernel_compile_cache", "force_recapture",
+    "record_statistics_debug_info", "unsafe_skip_npugraph_capture_validation",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -385,9 +381,6 @@ def test_vendors_pattern_counts_where_it_has_its_turn_before_a_users(register, c
     assert "patterns" in components(config, tmp_path)
     assert keys[0] is None
     assert keys[1] == keys[2] != keys[3]
-
-
-# Converters.
 
 
 @pytest.fixture

@@ -149,13 +149,9 @@ _WAITING = (
 )
 # They take memory and run nothing.
 _EMPTY = (
-    "aten::empty",
-    "aten::empty_like",
-    "aten::empty_permuted",
-    "aten::empty_strided",
-    "aten::new_empty",
+    "aten::empty", "aten::empty_like", "aten::empty_permuted", "aten::empty_strided", "aten::new_empty",
     "aten::new_empty_strided",
-)
+)  # fmt: skip
 _COLLECTIVES = "_c10d_functional::"
 _WAIT = "_c10d_functional::wait_tensor"
 

@@ -123,22 +123,12 @@ def half_laid_out(cache: Path, seed: int, world_size: int = 2) -> list[str]:
 ACTIONS: dict[str, Callable[..., Act]] = {
     action.__name__: action
     for action in (
-        publish,
-        fetch,
-        publish_and_fetch,
-        survey,
-        recover,
-        crowds.race_for_names,
-        crowds.race_for_manifests,
-        crowds.read_while_others_write,
-        crowds.fetch_at_once,
-        crowds.launch_of_many_ranks,
-        crowds.lay_store,
-        crowds.evict_ahead,
-        crowds.publish_stopped,
+        publish, fetch, publish_and_fetch, survey, recover, crowds.race_for_names,
+        crowds.race_for_manifests, crowds.read_while_others_write, crowds.fetch_at_once,
+        crowds.launch_of_many_ranks, crowds.lay_store, crowds.evict_ahead, crowds.publish_stopped,
         crowds.read_while_evicting,
     )
-}
+}  # fmt: skip
 
 
 def _serve() -> None:

@@ -27,18 +27,9 @@ ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EROFS", "EMFILE", "ESTALE")
 _PATH_EVENTS = frozenset(
     f"os.{name}"
     for name in (
-        "link",
-        "mkdir",
-        "rename",
-        "remove",
-        "rmdir",
-        "listdir",
-        "scandir",
-        "chmod",
-        "utime",
-        "truncate",
+        "link", "mkdir", "rename", "remove", "rmdir", "listdir", "scandir", "chmod", "utime", "truncate",
     )
-)
+)  # fmt: skip
 # Calls that Python audits not at all; each takes a path or a descriptor first. (os.access only says no.)
 _UNAUDITED = ("fsync", "stat", "lstat", "fstat", "copy_file_range", "sendfile", "write", "read")
 

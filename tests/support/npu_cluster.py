@@ -110,7 +110,7 @@ class House:
     def manifests(self, record: str) -> list[Any]:
         """Those of a launch, by rank."""
         store = open_store(load(self.config_file(2, "look")).store)  # type: ignore[arg-type]
-        (found,) = [item.record for item in store.stored_launches() if record in item.name]
+        (found,) = [item.record for item in store.newest_launches() if record in item.name]
         return [
             store.manifest(ref.manifest_key) for ref in sorted(found.partitions, key=lambda ref: ref.rank)
         ]

@@ -3,7 +3,7 @@
 Usage: python -m tests.support.npu_damage_child MODE CACHE_DIR WHAT
 
 WHAT: ``call``; ``killed`` in the middle of a compile; ``full``: the directory for temporary files has no
-space, for the compile and, once there was some, for the load; ``no tmpdir``: there is no such directory.
+space, for the compile and, once there was some, for the load.
 """
 
 from __future__ import annotations
@@ -112,10 +112,6 @@ def main(mode: str, cache_dir: str, what: str) -> None:
         fill(Path(tempfile.gettempdir()))
         found["load"] = refusal(model, mode, cache_dir)
         ballast.unlink()
-    elif what == "no tmpdir":
-        tempfile.tempdir = "/dev/null/tmp"
-        found["compile"] = refusal(model, mode, cache_dir)
-        tempfile.tempdir = None
     function = cached(model, mode, cache_dir)
     found["right"] = is_right(model, function)
     found["outcome"] = function.last_result.outcome

@@ -11,8 +11,6 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-SCALE = 3.0
-
 
 class Plain(nn.Module):
     """One linear layer, and methods of every kind of signature."""
@@ -28,12 +26,6 @@ class Plain(nn.Module):
     def scaled(self, x: torch.Tensor, scale: float = 2.0, *, negate: bool = False) -> Any:
         y = self.linear(x) * scale
         return -y if negate else y
-
-    def repeated(self, x: torch.Tensor, times: int) -> Any:
-        return self.linear(x) * times
-
-    def by_global(self, x: torch.Tensor) -> Any:
-        return self.linear(x) * SCALE
 
     def forward(self, x: torch.Tensor) -> Any:
         return self.linear(x)
@@ -63,13 +55,6 @@ class Cached(nn.Module):
         self.cache.add_(x.sum())
         return self.cache * 1.0
 
-    def window(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.cache[:2], x + 1
-
-    def write(self, target: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        target.add_(1.0)
-        return x * 2.0
-
 
 class Unfit(nn.Module):
     """Methods that cannot be cached."""
@@ -89,9 +74,6 @@ class Unfit(nn.Module):
         if x.sum() > 0:
             return x + 1
         return x - 1
-
-    def counts(self, x: torch.Tensor) -> int:
-        return x.dim()
 
 
 class Spread(nn.Module):
@@ -115,10 +97,6 @@ class Collective(nn.Module):
         return y
 
 
-class OwnError(Exception):
-    """An exception of the model's."""
-
-
 class Faulty(nn.Module):
     """Methods that raise."""
 
@@ -128,18 +106,6 @@ class Faulty(nn.Module):
 
     def bad(self, x: torch.Tensor) -> torch.Tensor:
         raise ValueError("bad shape in attention")
-
-    def deep(self, x: torch.Tensor) -> Any:
-        return self.attend(self.linear(x))
-
-    def attend(self, x: torch.Tensor) -> Any:
-        raise OwnError("mine", 3)
-
-    def told(self, x: torch.Tensor) -> torch.Tensor:
-        raise ValueError(f"not {x}")
-
-    def sized(self, x: torch.Tensor) -> torch.Tensor:
-        raise ValueError("bad shape %s" % (tuple(x.shape),))  # noqa: UP031 - as Dynamo cannot trace it
 
     def wide(self, x: torch.Tensor) -> Any:
         return self.linear(x[:, :7])

@@ -134,22 +134,6 @@ def test_change_of_state_is_named_and_ends_with_its_context(name: str, kind: str
             encode(changed)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda: called(torch.set_num_threads, 1, torch.get_num_threads()),
-        lambda: torch.random.fork_rng(devices=[]),
-        torch.no_grad,
-        torch.inference_mode,
-    ],
-    ids=["threads", "random state", "no_grad", "inference_mode"],
-)
-def test_state_that_changes_no_result_does_not_count(change):
-    before = snapshot("cpu")
-    with change():
-        assert snapshot("cpu") == before
-
-
 class NativeNpu:
     """Answers as ``torch_npu._C`` does."""
 
@@ -210,9 +194,6 @@ def model() -> Plain:
     return Plain().requires_grad_(requires_grad=False)
 
 
-# What may be declared.
-
-
 @pytest.mark.parametrize(
     ("value", "fault"),
     [
@@ -240,9 +221,6 @@ def test_too_many_values_are_refused_also_in_several_declarations(model: Plain) 
     assert len(declared_for(model)) == MAX_VALUES
 
 
-# Whom it concerns.
-
-
 def test_declaration_holds_for_modules_within_and_around() -> None:
     inner, neighbour = nn.Linear(2, 2), nn.Linear(2, 2)
     attention = nn.Sequential(inner)
@@ -259,18 +237,6 @@ def test_contradiction_names_both_values_and_what_to_do() -> None:
     assert declared_for(model[0]) == {"blocks": "1"}
     with pytest.raises(BadRuntimeState, match="blocks is declared as 1 for one module and as 2 for another"):
         declared_for(model)
-
-
-# The guard.
-
-
-def test_guard_notices_each_declaration(model: Plain) -> None:
-    guard = RuntimeStateGuard(model, {"x": "1"})
-    held = [guard.holds()]
-    for value in (1, 2, 1):
-        declare_runtime_state(model, {"x": value})
-        held.append(guard.holds())
-    assert held == [False, True, False, True]
 
 
 def test_guard_notices_that_a_declaring_module_is_swapped_taken_away_or_put_back() -> None:
@@ -317,9 +283,6 @@ def test_shared_module_counts_as_long_as_one_way_leads_to_it() -> None:
             model[index] = nn.Linear(2, 2)
         held.append(guard.holds())
     assert held == [True, True, False]
-
-
-# Cached functions.
 
 
 def test_change_in_a_process_is_noticed_by_the_next_call_and_the_way_back_needs_no_look_up(model, tmp_path):

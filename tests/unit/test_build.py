@@ -12,14 +12,13 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
-from tests.support.fake_rank import FUNCTIONS, FakeWorld
+from tests.support.fake_rank import FakeWorld
 from tests.support.launching import loaded_config, rank_spec, write_config
 from tests.support.offline_ranks import FakeOfflineLauncher, rank_of, small
 from tests.support.stored import open_store
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import BuildReport, built_ranks, check_target, read_target, target_here
 from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument, BuildFailed
 from warmrank.worker.errors import NeedsValues
@@ -42,30 +41,6 @@ def built(
     launcher = FakeOfflineLauncher(built_ranks(config, every_rank=every_rank), world)
     options = BuildOptions(target=target_here(), every_rank=every_rank)
     return build(config, options, launcher=launcher), launcher
-
-
-def staged() -> FakeWorld:
-    """Two pipeline stages of two ranks each."""
-    return FakeWorld(asks=lambda rank: f"stage {rank // 2 % 2}", kind_of=lambda rank: rank // 2 % 2)
-
-
-def test_each_class_compiles_once_and_counts_all_its_ranks(tmp_path):
-    report, launcher = built(config_of(tmp_path), staged())
-    assert sorted(launcher.opened) == [0, 1, 2, 3, 15]
-    assert [(item.function, item.outcome, item.num_ranks) for item in report.classes] == [
-        (function, "compiled", 8) for function in (*FUNCTIONS, *FUNCTIONS)
-    ]
-    assert report.totals.num_compiled == 4
-
-
-def test_all_partitions_and_the_record_are_in_the_store(tmp_path):
-    config = config_of(tmp_path)
-    report, _ = built(config, staged())
-    assert config.store is not None
-    (record,) = open_store(Path(config.store.tiers[0].path)).launches(launch_key(config))
-    assert [ref.rank for ref in record.partitions] == list(range(16))
-    assert report.record
-    assert report.totals.num_partitions_new == 16
 
 
 def test_witness_that_asks_for_something_else_fails_the_build(tmp_path):

@@ -21,28 +21,20 @@ from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.support.devices import fake_world
-from tests.support.made_artifacts import COMPONENTS, lay_artifact
-from tests.support.small_models import Cached, Plain, Unfit
+from tests.support.small_models import Plain, Unfit
 from tests.support.tracing import ROWS, cached, files, model_of, outcome, reason
 from warmrank.inference import cache_compile, get_backend
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.engines import engine_named
 from warmrank.worker.errors import (
     BackwardNotSupported,
     BadConfig,
     BadFunction,
     CompileForbidden,
-    GraphBreak,
     RandomOp,
 )
-from warmrank.worker.keys.request import Request
-from warmrank.worker.runtime.describe import why_none
-from warmrank.worker.runtime.find import Place, model_directory
+from warmrank.worker.runtime.find import model_directory
 
 pytestmark = pytest.mark.usefixtures("no_grad")
-
-
-# A miss, then a hit.
 
 
 def test_artifact_lies_at_torchairs_path_and_is_private(cache: Path, affine_artifact: Path) -> None:
@@ -50,18 +42,6 @@ def test_artifact_lies_at_torchairs_path_and_is_private(cache: Path, affine_arti
     assert re.fullmatch(r"Plain_dynamic_aclgraphcache_[0-9a-f]{32}/affine/compiled_module", path)
     assert stat.S_IMODE(affine_artifact.stat().st_mode) == 0o600
     assert stat.S_IMODE(affine_artifact.parent.stat().st_mode) == 0o700
-
-
-def test_function_that_writes_in_place_does_so_once_for_each_call(cache: Path) -> None:
-    model, reference = Cached(), Cached()
-    function = cached(model.accumulate, cache)
-    for _ in range(3):
-        function(ROWS)
-        reference.accumulate(ROWS)
-    assert torch.equal(model.cache, reference.cache)
-
-
-# Where the cache lies.
 
 
 @pytest.mark.parametrize(
@@ -75,9 +55,6 @@ def test_function_that_writes_in_place_does_so_once_for_each_call(cache: Path) -
 def test_ranks_of_torch_distributed_are_in_the_path(cache, options, partition):
     with fake_world(rank=2, world_size=4):
         assert cached(Plain().affine, cache, **options).place().function_dir.parent.name == partition
-
-
-# What a later process finds damaged.
 
 
 DAMAGED = {
@@ -102,9 +79,6 @@ def test_damaged_artifact_is_set_aside_and_compiled_once_more(cache, affine_arti
     assert affine_artifact.with_name("compiled_module.corrupt").read_bytes() == damage(whole)
 
 
-# What cannot be cached, with nothing half-written.
-
-
 def test_compiling_that_is_forbidden_is_an_error_with_the_reason(cache, monkeypatch):
     monkeypatch.setenv("WARMRANK_NO_COMPILE", "1")
     with pytest.raises(
@@ -114,19 +88,6 @@ def test_compiling_that_is_forbidden_is_an_error_with_the_reason(cache, monkeypa
         cached(Plain().affine, cache)(ROWS)
     assert raised.value.reason == "the cache holds nothing for Plain.affine"
     assert not cache.exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "error", "words"),
-    [
-        ("drops", RandomOp, r"(?s)dropout.* draws random numbers.*self.dropout\(self.linear\(x\)\)"),
-        ("breaks", GraphBreak, r"(?s)Data-dependent branching.*if x.sum\(\) > 0:"),
-    ],
-)
-def test_what_cannot_be_cached_is_an_error_with_the_line(cache, name, error, words):
-    with pytest.raises(error, match=words):
-        cached(getattr(Unfit(), name), cache)(ROWS)
-    assert files(cache) == []
 
 
 def test_artifact_for_an_argument_with_gradients_is_not_used_where_they_are_recorded(cache: Path) -> None:
@@ -216,17 +177,6 @@ def test_what_is_not_this_users_own_file_is_left_where_it_is(cache, affine_artif
     assert not list(affine_artifact.parent.glob("*.corrupt*"))
 
 
-ASKED = Request(components={**COMPONENTS, "torch": "2.13.1"}, key="0f", engine=engine_named("graph"))
-MODEL_DIR = "Llama_dynamic_aclgraphcache_0f"
-
-
-def test_absence_names_the_components_that_differ(tmp_path: Path) -> None:
-    lay_artifact(tmp_path / "Llama_dynamic_aclgraphcache_1a" / "decode")
-    place = Place(model_dir=tmp_path / MODEL_DIR, function_dir=tmp_path / MODEL_DIR / "decode")
-    reason = why_none(place, ASKED, lambda _: (), [], [])
-    assert reason == "nearest artifact differs: torch 2.13.0 -> 2.13.1"
-
-
 @pytest.mark.parametrize(
     ("dynamic", "mode", "expected"),
     [
@@ -272,9 +222,6 @@ def model() -> Plain:
     return Plain()
 
 
-# The function.
-
-
 @pytest.mark.parametrize(
     "function",
     [plain, Plain.affine, Plain(), Decorated.static, Decorated().static, NoModule().method,
@@ -299,9 +246,6 @@ def test_method_of_c_is_refused_with_the_remedy() -> None:
         cache_compile(MethodType(len, nn.Linear(2, 2)))
 
 
-# Configuration and backend.
-
-
 def test_configuration_that_differs_from_the_backends_is_refused_option_by_option(model: Plain) -> None:
     backend = get_backend(compiler_config=with_limit(3))
     with pytest.raises(
@@ -323,9 +267,6 @@ def test_decompositions_of_the_backend_are_used_and_the_functions_own_win(model:
     cached = cache_compile(model.affine, backend=backend, custom_decompositions={mul: torch.relu})
     same = cache_compile(model.affine, custom_decompositions={add: plain, mul: torch.relu})
     assert cached.request() == same.request()
-
-
-# Other parameters.
 
 
 ANOTHER_MAKE = r"expected what warmrank.get_npu_backend\(compiler_config=...\) returns"

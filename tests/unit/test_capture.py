@@ -73,9 +73,6 @@ def ones(*shape: int) -> torch.Tensor:
     return torch.ones(*shape)
 
 
-# Capture and replay.
-
-
 def test_memory_of_graphs_goes_with_their_runner() -> None:
     run = runner(doubled, "user")
     for _ in range(3):
@@ -115,9 +112,6 @@ def test_cloned_output_that_shares_memory_with_an_input_stays_shared() -> None:
     assert computed.data_ptr() != run(cache)[1].data_ptr()
 
 
-# Parameters, buffers and mutated inputs.
-
-
 @pytest.mark.parametrize("kind", ["state", "mutated"])
 def test_state_is_used_where_it_lies_and_recaptured_at_another_address(kind: str) -> None:
     run = warm(runner(weighted, kind, "user"), ones(3), ones(3))
@@ -148,9 +142,6 @@ def test_capture_that_cannot_be_made_leaves_mutated_inputs_as_they_were(options:
     cache = torch.arange(2.0)
     run.prepare(cache, ones(1))
     assert torch.equal(cache, torch.arange(2.0))
-
-
-# A user input inside a mutated input's memory.
 
 
 def reads_back(cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
@@ -205,9 +196,6 @@ def done(run: Any) -> tuple[int, int, int]:
     return found.warm_up_runs, found.captures, found.replays
 
 
-# What happens when.
-
-
 def test_first_call_runs_second_captures_third_replays() -> None:
     run = runner(doubled, "user")
     found = []
@@ -230,9 +218,6 @@ def test_recapture_that_failed_is_tried_again_at_the_next_call() -> None:
     assert done(run) == (1, 2, 2)
 
 
-# Memory.
-
-
 @pytest.mark.parametrize("pool", ["own", "given"])
 def test_output_of_a_first_call_is_never_overwritten(pool: str) -> None:
     options: dict[str, Any] = {"pool": warmrank.graph_pool_handle("cpu")} if pool == "given" else {}
@@ -245,32 +230,13 @@ def test_output_of_a_first_call_is_never_overwritten(pool: str) -> None:
         assert torch.equal(value, torch.ones(size) * 2)
 
 
-# Cached functions.
-
-
 class Model(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.scale = torch.nn.Parameter(torch.ones(4))
 
-    def positive(self, x: torch.Tensor) -> torch.Tensor:
-        return x[x > 0] * 2
-
     def scaled(self, x: torch.Tensor) -> torch.Tensor:
         return x * self.scale + x.sum()
-
-
-@pytest.mark.usefixtures("no_grad")
-def test_size_that_depends_on_data_is_never_captured(tmp_path: Path) -> None:
-    model = Model()
-    cached = cache_compile(model.positive, cache_dir=tmp_path)
-    for x in (
-        torch.tensor([1.0, 2.0, -1.0]),
-        torch.tensor([1.0, -2.0, -1.0]),
-        torch.tensor([-1.0, -2.0, -1.0]),
-    ):
-        assert torch.equal(cached(x), model.positive(x))
-    assert cached.variants[0].runner.statistics.captures == 0
 
 
 @pytest.mark.parametrize("clone", [False, True])
@@ -327,9 +293,6 @@ def using(
     return run, *inputs
 
 
-# Causes of recapture.
-
-
 def test_another_layout_at_the_old_address_is_named_and_seen() -> None:
     run = runner(lambda weight, cache: (weight * 2 + cache,), "state", "mutated", of_module=(0,))
     weight, cache = torch.arange(4.0).reshape(2, 2), torch.zeros(2, 2)
@@ -365,9 +328,6 @@ def test_frozen_parameter_at_another_address_is_not_looked_at() -> None:
     assert run.statistics.recaptures == 0
 
 
-# Calls without capture.
-
-
 def test_graph_that_cannot_be_captured_runs_without_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     x = torch.ones(4)
     run = runner(used, "state", "mutated", "user", of_module=(0,), backend=Uncapturable(x))
@@ -394,9 +354,6 @@ def test_call_without_capture_has_a_cause(options: dict[str, Any], cause: str) -
     run, *_ = using(captures=False, **options)
     assert run.statistics.eager_causes == ((cause, 1),)
     assert run.statistics.warm_up_runs == 0
-
-
-# Cached functions.
 
 
 class Noting(Cached):

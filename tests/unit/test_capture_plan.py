@@ -107,9 +107,6 @@ def test_text_of_another_form_is_refused(changed: dict[str, Any]) -> None:
         parse_plan(json.dumps({**plan, **changed}))
 
 
-# Inputs to capture again.
-
-
 def test_user_inputs_are_zeros_of_the_planned_shape_and_the_rest_is_the_examples() -> None:
     classes = ("state", "mutated", "user", "number")
     inputs = layout(*classes, of_module=(0,))
@@ -329,9 +326,6 @@ def pool(request: pytest.FixtureRequest) -> dict[str, Any]:
     return POOLS[request.param]()
 
 
-# What is saved.
-
-
 def test_shapes_of_one_function_share_a_pool() -> None:
     run = runner_of(LARGE, SMALL)
     for size in (LARGE, SMALL):
@@ -339,9 +333,6 @@ def test_shapes_of_one_function_share_a_pool() -> None:
     (held,) = run.statistics.pools
     assert held.num_graphs == 2
     assert held.saved_bytes >= SMALL * 4
-
-
-# Inputs that lie in the pool.
 
 
 @pytest.mark.parametrize("clone", CLONES.values(), ids=CLONES)
@@ -414,9 +405,6 @@ def test_threads_of_two_functions_with_one_pool_do_not_mix() -> None:
 
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(call, range(400)))
-
-
-# Handles.
 
 
 def test_tensor_in_a_block_keeps_its_memory_when_the_segment_is_gone() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.fx import symbolic_trace
 
-from tests.support.tracing import cached, compiles_ahead, in_mode, outcome
+from tests.support.tracing import cached, compiles_ahead, in_mode
 from warmrank.worker.errors import NotPortable, StateChanged
 from warmrank.worker.torch_private import unchanged
 from warmrank.worker.torch_private.unchanged import TensorWatch, Watched
@@ -92,37 +92,6 @@ def test_argument_that_the_artifact_was_not_made_for_is_a_miss_without_guards_to
     function = cached(model.forward, cache, guards="skip", dynamic=False)
     for x in (X, X[:1].clone(), X.t().contiguous().t()):
         torch.testing.assert_close(function(x), model(x))
-
-
-ROWS = torch.arange(6.0).reshape(2, 3)
-
-
-class Inner(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
-        return x * 3 if self.training else x
-
-
-class Outer(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = Inner()
-        self.act = torch.nn.ReLU()
-
-    def flagged(self, x: torch.Tensor) -> Any:
-        return self.inner(x) + 1
-
-    def acted(self, x: torch.Tensor) -> Any:
-        return self.act(x) * 2
-
-
-@torch.no_grad()
-def test_train_and_eval_are_noticed_and_each_has_its_variant(tmp_path: Path) -> None:
-    model = Outer()
-    function = cached(model.flagged, tmp_path)
-    for training in (True, False, True, False):
-        model.train(training)
-        assert torch.equal(function(ROWS), model.flagged(ROWS))
-    assert len(function.variants) == 2
 
 
 class Asked:
@@ -233,28 +202,19 @@ def test_changed_sizes_of_an_operators_result_are_noticed(
         torch.testing.assert_close(function(X), model(X))
 
 
-class Keeper(nn.Module):
-    """Reads the members that a mapping has."""
+class Reader(nn.Module):
+    """Reads the members that a mapping has: its own, or an argument."""
 
-    def __init__(self, kept: Any) -> None:
+    def __init__(self, kept: Any = None) -> None:
         super().__init__()
         self.kept = kept
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, given: Any = None) -> torch.Tensor:
+        members = self.kept if given is None else given
         for key in ("a", "b"):
-            if key in self.kept:
-                x = x + self.kept[key]
-        return x * len(self.kept)
-
-
-class Taker(nn.Module):
-    """Reads the members of an argument."""
-
-    def forward(self, x: torch.Tensor, given: Any) -> torch.Tensor:
-        for key in ("a", "b"):
-            if key in given:
-                x = x + given[key]
-        return x * len(given)
+            if key in members:
+                x = x + members[key]
+        return x * len(members)
 
 
 class Tree(dict[str, Any]):
@@ -265,26 +225,19 @@ class Tree(dict[str, Any]):
         return 0
 
 
+@pytest.mark.parametrize("is_given", [False, True], ids=["attribute", "argument"])
 @pytest.mark.parametrize(
     "kind", [lambda members: defaultdict(int, members), Tree], ids=["defaultdict", "__missing__"]
 )
 @torch.no_grad()
-def test_look_for_a_key_does_not_make_it(tmp_path: Path, kind: Callable[[dict[str, int]], Any]) -> None:
+def test_look_for_a_key_does_not_make_it(tmp_path: Path, kind: Callable[..., Any], is_given: bool) -> None:
     """As the check of the variant made for two keys would, which then fits."""
     for members in ({"a": 1, "b": 2}, {"a": 1}):
-        kept = kind(members)
-        function = cached(Keeper(kept).forward, tmp_path)
-        assert torch.equal(function(X), Keeper(members)(X))
-        assert dict(kept) == members
-
-
-@torch.no_grad()
-def test_call_does_not_make_a_key_of_its_argument(tmp_path: Path) -> None:
-    function = cached(Taker().forward, tmp_path)
-    for members in ({"a": 1, "b": 2}, {"a": 1}):
-        given = defaultdict(int, members)
-        assert torch.equal(function(X, given), Taker()(X, members))
-        assert dict(given) == members
+        held = kind(members)
+        reader, given = (Reader(), [held]) if is_given else (Reader(held), [])
+        function = cached(reader.forward, tmp_path)
+        assert torch.equal(function(X, *given), Reader(members)(X))
+        assert dict(held) == members
 
 
 @torch.no_grad()
@@ -297,45 +250,9 @@ def test_patched_class_of_parameters_is_noticed(tmp_path: Path, monkeypatch: pyt
     assert len(function.variants) == 2
 
 
-@pytest.mark.parametrize("guards", ["once", "always"])
-@torch.no_grad()
-def test_a_class_that_was_patched_and_put_back_is_itself_again(tmp_path: Path, guards: str) -> None:
-    model = Outer()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.nn.ReLU, "forward", lambda self, x: x * 3)
-        cached(model.acted, tmp_path / "patched", guards=guards)(ROWS)
-    function = cached(model.acted, tmp_path / "plain", guards=guards)
-    assert torch.equal(function(ROWS - 3), model.acted(ROWS - 3))
-    again = cached(model.acted, tmp_path / "plain", guards="always")
-    again(ROWS)
-    assert outcome(again) == "loaded"
-
-
 class Lazy(torch.nn.Module):
     def shifted(self, x: torch.Tensor) -> torch.Tensor:
         return x * 2 + 1
-
-    def complex_constants(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.stack([x * 2 + 1j, x + complex(float("nan"), -0.0), x - complex(float("inf"), 2)])
-
-
-@torch.no_grad()
-def test_complex_constants_are_kept(tmp_path: Path) -> None:
-    model = Lazy()
-    function = cached(model.complex_constants, tmp_path)
-    x = torch.tensor([1 + 2j, -3.5 + 0j])
-    wanted, found = model.complex_constants(x), function(x)
-    assert torch.equal(torch.view_as_real(found).isnan(), torch.view_as_real(wanted).isnan())
-    torch.testing.assert_close(found, wanted, equal_nan=True)
-
-
-@pytest.mark.slow
-@compiles_ahead
-@torch.no_grad()
-def test_complex_constants_are_compiled(tmp_path: Path) -> None:
-    model, x = Lazy(), torch.tensor([1 + 2j])
-    function = cached(model.complex_constants, tmp_path, config=in_mode("max-autotune"))
-    torch.testing.assert_close(function(x), model.complex_constants(x), equal_nan=True)
 
 
 LAZY = {
@@ -476,8 +393,6 @@ def test_object_that_took_the_place_of_another_is_seen() -> None:
     cell.cell_contents = float("2.5")
     assert not watched.same()
 
-
-# Tensors.
 
 GRAD_MODES = (torch.enable_grad, torch.no_grad, torch.inference_mode)
 

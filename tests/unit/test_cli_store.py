@@ -162,7 +162,7 @@ def store(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 
 
 def old_record(store: Store) -> str:
-    return store.stored_launches()[-1].name
+    return tuple(store.newest_launches())[-1].name
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o700])

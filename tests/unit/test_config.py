@@ -174,21 +174,11 @@ def user_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     "entrypoint",
     [
-        "qwen:anything",
-        "qwen:cached",
-        "qwen:other",
-        "qwen:maybe",
-        "qwen:late",
-        "open:anything",
-        "whole_p:RuntimeError",
-        "whole_p.inner:RuntimeError",
-        "open_p.deep.leaf:RuntimeError",
-        "json:dumps",
-        "path_p.made:f",
-        "star_p.made:f",
-        "modules_p.made:f",
+        "qwen:anything", "qwen:cached", "qwen:other", "qwen:maybe", "qwen:late", "open:anything",
+        "whole_p:RuntimeError", "whole_p.inner:RuntimeError", "open_p.deep.leaf:RuntimeError", "json:dumps",
+        "path_p.made:f", "star_p.made:f", "modules_p.made:f",
     ],
-)
+)  # fmt: skip
 def test_call_that_may_work_is_left_to_the_ranks_and_nothing_runs(entrypoint: str):
     assert fault_of(parse({"workload": {"entrypoint": entrypoint}})) is None
     assert not {name.partition("/")[0].removesuffix(".py") for name in FILES} & sys.modules.keys()
@@ -310,28 +300,13 @@ def refusal(path: Path, *overrides: str) -> str:
 @pytest.mark.parametrize(
     "override",
     [
-        "ranks=true",
-        "ranks=0",
-        "ranks=2.0",
-        "parallel=2",
-        "workload=3",
-        "workload={}",
-        "workload.entrypoint=nocolon",
-        "workload={script: a.py, entrypoint: 'a:b'}",
-        "workload={script: a.py, arguments: [null]}",
-        "device=tpu",
-        "timeouts.start_s=0",
-        "timeouts.start_s=.inf",
-        "store={}",
-        "no_compile='yes'",
-        "name='../x'",
-        "ray.num_cpus_per_rank=-1",
-        "ranks",
-        "=1",
-        "ranks.x=1",
-        "ranks=[",
+        "ranks=true", "ranks=0", "ranks=2.0", "parallel=2", "workload=3", "workload={}",
+        "workload.entrypoint=nocolon", "workload={script: a.py, entrypoint: 'a:b'}",
+        "workload={script: a.py, arguments: [null]}", "device=tpu", "timeouts.start_s=0",
+        "timeouts.start_s=.inf", "store={}", "no_compile='yes'", "name='../x'", "ray.num_cpus_per_rank=-1",
+        "ranks", "=1", "ranks.x=1", "ranks=[",
     ],
-)
+)  # fmt: skip
 def test_unusable_value_is_refused(tiny_file: Path, override: str) -> None:
     assert override.partition("=")[0].partition(".")[0] in refusal(tiny_file, override)
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import nn
 
 from tests.support.tracing import cached, in_mode
@@ -240,9 +237,6 @@ def test_what_cannot_be_repeated_is_refused_by_name(words: str) -> None:
         capture(REFUSED[words], X.clone())
 
 
-# Operators that are not torch's own.
-
-
 @pytest.fixture
 def library() -> Iterator[torch.library.Library]:
     with torch.library._scoped_library("warmrank_test", "DEF") as library:
@@ -370,9 +364,6 @@ def test_binding_is_used_and_equals_the_overload(overload: Any, args: tuple[Any,
     assert torch.equal(ours, theirs)
 
 
-# Out variants.
-
-
 @pytest.mark.parametrize(
     ("overload", "expected"),
     [
@@ -391,72 +382,9 @@ def test_out_variant_has_the_same_arguments(overload: Any, expected: Any) -> Non
     assert (variant and variant.overload) is expected
 
 
-class Loss(nn.Module):
-    """A loss, by name; their variants with ``out`` use it as scratch, or resize it."""
-
-    def __init__(self, name: str, reduction: str) -> None:
-        super().__init__()
-        self.loss: Callable[..., torch.Tensor] = getattr(F, name)
-        self.reduction = reduction
-
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return self.loss(x, y, reduction=self.reduction)
-
-
 class Window(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.as_strided((2, 2), (2, 1), 1) + 1
-
-
-class Overlapping(nn.Module):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        x.add_(1)
-        return y * 2
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize(
-    "name", ["binary_cross_entropy", "huber_loss", "mse_loss", "smooth_l1_loss", "l1_loss"]
-)
-def test_loss_is_eagers_on_every_replay(tmp_path: Path, name: str, reduction: str) -> None:
-    model = Loss(name, reduction)
-    function = cached(model.forward, tmp_path)
-    for seed in range(4):
-        torch.manual_seed(seed)
-        x, y = torch.rand(5, 5), torch.rand(5, 5)
-        assert torch.equal(function(x, y), model(x, y))
-    assert function.statistics.replays >= 2
-
-
-@pytest.mark.parametrize(
-    "norm", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)], ids=type
-)
-def test_running_statistics_are_updated_once_a_call(tmp_path: Path, norm: nn.Module) -> None:
-    twin = copy.deepcopy(norm)
-    function = cached(norm.forward, tmp_path)
-    for seed in range(4):
-        torch.manual_seed(seed)
-        x = torch.randn(3, 4, 6)
-        assert torch.equal(function(x), twin(x))
-        for (name, ours), theirs in zip(norm.named_buffers(), twin.buffers(), strict=True):
-            assert torch.equal(ours, theirs), name
-
-
-def test_inputs_over_one_block_of_memory_see_each_others_writes(tmp_path: Path) -> None:
-    function = cached(Overlapping().forward, tmp_path)
-    for _ in range(4):
-        block = np.arange(8.0, dtype=np.float32)
-        x, y = torch.from_numpy(block[:4]), torch.from_numpy(block[2:6])
-        assert function(x, y).tolist() == [6.0, 8.0, 8.0, 10.0]
-
-
-def test_view_by_place_in_the_storage_is_that_of_the_callers_storage(tmp_path: Path) -> None:
-    model = Window()
-    function = cached(model.forward, tmp_path)
-    for start in (0, 0, 0, 4, 4, 8):
-        x = torch.randn(32)[start : start + 16]
-        assert torch.equal(function(x), model(x))
 
 
 def test_view_by_place_in_the_storage_is_refused_in_max_autotune(tmp_path: Path) -> None:
@@ -487,23 +415,3 @@ def test_replay_refuses_a_result_of_another_shape(library: torch.library.Library
     captured = capture(lambda x: (torch.ops.warmrank_test.unsteady(x),), X)
     with pytest.raises(StateChanged, match=r"of torch.float32 \(2,\), .* it is torch.float32 \(1,\) now"):
         captured.replay()
-
-
-class Projected(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.projection = nn.Linear(3, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        projected: torch.Tensor = self.projection(x.transpose(1, 2))
-        return projected
-
-
-def test_replay_takes_the_kernels_that_weights_with_gradients_select(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = Projected()
-    function = cached(model.forward, tmp_path)
-    x = torch.arange(30.0).reshape(2, 3, 5) * 1.1
-    for _ in range(3):
-        assert torch.equal(function(x), model(x))
-    assert function.statistics.replays == 2

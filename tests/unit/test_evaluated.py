@@ -1,20 +1,18 @@
-"""Ranks that a function asks for, and what tells processes apart beside what a change of the model shows.
-
-What Dynamo evaluates without a guard is tried in `tests.integration.test_fuzz`, by its table.
-"""
+"""Ranks and groups that a function asks for, and what tells processes apart beside a change of the model."""
 
 from __future__ import annotations
 
 import functools
 import json
 import keyword
-import operator
 import os
+import socket
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,16 +20,17 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
 from torch import nn
-from torch.distributed import get_rank as position
 
 from tests.support import observed_operator
 from tests.support.checkout import printed_by
 from tests.support.devices import fake_world
+from tests.support.launching import rank_spec
 from tests.support.small_models import Cached
 from tests.support.tracing import cached, compiled, in_mode, misfits, not_in_2_12, since, traces_more
 from warmrank.inference import cache_compile
 from warmrank.worker import groups
-from warmrank.worker.errors import NotPortable
+from warmrank.worker.errors import GroupError, PortInUse
+from warmrank.worker.rank import start
 from warmrank.worker.rank.units import print_of
 from warmrank.worker.runtime.artifact import parse
 from warmrank.worker.runtime.files import to_bytes
@@ -40,131 +39,44 @@ X = torch.ones(3)
 FOUR = torch.arange(1.0, 5.0)
 
 
-def ask(group: Any) -> Any:
-    return group.rank()
-
-
-def closed_over(group: Any) -> Callable[[], Any]:
-    def rank() -> Any:
-        return group.rank()
-
-    return rank
-
-
-class Holder:
-    """Keeps a group, and says its rank in words of its own."""
-
-    def __init__(self, group: Any) -> None:
-        self.group = group
-
-    @property
-    def place(self) -> Any:
-        return self.group.rank()
-
-
 class Model(nn.Module):
-    """Asks for its rank in one way."""
+    """Multiplies by what it makes of a group."""
 
     def __init__(self, way: Callable[[Any], Any], group: Any) -> None:
         super().__init__()
         self.way = way
         self.group = group
-        self.groups = [group]
-        self.by_name = {"tp": group}
-        self.holder = Holder(group)
-        self.function = dist.get_rank
-        self.partial = functools.partial(dist.get_rank, group)
-        self.closure = closed_over(group)
-        self.method = "rank"
 
     def forward(self, x: torch.Tensor) -> Any:
-        return torch.mul(x, self.way(self))
-
-
-IN_GROUP: dict[str, Callable[[Any], Any]] = {
-    "method of a group": lambda model: model.group.rank(),
-    "function under another name": lambda model: position(model.group),
-    "function as an attribute": lambda model: model.function(model.group),
-    "partial": lambda model: model.partial(),
-    "closure": lambda model: model.closure(),
-    "group in a list": lambda model: model.groups[0].rank(),
-    "group in a dict": lambda model: model.by_name["tp"].rank(),
-    "property of another object": lambda model: model.holder.place,
-    "function of a module": lambda model: ask(model.group),
-    "name of the method computed": lambda model: getattr(model.group, model.method)(),
-    "keyword": lambda model: dist.get_rank(group=model.group),
-    "rank in the group of a rank in the world": lambda model: dist.get_process_group_ranks(model.group).index(
-        dist.get_rank()
-    ),
-}
-IN_WORLD: dict[str, Callable[[Any], Any]] = {
-    "function under another name": lambda model: position(),
-    "function looked up": lambda model: getattr(dist, "get_" + "rank")(),
-    "function as an attribute": lambda model: model.function(),
-    "method of the world": lambda model: dist.group.WORLD.rank(),  # type: ignore[union-attr]
-    "ranks of a group": lambda model: dist.get_process_group_ranks(model.group)[0] + 1,
-    "operator": lambda model: operator.methodcaller("rank")(dist.group.WORLD),
-}
-EQUAL_ON_ALL: dict[str, Callable[[Any], Any]] = {
-    "size of a group": lambda model: model.group.size(),
-    "size by a function": lambda model: dist.get_world_size(model.group),
-    "size of the world": lambda model: dist.get_world_size(),
-    "initialized": lambda model: 2 if dist.is_initialized() else 3,
-    "collective": lambda model: collectives.all_reduce(torch.ones(4), "sum", model.group),
-    "gather": lambda model: collectives.all_gather_tensor(torch.ones(2), 0, model.group),
-}
-
-
-@contextmanager
-def on_rank(rank: int, way: Callable[[Any], Any], world_size: int = 4) -> Iterator[Model]:
-    with fake_world(rank=rank, world_size=world_size):
-        made = [dist.new_group([first, first + 1]) for first in range(0, world_size, 2)]
-        groups.declare_groups({"tp": made[rank // 2]})
-        yield Model(way, made[rank // 2])
+        return torch.mul(x, self.way(self.group))
 
 
 def reasons(way: Callable[[Any], Any], *ranks: int) -> list[tuple[str, ...]]:
-    """Why what rank 0 compiled does not fit on other ranks."""
-    with on_rank(0, way) as model:
-        artifact = compiled(model.forward, FOUR)
-    found = []
-    for rank in ranks:
-        with on_rank(rank, way) as model:
-            found.append(misfits(artifact, model.forward, FOUR))
+    """Why what rank 0 of 4 compiled does not fit on other ranks, which are in pairs."""
+    found, artifact = [], None
+    for rank in (0, *ranks):
+        with fake_world(rank=rank, world_size=4):
+            pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+            groups.declare_groups({"tp": pairs[rank // 2]})
+            model = Model(way, pairs[rank // 2])
+            if artifact is None:
+                artifact = compiled(model.forward, FOUR)
+            else:
+                found.append(misfits(artifact, model.forward, FOUR))
     return found
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("way", IN_GROUP.values(), ids=IN_GROUP)
-def test_rank_in_a_group_is_a_condition(way: Callable[[Any], Any]) -> None:
-    same, other = reasons(way, 0, 1)
-    assert same == ()
-    assert any("0 -> 1" in reason for reason in other)
-
-
-@pytest.mark.parametrize("name", ["method of a group", "function under another name", "keyword"])
-def test_rank_in_a_group_is_shared_by_equal_places_of_other_groups(name: str) -> None:
-    assert reasons(IN_GROUP[name], 2) == [()]
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("way", IN_WORLD.values(), ids=IN_WORLD)
-def test_rank_in_the_world_is_a_condition(way: Callable[[Any], Any]) -> None:
-    same, other = reasons(way, 0, 2)
-    assert same == ()
-    assert other
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("way", EQUAL_ON_ALL.values(), ids=EQUAL_ON_ALL)
-def test_what_is_equal_on_all_ranks_is_shared(way: Callable[[Any], Any]) -> None:
-    assert reasons(way, 0, 1, 2, 3) == [(), (), (), ()]
+@pytest.mark.parametrize(
+    "way", [lambda group: group.rank(), lambda group: dist.get_rank(group=group)], ids=["method", "function"]
+)
+def test_rank_in_a_group_is_shared_by_equal_places_of_other_groups(way: Callable[[Any], Any]) -> None:
+    assert reasons(way, 2) == [()]
 
 
 def test_rank_that_a_fake_kernel_reads_is_a_condition() -> None:
     library = observed_operator.register()
 
-    def way(_model: Model) -> Any:
+    def way(_group: Any) -> Any:
         return torch.ops.observed.part(torch.ones(4)).sum()
 
     try:
@@ -315,94 +227,6 @@ def test_set_of_the_same_members_in_another_order_does_not_fit() -> None:
     assert "order of self.members: [0, 8] -> [8, 0]" in misfits(made, module.forward, PAIR)
 
 
-# Orders of sets that a function makes: Dynamo goes over them as they were filled, Python does not.
-
-
-def added(members: Iterable[Any]) -> set[Any]:
-    made = set()
-    for member in members:
-        made.add(member)
-    return made
-
-
-def with_more(members: set[Any], member: Any) -> set[Any]:
-    members.add(member)
-    return members
-
-
-def without(members: set[Any], member: Any) -> set[Any]:
-    members.discard(member)
-    return members
-
-
-def placed(numbers: Iterable[int]) -> int:
-    return sum(place * number for place, number in enumerate(numbers))
-
-
-TWO = (1, 2)
-MADE: dict[str, Callable[[], Any]] = {
-    "literal": lambda: placed({3 + len(TWO), 1, len(TWO)}),
-    "literal of constants": lambda: placed({9, 4, 2, 17, 33}),
-    "constant": lambda: sum(place * ord(name) for place, name in enumerate(frozenset(["b", "a", "c"]))),
-    "comprehension": lambda: placed({number % 7 for number in (9, 4, 2)}),
-    "of a list": lambda: placed(set([3, 1, 2])),  # noqa: C405 - a call
-    "added": lambda: placed(added([9, 4, 2, 17])),
-    "more than a literal": lambda: placed(with_more({9, 4, 2, 17}, 25)),
-    "printed": lambda: sum(map(ord, str({9, 4, 2, 17})[:3])),
-    "popped": lambda: {30, 10, 20}.pop() + 1,
-    "in no order": lambda: max({9, 4} | {17}) + len({9, 4} | {17}) + sum(sorted({9, 4} | {17})),
-    "algebra": lambda: len(({9, 4} | {17}) - {4} ^ {9, 3}) + ({9} <= {9, 4} | {2}),
-}
-FROM_SETS: dict[str, Callable[[], Any]] = {
-    "union": lambda: placed({9, 4} | {17, 2}),
-    "copy": lambda: placed(set({9, 4, 2, 17})),
-    "frozen": lambda: placed(frozenset({9, 4, 2, 17})),
-    "updated": lambda: placed(updated({9, 4}, {17, 2})),
-    "lost": lambda: placed(without(added([9, 4, 2, 17]), 4)),
-    "popped": lambda: ({9, 4} | {17, 2}).pop() + 1,
-}
-
-
-def updated(members: set[Any], more: set[Any]) -> set[Any]:
-    members.update(more)
-    return members
-
-
-def over_a_constant() -> int:
-    total = 0
-    for number in {9, 4, 2, 17, 33}:  # noqa: PLC0208 - its order is what is tried
-        total = total * 2 + number
-    return total
-
-
-MADE["loop over a constant"] = over_a_constant
-
-
-class Makes(nn.Module):
-    """Multiplies by what a function makes."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        super().__init__()
-        self.make = make
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.mul(x, self.make())
-
-
-@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
-def test_set_made_in_the_trace_has_the_order_that_python_gives_it(
-    make: Callable[[], Any], tmp_path: Path
-) -> None:
-    module = Makes(make)
-    assert torch.equal(cache_compile(module.forward, cache_dir=tmp_path)(PAIR), module(PAIR))
-
-
-@pytest.mark.parametrize("make", FROM_SETS.values(), ids=FROM_SETS)
-def test_order_of_a_set_made_of_sets_is_refused(make: Callable[[], Any], tmp_path: Path) -> None:
-    with pytest.raises(NotPortable, match=r"order of a set .* sorted"):
-        cache_compile(Makes(make).forward, cache_dir=tmp_path)(PAIR)
-
-
 class Rearranges(nn.Module):
     """Splits and merges axes in all of the package's ways."""
 
@@ -435,6 +259,121 @@ def test_einops_is_loaded_by_a_process_that_hashes_otherwise(mode: str, tmp_path
             "tests.unit.test_evaluated", mode, str(tmp_path), PYTHONHASHSEED=seed, **environment
         )
         assert printed == f"{outcome}\n"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, timedelta]:
+    """Time-outs that torch is asked for, by what is made; nothing is made."""
+    found: dict[str, timedelta] = {}
+
+    def world(backend: str, *, timeout: timedelta, **_: Any) -> None:
+        found["world"] = timeout
+
+    def group(ranks: list[int], *, timeout: timedelta, use_local_synchronization: bool) -> str:
+        assert use_local_synchronization, "all ranks of the world would meet for each group"
+        found[str(ranks)] = timeout
+        return "a group"
+
+    monkeypatch.setattr(dist, "init_process_group", world)
+    monkeypatch.setattr(dist, "new_group", group)
+    monkeypatch.setattr(dist, "group", SimpleNamespace(WORLD="the world"))
+    for name in ("HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT"):
+        monkeypatch.setenv(name, "")
+    return found
+
+
+SPEC = rank_spec(Path("cache"), groups={"world": (0,), "tp": (0,)}, timeout_s=200.0)
+
+
+def test_rank_makes_its_own_groups_only_and_roles_in_one_order(asked: dict[str, timedelta]) -> None:
+    spec = rank_spec(
+        Path("cache"),
+        rank=2,
+        world_size=4,
+        groups={"world": (0, 1, 2, 3), "tp": (2, 3), "dp": (0, 2)},
+    )
+    assert list(start.start_groups(spec, "gloo")) == ["world", "dp", "tp"]
+    assert list(asked) == ["world", "[0, 2]", "[2, 3]"]
+
+
+def test_hccl_times_out_by_the_launch_and_torch_s_watchdog_after_it(asked: dict[str, timedelta]) -> None:
+    start.start_groups(SPEC, "hccl")
+    assert (os.environ["HCCL_CONNECT_TIMEOUT"], os.environ["HCCL_EXEC_TIMEOUT"]) == ("200", "200")
+    assert asked == {"world": timedelta(seconds=260), "[0]": timedelta(seconds=260)}
+
+
+def test_port_that_another_process_has_taken_is_told_as_such(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        spec = rank_spec(tmp_path, master_addr="127.0.0.1", master_port=taken.getsockname()[1])
+        with pytest.raises(PortInUse, match="another process's now"):
+            start.start_groups(spec, "gloo")
+
+
+World = tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup]
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Rank 1 of 4: the world, its own group of two, and a group of one."""
+    with fake_world(rank=1, world_size=4) as everyone:
+        pair = dist.new_group([0, 1])
+        dist.new_group([2, 3])  # this rank is not in it
+        alone = dist.new_group([1])
+        yield everyone, pair, alone
+
+
+def test_unknown_name_is_refused_with_the_known_ones(world: World) -> None:
+    with pytest.raises(GroupError, match=r"no process group named 'nobody'; known: \['") as raised:
+        groups.role_of("nobody")
+    assert raised.value.name == "nobody"
+
+
+@pytest.mark.parametrize(("role", "position"), [("world", 0), ("tp", 1), ("group2", 2)])
+def test_resolve_gives_name_and_group_of_a_role(world: World, role: str, position: int) -> None:
+    groups.declare_groups({"tp": world[1]})
+    assert groups.resolve(role) == (world[position].group_name, world[position])
+
+
+class Grouped(nn.Module):
+    def __init__(self, group: Any) -> None:
+        super().__init__()
+        self.group = group
+
+    def reduces(self, x: torch.Tensor) -> Any:
+        return collectives.all_reduce(x, "sum", self.group)
+
+    def measures(self, x: torch.Tensor) -> Any:
+        return x * len(self.group.group_name)
+
+    def does_both(self, x: torch.Tensor) -> Any:
+        return collectives.all_reduce(x, "sum", self.group) * len(self.group.group_name)
+
+
+@pytest.fixture
+def pair() -> Iterator[list[Any]]:
+    """Two groups of equal size, both of this rank."""
+    with fake_world(rank=0, world_size=4):
+        yield [dist.new_group([0, 1]), dist.new_group([0, 1])]
+
+
+def fits(pair: list[Any], name: str) -> bool:
+    """Whether what was compiled with one group may be used with the other, where that has the role."""
+    first, second = (Grouped(group) for group in pair)
+    x = torch.ones(2)
+    groups.declare_groups({"tp": pair[0]})
+    artifact = compiled(getattr(first, name), x)
+    groups.declare_groups({"tp": pair[1]})
+    return misfits(artifact, getattr(second, name), x) == ()
+
+
+def test_group_of_a_collective_is_any_of_its_role(pair: list[Any]) -> None:
+    assert fits(pair, "reduces")
+
+
+@pytest.mark.parametrize("name", ["measures", "does_both"])
+def test_name_that_serves_for_more_is_a_condition(pair: list[Any], name: str) -> None:
+    assert pair[0].group_name != pair[1].group_name
+    assert not fits(pair, name)
 
 
 def _trace(directory: Path) -> None:

@@ -11,19 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.support.devices import fake_world
-from tests.support.small_models import Cached, Collective, Plain, Spread
-from tests.support.tracing import cached, compiles_ahead, in_mode, operators_of, traced
+from tests.support.small_models import Cached, Plain, Spread
+from tests.support.tracing import cached, compiles_ahead, in_mode, traced
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.worker import groups
 from warmrank.worker.compile.analysis import analyse
-from warmrank.worker.engines import check_choice, engine_for
+from warmrank.worker.engines import check_choice
 from warmrank.worker.engines.aoti import AotiEngine, CompiledGraph, pack, unpack
 from warmrank.worker.engines.aoti_compile import compile_place, divide
 from warmrank.worker.engines.graph import GraphEngine, unpack_constants
@@ -43,10 +40,6 @@ ENGINE = GraphEngine()
 def sections_of(trace: Trace) -> dict[str, bytes]:
     built = ENGINE.compile(trace.lowered, analyse(trace.lowered, "self"))
     return dict(built.sections)
-
-
-def source_of(method: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
-    return sections_of(traced(method, *args, **kwargs))["graph.py"].decode()
 
 
 def rerun(trace: Trace, *inputs: Any, groups: Mapping[str, str] | None = None) -> tuple[Any, ...]:
@@ -83,46 +76,10 @@ class Numbers(nn.Module):
         return x[:half] * (rows + 1) / math.sqrt(2), rows * 3
 
 
-# The source.
-
-
-def test_source_of_a_static_graph_is_what_a_person_would_write() -> None:
-    assert source_of(Plain().affine, ROWS, dynamic=False) == (
-        "def bind(groups, constants):\n"
-        "    aten_linear_default = torch._C._nn.linear\n"
-        "    aten_mul_Tensor = torch._C._VariableFunctions.mul\n"
-        "\n"
-        "    def graph(arg0_1, arg1_1, arg2_1):\n"
-        "        linear = aten_linear_default(arg2_1, arg0_1, arg1_1)\n"
-        "        mul = aten_mul_Tensor(linear, 2)\n"
-        "        del linear\n"
-        "        return (mul,)\n"
-        "\n"
-        "    return graph\n"
-    )
-
-
-# What it computes.
-
-
 def test_graph_with_arguments_of_every_kind_computes_what_eager_computes() -> None:
     (result,) = rerun(traced(Arguments().forward, ROWS, dynamic=False), ROWS)
     assert torch.equal(result, Arguments().forward(ROWS))
 
-
-@pytest.mark.parametrize("rows", [2, 5, 9])
-def test_graph_with_a_dynamic_size_takes_other_sizes(rows: int) -> None:
-    trace = traced(Numbers().forward, ROWS[:, :3].contiguous())
-    x = torch.arange(rows * 3.0).reshape(rows, 3)
-    sizes = {"L['x'].size()[0]": rows, "L['x'].size()[1]": 3}
-    inputs = [x if item.is_tensor else sizes[item.source] for item in trace.lowered.inputs]
-    result, number = rerun(trace, *inputs)
-    expected, expected_number = Numbers().forward(x)
-    assert torch.equal(result, expected)
-    assert number == expected_number
-
-
-# Constants.
 
 DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8,
@@ -152,9 +109,6 @@ def test_constants_round_trip(tensors: list[tuple[torch.dtype, list[int], int]])
     assert all(exactly_equal(*pair) for pair in zip(made, back, strict=True) if pair[0].numel())
 
 
-# Determinism.
-
-
 METHODS = [Plain().affine, Cached().store, Spread().forward, SameConstant().forward, Numbers().forward]
 
 
@@ -167,22 +121,6 @@ def two_rounds() -> list[dict[str, dict[str, bytes]]]:
 @pytest.mark.parametrize("name", [method.__qualname__ for method in METHODS])
 def test_sections_are_equal_bytes_for_equal_graphs(two_rounds, name):
     assert two_rounds[0][name] == two_rounds[1][name]
-
-
-# Groups.
-
-
-def test_group_of_another_rank_gives_equal_bytes() -> None:
-    sections = []
-    for rank in (0, 3):
-        with fake_world(rank=rank, world_size=4):
-            pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-            groups.declare_groups({"tp": pairs[rank // 2]})
-            sections.append(sections_of(traced(Collective(pairs[rank // 2]).forward, ROWS)))
-    assert sections[0] == sections[1]
-
-
-# What no artifact can keep.
 
 
 def test_constant_without_data_is_refused_by_name() -> None:
@@ -290,37 +228,10 @@ PLAIN_ROWS = torch.ones(2, 4)
 aten = torch.ops.aten
 
 
-def test_casts_of_autocast_within_the_method_are_operators_of_the_graph() -> None:
-    class Casts(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                return nn.functional.linear(x, x)
-
-    assert "aten._to_copy.default" in operators_of(traced(Casts().forward, PLAIN_ROWS).lowered)
-
-
-# Sizes in guards.
-
-
-class Doubles(nn.Module):
-    """Takes any size."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-
 def sizes_of_x(trace_: Trace) -> tuple[Any, Any]:
     found = [guard for guard in trace_.guards if (guard.kind, guard.source) == ("TENSOR_MATCH", "L['x']")]
     (guard,) = found
     return guard.sizes, guard.strides
-
-
-def test_size_that_the_method_asked_for_is_fixed() -> None:
-    class Halves(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x.reshape(-1, 2, 2) if x.shape[1] == 4 else x
-
-    assert sizes_of_x(traced(Halves().forward, PLAIN_ROWS)) == ((None, 4), (4, 1))
 
 
 def test_size_that_a_decomposition_asked_for_is_fixed() -> None:
@@ -329,12 +240,6 @@ def test_size_that_a_decomposition_asked_for_is_fixed() -> None:
 
     trace_ = traced(Plain().affine, PLAIN_ROWS, decompositions={aten.mul.Tensor: by_rows})
     assert sizes_of_x(trace_)[0] == (2, 4)
-
-
-@pytest.mark.parametrize("dim", [0, 1], ids=["first", "second"])
-def test_sizes_of_one_are_never_dynamic(dim: int) -> None:
-    x = torch.ones(1, 4) if dim == 0 else torch.ones(4, 1)
-    assert sizes_of_x(traced(Doubles().forward, x))[0][dim] == 1
 
 
 class Shapes(nn.Module):
@@ -368,9 +273,6 @@ def num_results(graph: torch.fx.GraphModule | None) -> int:
     assert graph is not None
     (output,) = (node for node in graph.graph.nodes if node.op == "output")
     return len(output.args[0])
-
-
-# How a graph is taken apart.
 
 
 def test_view_of_a_written_input_is_made_by_the_tail() -> None:
@@ -414,9 +316,6 @@ def test_input_that_is_reshaped_in_place_is_refused_by_name() -> None:
     graph = make_fx(lambda x: torch.ops.aten.t_(x) + 1)(X.clone())
     with pytest.raises(NotPortable, match=r"aten\.t_\.default changes the shape of a tensor in place"):
         divide(graph)
-
-
-# The call.
 
 
 def compiled(run: Callable[[list[torch.Tensor]], list[torch.Tensor]], **changed: Any) -> CompiledGraph:
@@ -506,9 +405,6 @@ def test_overlap_is_looked_at_again_when_what_is_written_has_another_layout(anot
     assert check((memory[:4], memory[4:])) is False
 
 
-# Package, place and key.
-
-
 def test_package_is_equal_for_equal_libraries_and_comes_apart_again() -> None:
     library = {"graph.so": b"library", "graph.json": b"{}"}
     package = pack(library)
@@ -555,19 +451,6 @@ def test_missing_compiler_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPat
         "no-such-compiler",
         "GCC 10 or later, or Clang 10 or later",
     )
-
-
-@pytest.mark.parametrize(
-    ("mode", "kind", "name"),
-    [
-        ("reduce-overhead", "cpu", "graph"),
-        ("reduce-overhead", "cuda", "graph"),
-        ("max-autotune", "cpu", "aoti"),
-        ("max-autotune", "cuda", "aoti"),
-    ],
-)
-def test_auto_goes_by_mode_off_the_npu(mode: str, kind: str, name: str) -> None:
-    assert engine_for(in_mode(mode), wanted="auto", device_kind=kind).name == name
 
 
 @pytest.mark.parametrize(

@@ -262,9 +262,6 @@ def test_source_that_changed_is_named_and_nothing_else_is_looked_at() -> None:
     assert found(guards, 4) == (f"source of {__name__}:plain changed",)
 
 
-# Ranks and groups.
-
-
 @pytest.fixture
 def pair() -> Iterator[torch.distributed.ProcessGroup]:
     """A group of two under the role ``tp``, on rank 1 of a world of 4."""
@@ -330,8 +327,6 @@ def test_names_of_parameters_are_the_users_own() -> None:
     assert not check(None, *fitting, __type=3, _id=1)
     assert not check(None, *fitting)
 
-
-# The same answer as the slow way.
 
 VALUES: list[Any] = [1, True, None, "a", 0.5, (1, 2), [1], {"a": 1}, ONES, torch.ones(3, 3), Holder(a=1)]
 CONDITIONS = [("L['x']", kind, expected) for kind, expected, *_ in CASES if kind != "identity"]

@@ -150,18 +150,11 @@ def test_expression_of_dynamo_leads_to_its_object(expression: str, expected: Any
 @pytest.mark.parametrize(
     "expression",
     [
-        "L['y']",
-        "L['x'].gone",
-        "L['x'].items[9]",
-        "L['x'].items['a']",
-        "L['x'].table['gone']",
-        "L['x'].options['a']",
-        "list(L['x'].options)[0]",
-        "L['x'].gone.more[1]",
-        "G['gone']",
+        "L['y']", "L['x'].gone", "L['x'].items[9]", "L['x'].items['a']", "L['x'].table['gone']",
+        "L['x'].options['a']", "list(L['x'].options)[0]", "L['x'].gone.more[1]", "G['gone']",
         "G['__import_gone'].pi",
     ],
-)
+)  # fmt: skip
 def test_expression_that_leads_nowhere_is_missing(expression: str) -> None:
     assert found_paths(expression, {"x": VALUE}) is MISSING
 
@@ -408,6 +401,9 @@ def num_printed(holder: Any) -> Counter[str]:
     return Counter(kind for kind in kinds if kind.isupper())
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own derivatives
+@pytest.mark.filterwarnings("ignore:.* should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:flex_attention called without:UserWarning")
 @pytest.mark.one_in(12)
 @pytest.mark.parametrize(
     "name",

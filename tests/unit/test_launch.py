@@ -62,14 +62,6 @@ def launches(tmp_path: Path) -> Launches:
     return Launches(tmp_path)
 
 
-def test_ranks_whose_guards_fail_compile_in_a_class_of_their_own(launches: Launches) -> None:
-    launches.world.kind_of = lambda rank: rank // 2
-    report = launches(4)
-    assert report.totals.num_compiled == 4
-    assert report.totals.num_adopted == 4
-    assert report.totals.num_artifacts == 4
-
-
 @pytest.mark.parametrize(
     "error",
     [

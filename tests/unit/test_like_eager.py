@@ -213,18 +213,6 @@ def test_data_of_a_tensor_is_read_and_written(cache: Path, mode: str) -> None:
         assert torch.equal(x, same)
 
 
-class Promoted(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
-        return x * 1j, (x * 1j + x).abs(), (x > 2) * 2j, x + 1
-
-
-@both_modes
-def test_types_of_integers_beside_complex_numbers_are_eagers(cache: Path, mode: str) -> None:
-    model, x = Promoted(), torch.arange(6)
-    for ours, theirs in zip(cached_in_mode(model.forward, cache, mode)(x), model(x), strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
 class Dense(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.to_dense() * 2

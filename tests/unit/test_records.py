@@ -114,14 +114,10 @@ def test_parse_manifest_takes_no_garbage(data):
 @pytest.mark.parametrize(
     "path",
     [
-        "compiled_module",
-        "c/decode/other_module",
-        "c/decode/compiled_module.0",
-        "c/decode/compiled_module.tmp",
-        ".signers/decode/compiled_module",
-        "c/.decode/compiled_module",
+        "compiled_module", "c/decode/other_module", "c/decode/compiled_module.0",
+        "c/decode/compiled_module.tmp", ".signers/decode/compiled_module", "c/.decode/compiled_module",
     ],
-)
+)  # fmt: skip
 def test_artifact_path_of_no_variant_is_refused(path):
     with pytest.raises(ValidationError, match="path"):
         entry(path=path)

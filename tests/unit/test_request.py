@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import getpass
 import importlib.metadata
 import importlib.util
@@ -21,12 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.support import small_models
 from tests.support.ascend_machine import ascend_places, lay_out_cann, lay_out_driver, lay_out_npus
 from tests.support.checkout import python
 from tests.support.made_artifacts import MadeModule, code_of
-from tests.support.small_models import Plain
-from warmrank.cache_store.text import changed_components
 from warmrank.worker.configs.compiler_config import CacheOptions, CompilerConfig
 from warmrank.worker.engines.graph import GraphEngine
 from warmrank.worker.keys import request as fingerprint
@@ -34,10 +30,8 @@ from warmrank.worker.keys.code import class_digest, function_digest, is_pinned_m
 from warmrank.worker.keys.request import Request, request
 from warmrank.worker.keys.sources import collect
 from warmrank.worker.runtime.artifact import TracedSource
-from warmrank.worker.runtime.sources import changed
 
 ENGINE = GraphEngine()
-ADD, MUL = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor
 
 
 class Small(nn.Module):
@@ -52,85 +46,11 @@ def asked(module: nn.Module | None = None, **changed: Any) -> Request:
     return request(module or Small(), options, ENGINE)
 
 
-def changed_names(one: Request, other: Request) -> set[str]:
-    return {change.name for change in changed_components(one.components, other.components)}
-
-
-def with_option(name: str, value: object) -> CompilerConfig:
-    config = CompilerConfig()
-    *sections, option = name.split(".")
-    setattr(functools.reduce(getattr, sections, config), option, value)
-    return config
-
-
-def double(x: torch.Tensor) -> torch.Tensor:
-    return x + x
-
-
-def triple(x: torch.Tensor) -> torch.Tensor:
-    return x * 3
-
-
-def test_format_of_the_artifact_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = asked()
-    monkeypatch.setattr("warmrank.worker.runtime.artifact.FORMAT", 99)
-    assert changed_names(before, asked()) == {"artifact format"}
-
-
-@pytest.mark.parametrize(
-    "name", ["debug.run_eagerly", "debug.aclgraph.enable_output_clone", "debug.aclgraph.clone_input"]
-)
-def test_option_counts_and_is_named(name: str) -> None:
-    value = not functools.reduce(getattr, name.split("."), CompilerConfig())
-    other = asked(config=with_option(name, value))
-    assert changed_names(asked(), other) == {"config"}
-    assert other.components["config"] == f"{name}={str(value).lower()}"
-
-
-@pytest.mark.parametrize(
-    ("change", "names"),
-    [
-        (lambda module: setattr(module, "inner", nn.Identity()), {"module", "parameters"}),
-        (lambda module: module.add_module("more", nn.ReLU()), {"module"}),
-        (lambda module: module.register_buffer("table", torch.zeros(3)), {"parameters"}),
-        (lambda module: module.register_buffer("table", torch.zeros(2, dtype=torch.int64)), {"parameters"}),
-        (lambda module: module.register_buffer("table", None), {"parameters"}),
-        (lambda module: module.to("meta"), {"parameters"}),
-        (lambda module: module.half(), {"parameters"}),
-    ],
-    ids=["layer type", "layer", "shape", "dtype", "missing", "device kind", "half"],
-)
-def test_structure_of_the_module_counts(change: Callable[[nn.Module], Any], names: set[str]) -> None:
-    module = Small()
-    change(module)
-    assert changed_names(asked(), asked(module)) == names
-
-
 def made() -> Callable[[torch.Tensor], torch.Tensor]:
     def doubled(x: torch.Tensor) -> torch.Tensor:
         return x + x
 
     return doubled
-
-
-KEPT = [made(), made()]  # both alive, so that their addresses differ
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        ({}, {ADD: double}, False),
-        ({ADD: double}, {ADD: triple}, False),
-        ({ADD: functools.partial(double)}, {ADD: functools.partial(triple)}, False),
-        ({ADD: KEPT[0]}, {ADD: KEPT[1]}, True),
-        ({ADD: functools.partial(KEPT[0])}, {ADD: functools.partial(KEPT[1])}, True),
-        ({ADD: double, MUL: triple}, {MUL: triple, ADD: double}, True),
-    ],
-    ids=["one more", "body", "body of a partial", "address", "address of a partial", "order"],
-)
-def test_decompositions_count_by_what_they_do(one: Any, other: Any, *, same: bool) -> None:
-    first, second = (asked(custom_decompositions=given) for given in (one, other))
-    assert changed_names(first, second) == (set() if same else {"decompositions"})
 
 
 pytestmark = pytest.mark.usefixtures("forget_modules")
@@ -160,9 +80,6 @@ def class_of(text: str, file_name: str = "made.py") -> type:
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MadeModule:
     monkeypatch.syspath_prepend(tmp_path)
     return MadeModule(tmp_path)
-
-
-# Digests of functions.
 
 
 SAME = [
@@ -211,8 +128,6 @@ def test_function_digest_does_not_depend_on_the_order_of_a_set(names: list[str])
     assert function_digest(function_of(texts[0])) == function_digest(function_of(texts[1]))
 
 
-# Digests of classes.
-
 CLASS = "class C(dict):\n    a = 1\n    def f(self): return 1\n"
 
 
@@ -235,8 +150,6 @@ OTHER_CLASS = [
 def test_class_digest_changes_with_bases_and_names_and_with_nothing_else(text: str) -> None:
     assert (class_digest(class_of(text)) == class_digest(class_of(CLASS))) == (text in SAME_CLASS)
 
-
-# Finding the source of traced code again.
 
 WRAPPED = """
 import functools
@@ -300,43 +213,8 @@ def test_collect_does_not_take_a_users_file_for_a_module_of_python(tmp_path, mon
     assert [source.module for source in collect([shadow.f.__code__])] == ["tabnanny"]
 
 
-# Comparing with what the running process has.
-
-
 def traced(function: Any) -> tuple[TracedSource, ...]:
     return collect([code_of(function)])
-
-
-def test_function_replaced_at_run_time_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = traced(Plain.affine)
-    monkeypatch.setattr(small_models.Plain, "affine", lambda self, x: x)
-    assert list(changed(sources)) == ["source of tests.support.small_models:Plain.affine changed"]
-
-
-NESTED = "def outer():\n    def inner(x):\n        return x + 1\n    return inner\n"
-LAMBDAS = "def outer():\n    return (lambda x: x + 1), (lambda x: x + 2)\n"
-UNNAMED = "f = lambda x: x + 1\n"
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "reach", "said"),
-    [
-        (BODY, BODY, lambda m: m.f, []),
-        (BODY, BODY + "\n\ndef more(): pass\n", lambda m: m.f, []),
-        (BODY, "import os\n# a comment\n" + BODY, lambda m: m.f, []),
-        (BODY, BODY.replace("x + y", "x - y"), lambda m: m.f, [":f changed"]),
-        (BODY, BODY.replace("z=2", "z=5"), lambda m: m.f, [":f changed"]),
-        (BODY, "def g(): pass\n", lambda m: m.f, [":f is gone"]),
-        (NESTED, NESTED.replace("1", "2"), lambda m: m.outer(), [":outer.<locals>.inner changed"]),
-        (LAMBDAS, LAMBDAS.replace("2", "3"), lambda m: m.outer()[1], [":outer.<locals>.<lambda> changed"]),
-        (UNNAMED, UNNAMED.replace("1", "2"), lambda m: m.f, [" changed"]),
-        (UNNAMED, "# why\n\n" + UNNAMED, lambda m: m.f, []),
-    ],
-)
-def test_change_that_counts_is_named(module, before, after, reach, said):
-    sources = collect([reach(module.write(before)).__code__])
-    module.write(after)
-    assert list(changed(sources)) == [f"source of made_module{text}" for text in said]
 
 
 def test_modules_of_torch_and_python_alone_are_pinned() -> None:

@@ -106,13 +106,9 @@ def imported_by(code: str) -> set[str]:
 
 
 FOR_DRIVERS = (
-    "worker",
-    "warmrank.worker.results",
-    "warmrank.worker.errors",
-    "warmrank.worker.rank.rank_worker",
-    "warmrank.worker.rank.workload",
-    "warmrank.worker.keys.request",
-)
+    "worker", "warmrank.worker.results", "warmrank.worker.errors", "warmrank.worker.rank.rank_worker",
+    "warmrank.worker.rank.workload", "warmrank.worker.keys.request",
+)  # fmt: skip
 
 
 def test_import_of_what_a_driver_needs_does_not_import_torch() -> None:

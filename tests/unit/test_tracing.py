@@ -1,32 +1,28 @@
-"""Traces: what Dynamo gives, what is refused by name, and the frame in another process."""
+"""Traces: what Dynamo gives, what is refused by name; operators in Python, functions of torch replaced."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib
 import inspect
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 
-from tests.support.devices import fake_world
 from tests.support.small_models import Faulty, Unfit
-from tests.support.tracing import compiled, misfits, tells_arguments, traced
+from tests.support.tracing import compiled, misfits, outcome, tells_arguments, traced
+from warmrank.inference import cache_compile
 from warmrank.worker.errors import FunctionRaised, GraphBreak, NotPortable
-from warmrank.worker.torch_private.lowering import LoweredGraph
-from warmrank.worker.torch_private.symbols import Symbols, free_symbols, size_text
+from warmrank.worker.keys import reachable
 
 PLAIN_ROWS = torch.ones(2, 4)
-
-
-def unseen(x: torch.Tensor) -> torch.Tensor:
-    return x + 1
-
-
-torch._dynamo.allow_in_graph(unseen)
 
 
 def test_capture_of_a_branch_on_data_gives_dynamos_reason_and_the_line() -> None:
@@ -38,15 +34,6 @@ def test_capture_of_a_branch_on_data_gives_dynamos_reason_and_the_line() -> None
     assert "if x.sum() > 0:" in message
     assert 'small_models.py", line' in message
     assert raised.value.function == "Unfit.breaks"
-
-
-def test_function_that_dynamo_does_not_look_into_is_refused_by_name() -> None:
-    class Blind(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return unseen(x) * 2
-
-    with pytest.raises(NotPortable, match=r"unseen is marked allow_in_graph"):
-        traced(Blind().forward, PLAIN_ROWS)
 
 
 def test_global_with_a_name_that_frames_keep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,20 +66,6 @@ def test_replaced_dataclass_has_the_names_of_its_class_as_condition():
     assert misfits(compiled(module.forward, torch.ones(2)), module.forward, torch.ones(2)) == ()
 
 
-def test_part_of_a_mesh_that_the_function_asks_for_is_refused_by_name() -> None:
-    class Asks(nn.Module):
-        mesh: Any
-
-        def forward(self, x: torch.Tensor) -> Any:
-            return x + self.mesh["tp"].size()
-
-    with fake_world(rank=1, world_size=4):
-        module = Asks()
-        module.mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        with pytest.raises(NotPortable, match="DeviceMesh"):
-            compiled(module.forward, torch.ones(3))
-
-
 def marked_nonstrict(x: torch.Tensor) -> torch.Tensor:
     return x * 2
 
@@ -106,57 +79,6 @@ def test_function_that_is_not_traced_strictly_is_refused() -> None:
 
     with pytest.raises(NotPortable, match="nonstrict_trace"):
         traced(Calls().forward, PLAIN_ROWS)
-
-
-def test_function_that_asks_for_a_base_is_refused_by_its_argument() -> None:
-    class Asks(nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * 2 if x._base is None else x * 3
-
-    with pytest.raises(NotPortable, match=r"asks L\['x'\] for _base"):
-        traced(Asks().forward, torch.ones(4, 4)[1:])
-
-
-class Writes(nn.Module):
-    """Writes to Python objects that were there before the call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-        self.seen: list[int] = []
-
-    def forward(self, x: torch.Tensor, log: list[torch.Tensor]) -> torch.Tensor:
-        self.calls += 1
-        log.append(x)
-        fresh = [x]
-        fresh.append(x * 2)
-        return fresh[1]
-
-
-def test_writes_are_those_to_objects_of_before_the_call() -> None:
-    trace_ = traced(Writes().forward, PLAIN_ROWS, [])
-    assert {(write.source, write.attribute) for write in trace_.writes} == {
-        ("L['self']", "calls"),
-        ("L['log']", ""),
-    }
-
-
-class Stacks(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat((x, x))
-
-
-@pytest.fixture(scope="module")
-def stacked() -> LoweredGraph:
-    return traced(Stacks().forward, torch.ones(6, 4)).lowered
-
-
-def test_size_of_a_result_is_an_expression_of_the_inputs(stacked: LoweredGraph) -> None:
-    symbols = Symbols(stacked)
-    name = symbols.of_size("L['x']", 0)
-    size = symbols.outputs[0].shape[0]
-    assert free_symbols(size) == {name}
-    assert eval(size_text(size), {name: 5}) == 10  # noqa: S307 - an expression of sizes
 
 
 WIDE = torch.ones(2, 8)
@@ -206,3 +128,179 @@ def test_exception_that_the_caller_handles_is_not_taken_for_the_methods(capfd) -
 def test_graph_break_stays_one(name: str) -> None:
     with pytest.raises(GraphBreak, match=f"Faulty.{name} does not form one whole graph"):
         traced(getattr(Faulty(), name), WIDE)
+
+
+META = """
+import torch
+FACTOR = 4
+def op(x): return x[:, :FACTOR].contiguous()
+library = torch.library.Library("{name}", "FRAGMENT")
+library.define("op(Tensor x) -> Tensor")
+library.impl("op", op, "CPU")
+library.impl("op", op, "Meta")
+"""
+
+
+class Uses(nn.Module):
+    """Calls an operator, and reads the shape of its result."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.operator = getattr(torch.ops, name).op
+
+    def step(self, x: torch.Tensor) -> Any:
+        y = self.operator(x)
+        return y.sum(-1) / y.shape[-1]
+
+
+@pytest.fixture
+def defined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Imports a module with an operator, and forgets it at the end."""
+    made: list[str] = []
+
+    def define(text: str, name: str) -> ModuleType:
+        (tmp_path / f"{name}.py").write_text(text.format(name=name))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        made.append(name)
+        return importlib.import_module(name)
+
+    yield define
+    for name in made:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("guards", ["once", "skip"])
+def test_operator_that_is_not_registered_is_looked_for(guards: Any, defined: Any, tmp_path: Path) -> None:
+    name = f"warmrank_late_{guards}"
+    module = defined(META, name)
+    model, x = Uses(name), torch.ones(3, 8)
+
+    with torch.no_grad():
+        cache_compile(model.step, cache_dir=tmp_path, guards=guards)(x)
+        module.library._destroy()
+        del sys.modules[name]
+        function = cache_compile(model.step, cache_dir=tmp_path, guards=guards)
+        function(x)
+    assert outcome(function) == "loaded"
+
+
+X = torch.tensor([-1.0, 2.0, 3.0])
+FACTOR = 7
+
+
+def other(x: Any, *_: Any) -> Any:
+    return x * FACTOR
+
+
+class CallsTorch(nn.Module):
+    """Calls one function of torch."""
+
+    def __init__(self, use: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.use = use
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.use(x)
+
+
+REACHED = """
+import functools
+import torch
+FACTOR, KNOWN, LIST = 2.0, {{"a": 3.0}}, [5.0]
+class Held:
+    def __init__(self): self.value = 7.0
+HELD = Held()
+@functools.lru_cache
+def cached(x): return x
+def helper(x, *, by=1.0): return x * FACTOR * KNOWN["a"] * LIST[0] * HELD.value * by * cached(1)
+def patch(x, *_, **__): return helper(x)
+@torch.library.custom_op("{name}::op", mutates_args=())
+def op(x: torch.Tensor) -> torch.Tensor: return helper(x)
+@op.register_fake
+def _(x): return torch.empty_like(helper(x))
+"""
+REACHED_CHANGES: dict[str, Callable[[Any], Any]] = {
+    "global": lambda module: setattr(module, "FACTOR", 3.0),
+    "member of a dict": lambda module: module.KNOWN.update(a=4.0),
+    "member of a list": lambda module: module.LIST.__setitem__(0, 6.0),
+    "attribute": lambda module: setattr(module.HELD, "value", 8.0),
+    "code": lambda module: setattr(module.helper, "__code__", (lambda x, *, by=1.0: x + by).__code__),
+    "default": lambda module: module.helper.__kwdefaults__.update(by=9.0),
+    "cached function": lambda module: setattr(module.cached.__wrapped__, "__code__", other.__code__),
+    "another function": lambda module: setattr(module, "helper", torch.neg),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", REACHED_CHANGES)
+def test_change_of_what_a_patch_reaches_is_noticed_by_the_next_call(change, defined, tmp_path, monkeypatch):
+    patches = defined(REACHED, f"warmrank_patch_{[*REACHED_CHANGES].index(change)}")
+    monkeypatch.setattr(torch.Tensor, "softmax", patches.patch)
+    model = CallsTorch(lambda x: nn.functional.softmax(x, 0))
+    function = cache_compile(model.forward, cache_dir=tmp_path)
+    for _ in range(3):
+        assert torch.equal(function(X), model.forward(X))
+    REACHED_CHANGES[change](patches)
+    for _ in range(3):
+        assert torch.equal(function(X), model.forward(X))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("change", REACHED_CHANGES)
+def test_calls_of_an_operator_compute_no_digest_until_its_code_changes(
+    change, defined, tmp_path, monkeypatch
+):
+    name = f"warmrank_reached_{[*REACHED_CHANGES].index(change)}"
+    module = defined(REACHED, name)
+    computed: list[str] = []
+    digest = reachable.operator_digest
+
+    def counted(operator: str, overload: Any) -> str:
+        computed.append(operator)
+        return digest(operator, overload)
+
+    monkeypatch.setattr(reachable, "operator_digest", counted)
+    model = CallsTorch(getattr(torch.ops, name).op)
+    function = cache_compile(model.forward, cache_dir=tmp_path)
+    for _ in range(3):
+        function(X)
+    computed.clear()
+    for _ in range(3):
+        assert torch.equal(function(X), model.forward(X))
+    assert not computed
+    REACHED_CHANGES[change](module)
+    assert torch.equal(function(X), model.forward(X))
+    assert computed
+
+
+@contextlib.contextmanager
+def doubling() -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize(
+    "decorate", [torch.autocast("cpu", torch.bfloat16), doubling()], ids=["casts", "own"]
+)
+def test_context_around_a_function_of_torch_is_noticed(
+    decorate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = CallsTorch(lambda x: torch.einsum("i,j->ij", x, x))
+    artifact = compiled(module.forward, X)
+    monkeypatch.setattr(torch, "einsum", decorate(torch.einsum))
+    assert any("was patched" in reason for reason in misfits(artifact, module.forward, X))
+
+
+class Measures(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * len([1, 2])
+
+
+def test_global_that_hides_a_builtin_is_noticed_and_so_is_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    artifact = compiled(Measures().forward, X)
+    assert misfits(artifact, Measures().forward, X) == ()
+    monkeypatch.setitem(globals(), "len", lambda _: 9)
+    assert misfits(artifact, Measures().forward, X) != ()
+    hidden = compiled(Measures().forward, X)
+    assert misfits(hidden, Measures().forward, X) == ()
+    monkeypatch.undo()
+    assert misfits(hidden, Measures().forward, X) != ()

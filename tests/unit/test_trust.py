@@ -110,15 +110,6 @@ def test_load_trust_adds_keyring_and_files_up(tmp_path):
         assert reader.open_envelope("manifest", KEY, sealed) == PAYLOAD
 
 
-def test_load_trust_takes_revocations_from_keyring_and_config(tmp_path):
-    ours, other = generate(tmp_path, "ci"), "1" * 32
-    revoke(tmp_path, Revocation(key_id=key_id(ours.public_key)))
-    assert set(load_trust("require", keyring=tmp_path, revoked=[other]).revoked) == {
-        key_id(ours.public_key),
-        other,
-    }
-
-
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 SIGNATURES = st.builds(
     Signature,

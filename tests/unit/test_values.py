@@ -146,7 +146,13 @@ def test_collector_goes_on_in_a_child_that_was_forked_meanwhile() -> None:
     with paused():
         child = os.fork()
         if not child:
-            os._exit(0 if gc.isenabled() else 1)
+            is_running = gc.isenabled()
+            gc.disable()  # which is its own to say from now on
+            grandchild = os.fork()
+            if not grandchild:
+                os._exit(gc.isenabled())
+            _, status = os.waitpid(grandchild, 0)
+            os._exit(0 if is_running and not status else 1)
         _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0
 

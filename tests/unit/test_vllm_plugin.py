@@ -330,17 +330,6 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[Any, An
     return lambda name: Node(tmp_path / name, str(tmp_path / "store"), monkeypatch)
 
 
-def test_new_node_with_other_paths_compiles_nothing(node):
-    cold = node("first").start()
-    assert (cold.outcome, cold.why) == ("compiled", "there is no store yet")
-    assert "published 3 files" in cold.published  # text, index and the plugin's note
-    second = node("elsewhere/second")
-    warm = second.start()
-    assert (warm.outcome, warm.source, second.num_compiled) == ("loaded", "store", 0)
-    assert "first" not in second.index.read_text()
-    assert second.start().source == "disk"
-
-
 def test_secret_among_the_variables_is_stored_as_a_digest(node, monkeypatch, tmp_path):
     (tmp_path / "vllm_ascend" / "more.py").write_text('os.environ.get("ASCEND_TOKEN")')
     monkeypatch.setenv("ASCEND_TOKEN", "sesame")
@@ -417,15 +406,6 @@ def test_variable_that_names_a_place_of_this_machine_is_no_miss(node, monkeypatc
     node("first").start()
     monkeypatch.setenv("HCCL_SO_PATH", "/elsewhere/libhccl.so")
     assert node("second").start().outcome == "loaded"
-
-
-def test_unsigned_graphs_are_never_laid_out_where_signatures_are_required(node):
-    node("first").start()
-    strict = node("strict")
-    there = strict.start(trust="require")
-    assert (there.outcome, strict.num_compiled) == ("compiled", 1)
-    assert "unsigned" in there.why
-    assert "not published" in there.published
 
 
 def test_unsigned_graphs_on_this_disk_are_put_aside_where_signatures_are_required(node):

@@ -16,13 +16,8 @@ from warmrank.inference import readable_cache, set_dim_gears
 from warmrank.worker.runtime.function import CachedFunction
 
 __all__ = [
-    "CacheBackend",
-    "CompiledModel",
-    "ModelCacheSaver",
-    "cache_compile",
-    "readable_cache",
-    "set_dim_gears",
-]
+    "CacheBackend", "CompiledModel", "ModelCacheSaver", "cache_compile", "readable_cache", "set_dim_gears",
+]  # fmt: skip
 cache_compile = partial(inference.cache_compile, on_recompile="abandon")
 
 

@@ -126,14 +126,18 @@ def _importing(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def instead_of_torch_compile(vendor: Vendor, take: Callable[..., Any]) -> Iterator[None]:
-    """Let TorchAir's cache compiler call ``take`` for ``torch.compile``.
+    """Let TorchAir's cache compiler call ``take`` for ``torch.compile``, in this thread.
 
     TorchAir hands it the method and its own backend; with them this package traces once, for both.
     torch itself stays as it is: other threads look for patches of it meanwhile.
     """
-    names = vars(vendor.cache)
+    names, thread = vars(vendor.cache), threading.get_ident()
+
+    def called(*args: Any, **options: Any) -> Any:  # others may use TorchAir without this package
+        return (take if threading.get_ident() == thread else torch.compile)(*args, **options)
+
     with _PATCHING:
-        names["torch"] = SimpleNamespace(**{**vars(torch), "compile": take})
+        names["torch"] = SimpleNamespace(**{**vars(torch), "compile": called})
         try:
             yield
         finally:

@@ -37,7 +37,9 @@ _IN_C = frozenset(
     {types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
      types.GetSetDescriptorType, types.MemberDescriptorType}
 )  # fmt: skip
-_NO_FUNCTIONS = frozenset({str, int, bool, type(None), tuple})
+_NO_FUNCTIONS = frozenset({str, int, float, bool, type(None), tuple, list, dict, set})
+# Whose decorators run a context around a function, such as casts, or code of the user's.
+_DECORATORS = frozenset({"contextlib", "torch.amp.autocast_mode", "torch.utils._contextlib"})
 _COMPARED_ELSEWHERE = frozenset({"torch", "torch.nn.parameter"})
 # Members of ``nn.Module`` that its source gives a second name.
 _SECOND_NAMES = frozenset({("forward", "_forward_unimplemented"), ("__call__", "Module._wrapped_call_impl")})
@@ -237,17 +239,18 @@ def patches(holder: Any) -> list[tuple[str, Any]]:
     prefix = f"{holder.__qualname__}." if isinstance(holder, type) else ""
     found = []
     for name, value in vars(holder).items():
-        kind, place = value.__class__, prefix + name
-        if kind in _NO_FUNCTIONS:
-            continue
-        if kind in _IN_C:  # most are
+        kind = value.__class__
+        if kind is types.BuiltinFunctionType or kind in _IN_C:  # most are
             own = value.__name__ == name
-        elif kind is types.FunctionType and value.__code__.co_qualname == place and not value.__dict__:
+        elif kind in _NO_FUNCTIONS:
+            continue
+        elif kind is types.FunctionType and value.__code__.co_qualname == prefix + name:
             own = str(value.__globals__.get("__name__")).startswith("torch.") or not is_users(value)
         elif isinstance(value, type):
             own = name in (value.__name__, "Storage")  # of the default type, which is a condition of its own
         else:
-            own = isinstance(value, types.ModuleType) or _stands_there(holder, name, value, place)
+            is_constant = isinstance(value, types.ModuleType) or kind.__module__ == "torch"  # such as dtypes
+            own = is_constant or _stands_there(holder, name, value, prefix + name)
         if not own:
             found.append((name, value))
     return sorted(found, key=itemgetter(0))
@@ -256,13 +259,17 @@ def patches(holder: Any) -> list[tuple[str, Any]]:
 def _stands_there(holder: Any, name: str, value: Any, place: str) -> bool:
     """True if a source has a value under this name; or a decorator, torch or torch_npu put it there."""
     found = list(layers(value))
-    if any(map(is_users, found)):
+    if any(is_users(layer) or _runs_context(layer) for layer in found):
         return False
     if isinstance(found[-1], types.FunctionType):
         qualname, module = found[-1].__code__.co_qualname, globals_module(found[-1]) or ""
         elsewhere = isinstance(holder, type) and package_of(module) != package_of(holder.__module__)
         return qualname == place or "<locals>" in qualname or elsewhere or (name, qualname) in _SECOND_NAMES
     return bool(getattr(value, "__name__", name) == name)
+
+
+def _runs_context(layer: Any) -> bool:
+    return isinstance(layer, types.FunctionType) and globals_module(layer) in _DECORATORS
 
 
 def is_users(value: Any) -> bool:

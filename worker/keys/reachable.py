@@ -55,6 +55,13 @@ def reachable_digest(*values: Any, of_state: bool = True) -> str:
     return digest_of_texts(text for value in values for text in walk.texts(value))
 
 
+def reached(*values: Any, of_state: bool = True) -> list[Any]:
+    """The objects of whose content `reachable_digest` tells."""
+    walk = _Walk(of_state=of_state)
+    deque((text for value in values for text in walk.texts(value)), maxlen=0)
+    return walk.reached
+
+
 def functions_of_file(module: types.ModuleType, file: str) -> list[Any]:
     """Names in the code of a module's file, for functions that no name leads to."""
     try:
@@ -76,6 +83,7 @@ class _Walk:
 
     def __init__(self, *, of_state: bool) -> None:
         self._of_state = of_state
+        self.reached: list[Any] = []  # whose content is told
         self._seen: dict[int, Any] = {}  # held, or another object might get the identity of one
         self._read: set[tuple[int, frozenset[str]]] = set()
 
@@ -86,6 +94,7 @@ class _Walk:
 
     def texts(self, value: Any) -> Iterator[str]:
         if isinstance(value, functools.partial):
+            self.reached.append(value)
             yield "partial"
             yield from self._all((value.func, *value.args))
             for name, part in sorted(value.keywords.items()):
@@ -116,6 +125,7 @@ class _Walk:
     def _container(self, value: Any) -> Iterator[str]:
         if not self._of_state and not isinstance(value, tuple | frozenset):
             return
+        self.reached.append(value)
         yield f"{type(value).__name__} of {len(value)}"
         if not self._first_time(value):
             return
@@ -131,12 +141,15 @@ class _Walk:
         """The class, and what the object holds, as far as that can be read."""
         kind = type(value)
         yield from self._class(kind)
+        if isinstance(value, torch.Tensor):
+            self.reached.append(value)
         if kind.__module__ in ("torch", "torch._ops") or not self._first_time(value):
             return
         if isinstance(value, logging.Logger) or not self._of_state:
             return  # a logger's level and handlers change what is told, not what is made
         if is_cached_function(value):
             return  # what it has loaded changes with each call
+        self.reached.append(value)
         if isinstance(value, torch.Tensor):
             held = value.detach().cpu().tolist() if value.device.type != "meta" else list(value.shape)
             yield hashlib.sha256(repr(held).encode()).hexdigest()
@@ -145,9 +158,9 @@ class _Walk:
         if hasattr(kind, "tobytes"):
             yield hashlib.sha256(value.tobytes()).hexdigest()
         # A text with an address, or of a class that may print a set, differs between processes.
-        elif _is_fixed(kind.__module__) and not re.search(_ADDRESS, text := repr(value)):
+        elif is_fixed(kind.__module__) and not re.search(_ADDRESS, text := repr(value)):
             yield text
-        if not _is_fixed(kind.__module__) or isinstance(value, torch.nn.Module):
+        if not is_fixed(kind.__module__) or isinstance(value, torch.nn.Module):
             yield from self._attributes(value)
         elif len(wrapped := [*layers(value)]) > 1:
             yield from self._all(wrapped[1:])
@@ -163,8 +176,9 @@ class _Walk:
 
     def _class(self, cls: type) -> Iterator[str]:
         """Bases, methods, and values of a class that no version pins."""
+        self.reached.append(cls)
         yield f"class {cls.__module__}.{cls.__qualname__} {_version(cls.__module__)}"
-        if _is_fixed(cls.__module__) or not self._first_time(cls):
+        if is_fixed(cls.__module__) or not self._first_time(cls):
             return
         yield from self._all(cls.__bases__)
         for name, member in sorted(vars(cls).items()):
@@ -181,8 +195,9 @@ class _Walk:
         yield f"function {function.__module__}.{function.__qualname__} {version}"
         if not self._first_time(function):
             return
+        self.reached.append(function)
         cells = [_content(cell) for cell in function.__closure__ or ()]
-        if _is_fixed(globals_module(function)):
+        if is_fixed(globals_module(function)):
             # A wrapper of torch's; what it wraps may be the user's.
             yield from self._all(cell for cell in cells if isinstance(cell, types.FunctionType))
             return
@@ -207,17 +222,18 @@ class _Walk:
     def _of_module(self, module: types.ModuleType, names: frozenset[str]) -> Iterator[str]:
         """A module's file, and the present values of what code names in it."""
         yield from self._module(module)
-        if not _is_fixed(module.__name__) and (id(module), names) not in self._read:
+        if not is_fixed(module.__name__) and (id(module), names) not in self._read:
             self._read.add((id(module), names))
             yield from self._named(vars(module), names)
 
     def _module(self, module: types.ModuleType) -> Iterator[str]:
+        self.reached.append(module)
         yield f"module {module.__name__} {_version(module.__name__)}"
-        if not _is_fixed(module.__name__) and self._first_time(module):
+        if not is_fixed(module.__name__) and self._first_time(module):
             yield file_digest(module) or "no file"
 
 
-def _is_fixed(name: str | None) -> bool:
+def is_fixed(name: str | None) -> bool:
     """True if a version fixes a module's code: one in the environment's fingerprint, or its package's own."""
     return is_pinned_module(name) or bool(_version(name or ""))
 
@@ -265,14 +281,25 @@ def _content(cell: types.CellType) -> Any:
 
 def operator_digest(name: str, overload: Any) -> str:
     """Digest of what an operator does in Python while a graph is lowered; empty if that is nothing."""
+    lowering, body = _code_of(name, overload)
+    if not lowering and not body:
+        return ""
+    # The body runs on the device, where it may keep what it likes from call to call.
+    return reachable_digest(*lowering) + reachable_digest(*body, of_state=False)
+
+
+def reached_by_operator(name: str) -> list[Any]:
+    """`reached` of what the digest of an operator is about."""
+    lowering, body = _code_of(name, operators.find(name))
+    return reached(*lowering) + reached(*body, of_state=False)
+
+
+def _code_of(name: str, overload: Any) -> tuple[list[Any], list[Any]]:
+    """What runs while a graph is lowered, and the body, if there is one."""
     lowering: list[Any] = []
     for item in operators.lowering_code(name, overload):
         lowering += [item[0], functions_of_file(*item)] if isinstance(item, tuple) else [item]
-    body = operators.body_of(name)
-    if not lowering and body is None:
-        return ""
-    # The body runs on the device, where it may keep what it likes from call to call.
-    return reachable_digest(*lowering) + reachable_digest(*([] if body is None else [body]), of_state=False)
+    return lowering, [body for body in (operators.body_of(name),) if body is not None]
 
 
 def changed_operator(name: str, module: str, digest: str) -> str:

@@ -91,18 +91,18 @@ def request(module: torch.nn.Module, options: CacheOptions, engine: Engine) -> R
     return Request(components=components, key=key_of(components)[:_KEY_CHARS], engine=engine)
 
 
-def code_in_options(options: CacheOptions) -> tuple[str, ...]:
-    """Digests of the functions in the options that run in a compile, with the state they read; () for none.
+def functions_in_options(options: CacheOptions) -> list[Any]:
+    """Functions in the options that run in a compile.
 
     No call of compiled code runs them, so no condition of an artifact is about what they read.
     """
-    found = []
-    for _, _, value in changed(options.config):
-        if callable(value):
-            found = [_config(options.config)]
-    if options.custom_decompositions:
-        found.append(_decompositions(options.custom_decompositions))
-    return tuple(found)
+    of_config = [value for _, _, value in changed(options.config) if callable(value)]
+    return [*of_config, *options.custom_decompositions.values()]
+
+
+def code_in_options(options: CacheOptions) -> tuple[str, ...]:
+    """Digests of these functions, with the state they read."""
+    return _config(options.config), _decompositions(options.custom_decompositions)
 
 
 def _of_kernels(engine: Engine, options: CacheOptions) -> dict[str, str]:

@@ -39,6 +39,9 @@ def propose(units: Sequence[RankUnit], planned: Iterable[PlannedCapture]) -> tup
             continue
         try:
             unit, one, _ = _planned(entry.signature, units)
+        except LookupError as reason:  # only other ranks have it
+            _log.debug(_NOT_IN_ADVANCE, entry.function, reason)
+            continue
         except ValueError as reason:
             _log.info(_NOT_IN_ADVANCE, entry.function, reason)
             continue
@@ -111,12 +114,12 @@ def _proposal(unit: RankUnit, signature: str, shapes: Shapes, *, planned: bool) 
 def _planned(signature: str, units: Sequence[RankUnit]) -> tuple[RankUnit, Shapes, tuple[object, ...]]:
     """The call whose artifact an entry of a plan is of, the shapes, and inputs of these, made of the call's.
 
-    Raises `ValueError`: it cannot be captured here; says why.
+    Raises `LookupError`: no call has this artifact; `ValueError`: it cannot be captured here; says why.
     """
     digest, shapes = parse(signature)
     unit = next((unit for unit in units if unit.variant is not None and _artifact(unit) == digest), None)
     if unit is None:
-        raise ValueError(f"it has artifact {digest[:12]}")
+        raise LookupError(f"it has artifact {digest[:12]}")
     variant = unit.bound()
     inputs = inputs_for(shapes, variant.runner.layout, variant.inputs_of(unit.call.args, unit.call.kwargs))
     if isinstance(inputs, str):

@@ -28,7 +28,12 @@ from typing import Any
 
 import torch
 
-from warmrank.worker.keys.code import digested_bases, digested_functions, is_pinned_module
+from warmrank.worker.keys.code import (
+    digested_bases,
+    digested_functions,
+    globals_module,
+    is_pinned_module,
+)
 from warmrank.worker.runtime.check import MISSING
 from warmrank.worker.torch_private.warm import OPERATORS, OperatorNamespace
 
@@ -212,11 +217,11 @@ def of_class(cls: type, known: dict[type, Watches]) -> Watches:
     bases = tuple(digested_bases(cls))
     for base in bases:
         if base not in known:
-            known[base] = _together(map(of_function, digested_functions(base)))
-    return _together([watches, *map(known.__getitem__, bases)])
+            known[base] = together(map(of_function, digested_functions(base)))
+    return together([watches, *map(known.__getitem__, bases)])
 
 
-def _together(parts: Iterable[Watches]) -> Watches:
+def together(parts: Iterable[Watches]) -> Watches:
     """All of several watches; None if one of them cannot be made."""
     watches: list[tuple[str, Any]] = []
     for part in parts:
@@ -249,7 +254,42 @@ def of_function(function: FunctionType) -> Watches:
     if function.__kwdefaults__ is not None:
         watches.append(("dict", function.__kwdefaults__))
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
-    return _together([watches, *map(_of_default, defaults)])
+    return together([watches, *map(_of_default, defaults)])
+
+
+def of_reached(values: Iterable[Any]) -> Watches:
+    """Watches of what a digest tells of objects that `worker.keys.reachable` reached."""
+    return together(map(_of_content, values))
+
+
+def _of_content(value: Any) -> Watches:
+    from warmrank.worker.keys.reachable import is_fixed
+
+    if isinstance(value, FunctionType):
+        watches: list[tuple[str, Any]] = [("cell", cell) for cell in value.__closure__ or ()]
+        if not is_fixed(globals_module(value)):
+            watches += [("dict", value.__globals__), *((kind, value) for kind in _OF_FUNCTION.values())]
+            watches += [("dict", value.__kwdefaults__)] if value.__kwdefaults__ is not None else []
+        return watches  # defaults are reached, too
+    if isinstance(value, ModuleType):
+        return [] if is_fixed(value.__name__) else [("dict", vars(value))]
+    if isinstance(value, type):
+        return [] if is_fixed(value.__module__) else [("class", value)]
+    if type(value) is functools.partial:
+        return [("dict", value.keywords)]
+    if isinstance(value, (dict, MappingProxyType, *_LISTED, *_FROZEN)):
+        ordered: Watches = [(MEMBERS, value)] if isinstance(value, collections.OrderedDict) else []
+        return together([_of_item(value), ordered])
+    own, kind = _namespace(value), type(value)
+    if own is None or isinstance(value, torch.Tensor) or hasattr(kind, "tobytes"):
+        return None
+    # Of one of a fixed class its text counts, which may be that of anything that it holds.
+    held = (item for name, item in own.items() if name != "__annotations__")
+    is_plain = all(is_constant(item) or isinstance(item, FunctionType | type) for item in held)
+    has_slots = any(vars(base).get("__slots__") for base in kind.__mro__)
+    if has_slots or (is_fixed(kind.__module__) and not is_plain):
+        return None
+    return [("type", value), ("namespace", value), ("dict", own)]
 
 
 def _of_default(value: Any) -> Watches:

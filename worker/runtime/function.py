@@ -14,7 +14,6 @@ import logging
 import sys
 import threading
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import MethodType
@@ -27,7 +26,7 @@ from warmrank.worker.configs.compiler_config import CacheOptions, LaunchDefaults
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Site, check_choice, engine_for, engine_named
 from warmrank.worker.errors import ArtifactCorrupt, NotPortable, StateChanged, WorkerError
-from warmrank.worker.keys.request import Request, code_in_options, request
+from warmrank.worker.keys.request import Request, request
 from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.find import (
     Found,
@@ -415,7 +414,7 @@ class CachedFunction:
                 backend=backend_for(kind),
                 guards=self._guards,
                 on_gear_miss=self.options.on_gear_miss,
-                code_in_options=partial(code_in_options, self.options),
+                options=self.options,
             )
         self._variants.insert(0, variant)
         return variant

@@ -21,18 +21,19 @@ import functools
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 
-from warmrank.worker.keys.code import forget_types, function_digest, layers, type_name
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.keys.code import forget_types, function_digest, layers, patches, type_name
 from warmrank.worker.runtime import asked, depends
 from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource
 from warmrank.worker.runtime.check import MISSING, node_values, take_step
 from warmrank.worker.runtime.per_call import nodes_of, per_call_nodes, with_parents
-from warmrank.worker.runtime.sources import changed, holder_of
+from warmrank.worker.runtime.sources import changed, holder_of, of_users
 from warmrank.worker.torch_private.unchanged import Key, Watched
 from warmrank.worker.torch_private.warm import Metadata
 
@@ -228,6 +229,10 @@ class _Collector:
             elif source.kind != "file" and not self._use(_watches(source)):
                 # A file's text changes nothing in a process that has read it.
                 self._predicate(("source", id(source)), functools.partial(_is_as_traced, source))
+            elif source.kind == "operator":
+                from warmrank.worker.torch_private.operators import registered
+
+                self._predicate(("operator", id(source)), registered(source.name))
         if calls := self._guards.asked:
             self._predicate(("asked", 0), asked.watch(calls))
 
@@ -259,6 +264,43 @@ class _Collector:
             self._predicate(("function", id(function)), lambda: function_digest(function) == known)
 
 
+class Unchanged:
+    """Says whether a digest of functions is what it was; quickly, while nothing that they reach changes."""
+
+    __slots__ = ("_digest", "_functions", "_known", "_looks", "_members", "_watched")
+
+    def __init__(self, digest: Callable[[], Any], functions: Sequence[Any]) -> None:
+        self._digest, self._functions = digest, functions
+        self._known = digest()
+        self._looks = 0
+        self._watched: Watched | None = None
+        self._members: list[tuple[Any, list[Any]]] = []
+
+    def holds(self) -> bool:
+        """True if it is."""
+        is_watched = self._watched is not None and self._watched.same()
+        if is_watched and all(_has_members(held, [*map(id, known)]) for held, known in self._members):
+            return True
+        self._watched = None
+        if self._looks <= _MAX_CHANGES:  # else something changes on every call
+            self._looks += 1
+            self._watched = self._watch()  # before the digest: a change in between shows on the next call
+        if self._digest() == self._known:
+            return True
+        self._watched = None
+        return False
+
+    def _watch(self) -> Watched | None:
+        from warmrank.worker.keys.reachable import reached
+
+        watches = depends.of_reached(reached(*self._functions))
+        if watches is None:
+            self._looks = sys.maxsize
+            return None
+        self._members = [(value, list(value)) for kind, value in watches if kind == depends.MEMBERS]
+        return Watched(watch for watch in watches if watch[0] != depends.MEMBERS)
+
+
 def _has_members(container: Any, known: list[int]) -> bool:
     return [*map(id, container)] == known
 
@@ -268,10 +310,23 @@ def _is_as_traced(source: TracedSource) -> bool:
 
 
 def _watches(source: TracedSource) -> depends.Watches:
-    if source.kind == "patches":
-        holder = holder_of(source.module, source.name)
-        return [("class", holder)] if isinstance(holder, type) else [("dict", vars(holder))]
-    return [("dict", vars(sys.modules[source.module]))] if source.kind == "builtins" else None
+    """Watches of all that a source's digest tells of."""
+    if source.kind == "builtins":
+        return [("dict", vars(sys.modules[source.module]))]
+    if source.kind == "operator":
+        from warmrank.worker.keys.reachable import reached_by_operator
+
+        try:
+            return depends.of_reached(reached_by_operator(source.name))
+        except NotPortable:
+            return None
+    holder = holder_of(source.module, source.name)
+    own: depends.Watches = [("class", holder)] if isinstance(holder, type) else [("dict", vars(holder))]
+    if users := of_users(patches(holder)):
+        from warmrank.worker.keys.reachable import reached
+
+        own = depends.together((own, depends.of_reached(reached(*users))))
+    return own
 
 
 def _safe(predicate: Predicate) -> Predicate:

@@ -76,12 +76,16 @@ def patches_digest(holder: Any) -> str:
     """Digest of others' functions in a class or module of torch, and of torch's own under other names."""
     found = patches(holder)
     names = [f"{name}={place_of(value)}" for name, value in found]
-    users = [item for item in found if any(map(is_users, layers(item[1])))]
-    if users:
+    if users := of_users(found):
         from warmrank.worker.keys.reachable import reachable_digest
 
         return reachable_digest(*names, *users)
     return digest_of_texts(names)
+
+
+def of_users(found: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Those patches that no version fixes."""
+    return [item for item in found if any(map(is_users, layers(item[1])))]
 
 
 def shadowed(module: ModuleType, names: str) -> str:

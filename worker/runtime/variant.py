@@ -9,12 +9,14 @@ import itertools
 import json
 import marshal
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from warmrank.worker.engines import Site, engine_named
+from warmrank.worker.keys.request import code_in_options, functions_in_options
 from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.artifact import MUTATED, NUMBER, Frame, corrupt, readable
 from warmrank.worker.runtime.check import argument_names, text
@@ -23,10 +25,11 @@ from warmrank.worker.runtime.find import StoredArtifact, function_of
 from warmrank.worker.runtime.runner import CaptureOptions, runner_for
 
 if TYPE_CHECKING:
-    from warmrank.worker.configs.compiler_config import GuardMode, OnGearMiss
+    from warmrank.worker.configs.compiler_config import CacheOptions, GuardMode, OnGearMiss
     from warmrank.worker.devices.port import DeviceBackend
     from warmrank.worker.gears.rules import GearedRunner
     from warmrank.worker.runtime.call_guards import CallGuards
+    from warmrank.worker.runtime.snapshot import Unchanged
 
 # A constant that marshal cannot hold: this, and its JSON.
 PLACEHOLDER = "__warmrank_constant__"
@@ -35,7 +38,7 @@ PLACEHOLDER = "__warmrank_constant__"
 class Variant:
     """A loaded artifact, bound to the method of ``site``.
 
-    ``code_in_options`` gives `worker.keys.request.code_in_options` of the present moment.
+    ``options`` are those of the function, for the code in them.
 
     Attributes:
         stored: the artifact.
@@ -53,7 +56,7 @@ class Variant:
         backend: DeviceBackend,
         guards: GuardMode,
         on_gear_miss: OnGearMiss = "error",
-        code_in_options: Callable[[], tuple[str, ...]] = tuple,
+        options: CacheOptions,
     ) -> None:
         artifact, facts = stored.artifact, stored.artifact.facts
         self.stored = stored
@@ -69,8 +72,9 @@ class Variant:
         self.runner = runner_for(engine, graph, facts, backend, CaptureOptions.of(site.config))
         self.device_kind = backend.kind
         self.ambient = ambient.snapshot(backend.kind)
-        self._known_code = code_in_options()
-        self._code_in_options = code_in_options if self._known_code and guards == "always" else None
+        self._functions = functions_in_options(options) if guards == "always" else []
+        self._digest = partial(code_in_options, options)
+        self._code: Unchanged | None = None
         self._guards: CallGuards | None = None
         self._guard_options = guards, on_gear_miss
         self._geared: GearedRunner | None = None
@@ -105,7 +109,7 @@ class Variant:
 
     def code_changed(self) -> bool:
         """True if a compile would now use other decompositions or passes than this artifact."""
-        return self._code_in_options is not None and self._code_in_options() != self._known_code
+        return self._code is not None and not self._code.holds()
 
     def settled_positions(self, asked: Collection[int]) -> tuple[int, ...]:
         """The graph's tensors whose conditions no call checks, because no call brings them."""
@@ -126,8 +130,10 @@ class Variant:
         if self._guards is not None or self._guard_options[0] != "always":
             self.guards.settle()
             asked = self.guards.asked
-        if self._code_in_options is not None:
-            self._known_code = self._code_in_options()
+        if self._functions:
+            from warmrank.worker.runtime.snapshot import Unchanged
+
+            self._code = Unchanged(self._digest, self._functions)
         self.runner.due = self.settled_positions(asked)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

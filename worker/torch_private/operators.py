@@ -15,7 +15,7 @@ import functools
 import importlib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -263,6 +263,17 @@ def lowering_code(name: str, overload: Any) -> Iterator[Any]:
             yield sys.modules[module], file
 
 
+def registered(name: str) -> Callable[[], bool]:
+    """A function that says whether an operator is the one that it is now, with the same code in Python."""
+
+    def code() -> list[Any]:
+        overload = find(name)
+        return [overload, body_of(name), *lowering_code(name, overload)]
+
+    known = code()
+    return lambda: code() == known
+
+
 def _is_pinned(function: Any) -> bool:
     return is_pinned_module(getattr(function, "__module__", None))
 
@@ -271,8 +282,13 @@ def _module_at(file: str, operator: str) -> str:
     """The module of a file; empty for one in C++."""
     if not file.endswith(".py") and not file.startswith("<"):
         return ""
-    module = modules_by_file().get(file)
+    module = _modules.get(file)
+    if module is None or sys.modules.get(module.__name__) is not module:  # which takes milliseconds to find
+        module = _modules[file] = modules_by_file().get(file)
     return _importable("" if module is None else module.__name__, operator, file)
+
+
+_modules: dict[str, Any] = {}  # by their files, as they were found last
 
 
 def _importable(module: str, operator: str, file: str = "") -> str:

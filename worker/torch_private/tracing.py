@@ -132,7 +132,6 @@ Built = TypeVar("Built")
 _KEPT_NAMES = re.compile(
     r"^(___|__(builtins_dict|compiled_fn|resume_at_|import_|object_|warmrank_))|_\d+_c\d+$"
 )
-# Dynamo's settings, and what is patched here while it traces, belong to the whole process.
 # How switches of the process are set, by their names in `warm.SETTINGS`; Dynamo puts the others back itself.
 _SETTERS: dict[str, Callable[..., None]] = {
     "flash attention": torch._C._set_sdp_use_flash,
@@ -149,6 +148,7 @@ _SETTERS: dict[str, Callable[..., None]] = {
     "tf32 cudnn": torch._C._set_cudnn_allow_tf32,
     "float32 matmul precision": torch.set_float32_matmul_precision,
 }
+# Dynamo's settings, and what is patched here while it traces, belong to the whole process.
 _LOCK = threading.RLock()
 
 

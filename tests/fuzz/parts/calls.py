@@ -224,6 +224,30 @@ _MEMORY = {
     "without capture": _row("compiled ran", TWO, "y = x * 2", configure="config.debug.run_eagerly = True"),
     "beyond the capture limit": _row("compiled ran ran ran", _rows(2, 3, 4, 2), "y = x * 2", configure="config.debug.aclgraph.static_capture_size_limit = 1"),
     "cloned outputs": _row("compiled ran", TWO, "return x * 2, x[0]", configure="config.debug.aclgraph.enable_output_clone = True"),
+    "arguments of every kind": _row(
+        "compiled ran", TWO,
+        "y = x.to(torch.float64, memory_format=torch.contiguous_format)\ny = y.clamp(min=-math.inf, max=1e300).sum(dim=[0, -1], keepdim=True)\n"
+        "y = (y + torch.full((2, 3), math.inf, dtype=torch.float64, device='cpu')).nan_to_num(nan=0.5)\n"
+        "picked = torch.cat([x, x], 1)[:, None, ..., ::2][torch.tensor([0, 1])]\ny = y + picked.mean() + torch.zeros_like(x, layout=torch.strided)[0, 0]",
+    ),
+    "complex constants": _row("compiled", "[a(torch.tensor([1 + 2j, -3.5 + 0j]))]", "y = torch.stack([x * 2 + 1j, x + complex(float('nan'), -0.0), x - complex(float('inf'), 2)])"),
+    "integers beside complex numbers": _row("compiled", "[a(torch.arange(6))]", "return x * 1j, (x * 1j + x).abs(), (x > 2) * 2j, x + 1"),
+    # Their variants with ``out`` use it as scratch, or resize it.
+    "losses": _row(
+        "compiled ran ran ran", "[a(N(5, 5, seed=seed).sigmoid(), N(5, 5, seed=seed + 9).sigmoid()) for seed in range(4)]",
+        "names = ('binary_cross_entropy', 'huber_loss', 'mse_loss', 'smooth_l1_loss', 'l1_loss')\n"
+        "return [getattr(F, name)(x, wanted, reduction=kind) for name in names for kind in ('mean', 'sum', 'none')]", params="wanted",
+    ),
+    "kernels that weights with gradients select": _row("compiled ran ran", "[a(torch.arange(30.0).reshape(2, 3, 5) * 1.1) for _ in range(3)]", "y = self.projection(x.transpose(1, 2))", init="self.projection = nn.Linear(3, 5)"),
+    "running statistics": _row(
+        "compiled ran ran ran", "[a(N(3, 4, 6, seed=seed)) for seed in range(4)]", "y = self.other(self.norm(x))",
+        init="self.norm, self.other = nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)",
+    ),
+    "views by place in the storage": _row("compiled ran ran ran", "[a(N(32)[start : start + 16]) for start in (0, 0, 4, 8)]", "y = x.as_strided((2, 2), (2, 1), 1) + 1"),
+    "inputs over one block of memory": _row(
+        "compiled ran ran", "[(lambda block: a(torch.from_numpy(block[:4]), torch.from_numpy(block[2:6])))(np.arange(8.0, dtype=np.float32)) for _ in range(3)]",
+        "x.add_(1)\ny = b * 2", params="b",
+    ),
     "calls what exec made": _row("compiled", ONE, "y = self.made(x)", top="SCOPE: dict = {}\nexec('def made(x): return x * 2', SCOPE)", init="self.made = SCOPE['made']"),
 }  # fmt: skip
 _REFUSED = {
@@ -233,7 +257,69 @@ _REFUSED = {
     "asks for its base": _refused("NotPortable", "y = x * 2 if x._base is None else x._base * 3"),
     "draws numbers": _refused("RandomOp", "y = x + torch.rand_like(x)"),
     "breaks the graph": _refused("GraphBreak", "y = x * 2 if x.sum() > 0 else x"),
+    "writes in a branch": _refused("GraphBreak", "y = torch.cond(x.sum() > 0, lambda v: v.add_(1) * 2, self.layer, (x,))", init=_LINEAR),
+    "prints by an operator": _refused("NotPortable", "torch.ops.higher_order.print('{}', x.sum())\ny = x * 2"),
 }  # fmt: skip
+_SIGNS = "[a(N(5, 4) * sign) for sign in (1, -1, 1)]"
+_QUERY = "[a(N(1, 2, 128, 16) * sign) for sign in (1, -1, 1)]"
+_HIGHER = """\
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as mapped
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.utils.checkpoint import checkpoint
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+    @staticmethod
+    def backward(ctx, *grads):
+        return grads[0] * 2
+@torch.compiler.nested_compile_region
+def region(x, layer):
+    return torch.relu(layer(x))
+def causal(_b, _h, row, column):
+    return row >= column
+def nearby(score, _b, _h, row, column):
+    return score - (row - column).abs()
+def stopped(v):
+    with torch.no_grad():
+        fixed = v * 2
+    return (v * fixed).sum()
+BLOCKS = create_block_mask(causal, None, None, 128, 128, device="cpu")
+"""
+_TWO_LAYERS = "self.one, self.two, self.scale = nn.Linear(4, 4), nn.Linear(4, 4), 2.0"
+
+
+def _higher(body: str, calls: str = _SIGNS, **slots: str) -> Called:
+    return _row("compiled ran ran", calls, body, top=_HIGHER, init=_TWO_LAYERS, **slots)
+
+
+HIGHER_ORDER = {
+    "checkpoint": _higher("y = checkpoint(self.inner, x, use_reentrant=False) + 1", fields="def inner(self, x):\n    return self.two(torch.relu(self.one(x))) * self.scale"),
+    "branch on data": _higher("y = torch.cond(x.sum() > 0, self.one, lambda v: self.two(v) * 2, (x,))"),
+    "branch by cond on a size": _higher("y = torch.cond(x.shape[0] > 3, self.one, lambda v: self.two(v) * 2, (x,))"),
+    "while loop": _higher("return while_loop(lambda i, _: i < x.sum(), lambda i, v: (i + 1, self.one(v)), (torch.zeros((), dtype=torch.int64), x))"),
+    "scan": _higher("return scan(lambda carry, row: (carry + row, (carry * row).clone()), torch.zeros(4), x)"),
+    "associative scan": _higher("y = associative_scan(lambda p, q: p + q, x, dim=0, combine_mode='generic')"),
+    "map": _higher("y = mapped(lambda row, weight: row * weight, x, self.one.weight[0])"),
+    "vmap": _higher("return torch.vmap(lambda row: self.one(row) * 2)(x), torch.vmap(torch.vmap(torch.mul))(x, x)"),
+    "gradient": _higher("return torch.func.grad(lambda v: (self.one(v) ** 2).sum())(x), torch.func.grad(stopped)(x)"),
+    "jacobian": _higher("return torch.func.jacrev(torch.sin)(x[0]), torch.func.jvp(torch.sin, (x,), (x,))"),
+    "functional call": _higher("y = torch.func.functional_call(self.one, {'weight': self.one.weight * 2, 'bias': self.one.bias}, (x,))"),
+    "gradient of one's own": _higher("y = Double.apply(x)"),
+    "nested regions": _higher("y = region(region(x, self.one), self.two)"),
+    "flex attention": _higher("y = flex_attention(x, x, x, score_mod=nearby, block_mask=BLOCKS)", _QUERY),
+    "flex attention, masked within": _higher("y = flex_attention(x, x, x, block_mask=create_block_mask(causal, None, None, x.shape[2], x.shape[2], device='cpu'))", _QUERY),
+}  # fmt: skip
+AHEAD = (*HIGHER_ORDER, "complex constants", "integers beside complex numbers")
+"""Programs that are tried in mode max-autotune, too."""
+ON_DATA = ("branch on data", "while loop")
+"""They stay in the graph, which mode max-autotune cannot compile."""
+OF_ONE_HASH_SEED = ("flex attention", "flex attention, masked within")
+"""Processes that hash strings otherwise miss what others compiled of these."""
 _GEARED = "from warmrank.inference import set_dim_gears\ndef geared(x):\n    set_dim_gears(x, {0: [2, 4, 8]})\n    return x"
 _OF_TORCHAIR = {
     "gears": _row("compiled ran ran ran", "[a(geared(N(n, 4))) for n in (2, 4, 8, 4)]", "y = self.layer(x) * 2", top=_GEARED, init=_LINEAR),
@@ -242,4 +328,4 @@ _OF_TORCHAIR = {
     "custom pool": _row("compiled ran", TWO, "y = self.layer(x) * 2", init=_LINEAR, configure="from warmrank import graph_pool_handle\nconfig.aclgraph_config.use_custom_pool = graph_pool_handle()"),
     "variables of a closure": _row("compiled ran", TWO, "y = self.closing(x)", top="def closed(factor, shift):\n    return lambda x: x * factor + shift", init="self.closing = closed(1.5, torch.full((4,), 0.25))"),
 }  # fmt: skip
-CALLED = {**VALUES, **_LIBRARY, **_MEMORY, **_OF_TORCHAIR, **_REFUSED}
+CALLED = {**VALUES, **_LIBRARY, **_MEMORY, **HIGHER_ORDER, **_OF_TORCHAIR, **_REFUSED}

@@ -126,8 +126,7 @@ PROCESS = (
         contexts={"autocast around it": "torch.no_grad(), torch.autocast('cpu', torch.bfloat16)"},
     ),
     part(
-        "process / modes",
-        {"body": "y = torch.sin(y) * 3 + torch.ones_like(y)"},
+        "process / modes", {"body": "y = torch.sin(y) * 3 + torch.ones_like(y)"},
         contexts={
             "function mode": "torch.no_grad(), torch.overrides.BaseTorchFunctionMode()",
             "dispatch mode": "torch.no_grad(), __import__('torch.utils._python_dispatch').utils._python_dispatch.BaseTorchDispatchMode()",
@@ -142,8 +141,7 @@ PROCESS = (
         mutations={"level": "__import__('logging').getLogger('l#').setLevel(10)", "off": "__import__('logging').disable(5)"},
     ),
     part(
-        "process / patched torch",
-        {"body": "y = torch.tanh(y) * 3 + F.gelu(y) + y.abs()"},
+        "process / patched torch", {"body": "y = torch.tanh(y) * 3 + F.gelu(y) + y.abs()"},
         mutations={
             "function of torch": "torch.tanh = torch.sin",
             "function of functional": "F.gelu = lambda y: y * 2",
@@ -151,27 +149,20 @@ PROCESS = (
         },
     ),
     part(
-        "process / environment",
-        {"body": "y = y + int(os.environ.get('FUZZ#', '3'))"},
+        "process / environment", {"body": "y = y + int(os.environ.get('FUZZ#', '3'))"},
         environments={"set": {"FUZZ#": "7"}},
     ),
     part(
-        "process / environment, set",
-        {"body": "y = y + int(os.environ['FUZZ#']) * 3"},
-        environment={"FUZZ#": "2"},
-        environments={"changed": {"FUZZ#": "7"}, "gone": {"FUZZ#": None}},
+        "process / environment, set", {"body": "y = y + int(os.environ['FUZZ#']) * 3"},
+        environment={"FUZZ#": "2"}, environments={"changed": {"FUZZ#": "7"}, "gone": {"FUZZ#": None}},
     ),
     part(
-        "process / environment, getenv",
-        {"body": "y = y + int(os.getenv('FUZZ#', '3'))"},
-        environments={"set": {"FUZZ#": "7"}},
-        mutations={"set later": "os.environ['FUZZ#'] = '9'"},
+        "process / environment, getenv", {"body": "y = y + int(os.getenv('FUZZ#', '3'))"},
+        environments={"set": {"FUZZ#": "7"}}, mutations={"set later": "os.environ['FUZZ#'] = '9'"},
     ),
     part(
-        "process / environment, in",
-        {"body": "y = y + (3 if 'FUZZ#' in os.environ else 4)"},
-        environments={"set": {"FUZZ#": "7"}},
-        mutations={"set later": "os.environ['FUZZ#'] = '9'"},
+        "process / environment, in", {"body": "y = y + (3 if 'FUZZ#' in os.environ else 4)"},
+        environments={"set": {"FUZZ#": "7"}}, mutations={"set later": "os.environ['FUZZ#'] = '9'"},
     ),
     part(
         "process / environment behind a function",

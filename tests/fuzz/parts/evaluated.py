@@ -188,6 +188,10 @@ CONSTANTS = (
     _asks("lone surrogate", "self.d#[self.k#]", "m.k# = 'b'", init="self.k# = chr(0xD800)\nself.d# = {self.k#: 2, 'b': 3}"),
     _asks("largest of tensors", "max(y.sum(), y.sum() + 1)", refused=r"torch\.maximum"),
     _asks("smallest of a single tensor", "min(y.reshape(-1)[:1]) + 2"),
+    # Of regions, Dynamo takes an earlier one's graph for a later one, without conditions of its own.
+    _asks("attribute of a later region", "", "m.q# = nn.Identity()", top="@torch.compiler.nested_compile_region\ndef region#(x, layer):\n    return torch.relu(layer(x))", init="self.p#, self.q# = (nn.Linear(4, 4, dtype=torch.float64) for _ in range(2))", body="y = region#(region#(y, self.p#), self.q#)"),
+    _asks("attribute that a body reads", "", "m.k# = 5", said="k0", init="self.k# = 3", top="from torch.utils.checkpoint import checkpoint", body="y = checkpoint(lambda v: v * self.k#, y, use_reentrant=False)"),
+    part("evaluated / body of a branch", {"helper": "def f#(v):\n    return v * 3", "body": "y = torch.cond(y.sum() > 0, helper.f#, lambda v: v * 2, (y,))"}, sources={"body": {"helper": "def f#(v):\n    return v * 5"}}, said="f0 changed"),
     _asks("NumPy result without dimensions", "", refused="without dimensions", body="return y.numpy().sum()"),
 )  # fmt: skip
 
@@ -305,6 +309,11 @@ TORCH = tuple(
         ("overload by another", "torch.ops.aten.relu.default(y - 2)", "torch.ops.aten.relu.default = torch.ops.aten.sigmoid.default"),
         ("what an overload calls", "torch.ops.aten.relu.default(y - 2)", "torch.ops.aten.relu.default._op = torch.sigmoid"),
         ("property of tensors", "y.T.sum()", "torch.Tensor.T = property(lambda x: x.t() + 1)"),
+        ("method of tensors", "y.abs().sum()", "torch.Tensor.abs = torch.Tensor.neg"),
+        ("operator of tensors", "(y + 1).sum()", "torch.Tensor.__add__ = torch.Tensor.__mul__"),
+        ("function by a partial", "torch.abs(y - 2).sum()", "torch.abs = functools.partial(torch.mul, other=3)"),
+        ("function that another one calls", "F.relu(y - 2).sum()", "torch.relu = torch.sigmoid"),
+        ("method of a layer by another's", "self.n#(y).sum()", "nn.LayerNorm.forward = nn.Identity.forward"),
     )
 )  # fmt: skip
 

@@ -87,8 +87,7 @@ TENSORS = (
             "weights swapped": "m.s#.weight, m.s#.bias = nn.Parameter(m.s#.weight.data * 2), nn.Parameter(m.s#.bias.data + 1)",
             "layer replaced": "m.s# = nn.Linear(4, 4, dtype=torch.float64)",
             "layer replaced by another type": "m.s# = nn.ReLU()",
-            "layer wrapped": "m.s# = nn.Sequential(m.s#, nn.ReLU())",
-            "layer shared": "m.s# = m.first",
+            "layer wrapped": "m.s# = nn.Sequential(m.s#, nn.ReLU())", "layer shared": "m.s# = m.first",
             "hook": "m.s#.register_forward_hook(lambda mod, a, o: o * 2)",
             "pre-hook": "m.s#.register_forward_pre_hook(lambda mod, a: (a[0] + 1,))",
             "hook with keywords": "m.s#.register_forward_hook(lambda mod, a, k, o: o * 2, with_kwargs=True)",
@@ -144,8 +143,7 @@ TENSORS = (
         mutations={"buffer": "m.s#.register_buffer('extra', torch.ones(2, dtype=torch.float64))"},
     ),
     part(
-        "training / own",
-        {"body": "y = y * (3 if self.training else 5)", "after": "m.eval()"},
+        "training / own", {"body": "y = y * (3 if self.training else 5)", "after": "m.eval()"},
         sources={"train": {"after": "m.train()"}},
         mutations={"train": "m.train()", "flag": "m.training = True"},
     ),
@@ -326,7 +324,6 @@ OPERATORS = (
             "body": "y = torch.ops.fuzzlib#.g(y) + 1",
             "options": "custom_decompositions={torch.ops.fuzzlib#.g.default: helper.d#}",
         },
-        sources={"constant": {"conf": "N# = 7"}},
-        mutations={"constant": "conf.N# = 7"},
+        sources={"constant": {"conf": "N# = 7"}}, mutations={"constant": "conf.N# = 7"},
     ),
 )  # fmt: skip
