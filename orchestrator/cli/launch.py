@@ -373,8 +373,10 @@ def follow(
     num_written = num_silent = 0
     try:
         while True:
+            pause_s = poll_s
             try:
                 info = client.get_job_info(job)  # before the log, of which nothing is missed then
+                began_s = time.monotonic()
                 text = client.get_job_logs(job)
             except (RuntimeError, OSError) as error:
                 num_silent += 1
@@ -385,12 +387,13 @@ def follow(
                     ) from error
             else:
                 num_silent = 0
+                pause_s = max(poll_s, 10 * (time.monotonic() - began_s))  # it is the whole log each time
                 write(text[num_written:])
                 num_written = len(text)
                 if info.status.is_terminal():
                     code = job_exit_code(str(info.status), info.driver_exit_code)
                     break
-            time.sleep(poll_s)
+            time.sleep(pause_s)
     except KeyboardInterrupt as stop:
         write(f"\nstopping job {job} ...\n")
         client.stop_job(job)

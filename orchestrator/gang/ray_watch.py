@@ -133,7 +133,7 @@ class Watching:
             node.answered_s += seconds
 
     def failures(self, stage: str, now_s: float) -> tuple[WorkerFailure, ...]:
-        """Every rank that counts as failed now, in order; of one rank, a lost node comes first."""
+        """Every rank that counts as failed now, in order; a lost node counts before all else."""
         found: list[WorkerFailure] = []
         for node in self._nodes.values():
             silent_s, remedy = now_s - node.answered_s, _ENDED_REMEDY
@@ -157,7 +157,8 @@ class Watching:
         stopped_s = self._settings.stopped_s
         held = [rank for rank, since_s in self._stopped_since_s.items() if now_s - since_s >= stopped_s]
         found += failures_on(held, stage, STOPPED, _STOPPED_MESSAGE)
-        return tuple(sorted(found, key=lambda failure: failure.rank))
+        first = {failure.rank: failure for failure in reversed(found)}
+        return tuple(first[rank] for rank in sorted(first))
 
 
 def _is_open(node: _Node, since_s: float | None, now_s: float) -> bool:

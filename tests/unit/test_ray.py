@@ -7,6 +7,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -275,6 +276,14 @@ def followed(client: FakeClient) -> tuple[int, str, str]:
 def test_failed_job_ends_with_the_drivers_own_code_and_its_log_stands_once():
     client = FakeClient(["one\n", "one\ntw", "one\ntwo\n"], ["RUNNING", "RUNNING", "FAILED"], code=3)
     assert followed(client) == (3, "FAILED: as Ray says", "one\ntwo\n")
+
+
+def test_long_log_which_comes_whole_each_time_is_asked_for_less_often(monkeypatch):
+    client, sleep, pauses = FakeClient(["one\n"], ["RUNNING", "SUCCEEDED"]), time.sleep, list[float]()
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    monkeypatch.setattr(client, "get_job_logs", lambda _: sleep(0.02) or "one\n")
+    assert followed(client) == (0, "SUCCEEDED: as Ray says", "one\n")
+    assert pauses[0] >= 0.2
 
 
 def test_job_server_that_is_away_for_a_while_is_waited_for():

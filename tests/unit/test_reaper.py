@@ -411,6 +411,14 @@ def test_node_whose_watch_has_ended_stays_lost_whatever_else_is_heard_of_it() ->
     assert kinds(found, 101.0) == {2: NODE_LOST, 3: NODE_LOST}
 
 
+def test_node_that_is_lost_after_all_its_ranks_were_seen_to_end_is_lost() -> None:
+    found = watching()
+    seen(found, 1, {2: ProcessStatus(state=""), 3: ProcessStatus(state="")}, 100.5)
+    assert kinds(found, 103.5) == {2: DIED, 3: DIED}
+    found.ended(1)
+    assert kinds(found, 103.6) == {2: NODE_LOST, 3: NODE_LOST}
+
+
 def test_rank_that_is_gone_is_waited_for_after_the_error_of_its_peer_until_its_death_is_told() -> None:
     found = watching()
     found.failed(0, 101.0, died=False)
