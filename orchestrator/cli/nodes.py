@@ -74,10 +74,11 @@ def preseed(  # noqa: PLR0913 - options of a command
         raise typer.BadParameter(f"--here and {'--node' if nodes else '--watch'} exclude each other")
     if (for_s is not None or until is not None) and not watch:
         raise typer.BadParameter("--for and --until say when a --watch ends")
+    from warmrank.cache_store.fetch.blobs import FetchOptions
     from warmrank.orchestrator.gang.ray_session import is_this_machine
     from warmrank.orchestrator.nodes import choose, this_node
     from warmrank.orchestrator.seed.on_ray import seed_cluster, watch_cluster
-    from warmrank.orchestrator.seed.seeding import Outcomes, SeedPlan, check_store
+    from warmrank.orchestrator.seed.seeding import Outcomes, SeedPlan, check_store, seed_here
 
     loaded = config.load()
     check_store(loaded)
@@ -90,7 +91,8 @@ def preseed(  # noqa: PLR0913 - options of a command
         choose((this_node(),), plan.wanted)
         here = True
     if here:
-        seeds = _seeded_here(loaded, verify=verify)
+        with fetch_progress() as on_progress:
+            seeds = (seed_here(loaded, options=FetchOptions(reread=verify, on_progress=on_progress)),)
         answer(seeds, render_seeds, as_json=as_json)
         raise typer.Exit(_code_of_seeds(seeds, wanted=1))
     console = output(stderr=True)
@@ -109,14 +111,6 @@ def preseed(  # noqa: PLR0913 - options of a command
             if outcomes.all() and not as_json:  # also when it is stopped
                 output().print(render_seeds(outcomes.all()))
     raise typer.Exit(_code_of_seeds(outcomes.all(), wanted=until or 1))
-
-
-def _seeded_here(config: Config, *, verify: bool) -> tuple[NodeSeed, ...]:
-    from warmrank.cache_store.fetch.blobs import FetchOptions
-    from warmrank.orchestrator.seed.seeding import seed_here
-
-    with fetch_progress() as on_progress:
-        return (seed_here(config, options=FetchOptions(reread=verify, on_progress=on_progress)),)
 
 
 def _code_of_seeds(seeds: Sequence[NodeSeed], *, wanted: int) -> ExitCode:

@@ -224,10 +224,8 @@ def watch_cluster(
         return is_enough or time.monotonic() >= end_s
 
     while not is_over():
-        why, heard_s = (
-            "the process that watches it ended or hangs; Ray ends it without a head",
-            time.monotonic(),
-        )
+        why = "the process that watches it ended or hangs; Ray ends it without a head"
+        heard_s = time.monotonic()
         with _child(config, plan) as child:
             while not is_over() and time.monotonic() - heard_s < _HUNG_S:
                 try:
