@@ -52,8 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marker = item.get_closest_marker("one_in")
         if marker is None or item.get_closest_marker("slow") is not None:
             continue
-        test = item.nodeid.partition("[")[0]
-        if seen[test] % marker.args[0]:
+        test, _, case = item.nodeid.partition("[")
+        if seen[test] % marker.args[0] and case.removesuffix("]") not in marker.kwargs.get("also", ()):
             item.add_marker(pytest.mark.slow)
         seen[test] += 1
 

@@ -257,7 +257,7 @@ _REFUSED = {
     "asks for its base": _refused("NotPortable", "y = x * 2 if x._base is None else x._base * 3"),
     "draws numbers": _refused("RandomOp", "y = x + torch.rand_like(x)"),
     "breaks the graph": _refused("GraphBreak", "y = x * 2 if x.sum() > 0 else x"),
-    "writes in a branch": _refused("GraphBreak", "y = torch.cond(x.sum() > 0, lambda v: v.add_(1) * 2, self.layer, (x,))", init=_LINEAR),
+    "writes in a branch": _refused("NotPortable", "y = torch.cond(x.sum() > 0, lambda v: v.add_(1) * 2, self.layer, (x,))", init=_LINEAR),
     "prints by an operator": _refused("NotPortable", "torch.ops.higher_order.print('{}', x.sum())\ny = x * 2"),
 }  # fmt: skip
 _SIGNS = "[a(N(5, 4) * sign) for sign in (1, -1, 1)]"
