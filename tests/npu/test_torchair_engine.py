@@ -30,17 +30,13 @@ MODES = ("reduce-overhead", "npugraph_ex")
 REFUSED = (
     "cloned outputs", "device with an index", "dtype as an input", "inputs over one block of memory",
     "overlapping inputs", "returns its own tensors", "returns views of its input", "strides of an input",
-    "telling",
+    "telling", "views by place in the storage",
 )  # fmt: skip
 """Programs of the table that TorchAir cannot keep, most because an output is a view of an input."""
 OTHERWISE = ("KV cache", "last column", "made of sizes", "recurrent")
 """What TorchAir's own passes make something else of, or raise at."""
-WRONG = {
-    "replaces a buffer": "captured ahead, it forgets what it wrote to the module",
-    "views by place in the storage": "as_strided looks at the copy of an input",
-}
 FITTING = [
-    pytest.param(name, marks=pytest.mark.xfail(reason=WRONG[name]) if name in WRONG else ())
+    name
     for name, each in CALLED.items()
     if not each.refused and name not in (*REFUSED, *OTHERWISE, *HIGHER_ORDER)
 ]

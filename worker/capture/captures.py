@@ -252,12 +252,12 @@ class Captures:
 
 
 @contextlib.contextmanager
-def restored(inputs: Sequence[Any], mutated: Sequence[int]) -> Iterator[None]:
-    """Gives mutated inputs their values back at the end, and generators of random numbers their states.
+def restored(inputs: Sequence[Any], written: Sequence[int]) -> Iterator[None]:
+    """Gives written inputs their values back at the end, and generators of random numbers their states.
 
     An operator of the user's may draw numbers although nothing says so.
     """
-    saved = [memory_of(inputs[index]).clone() for index in mutated]
+    saved = [memory_of(inputs[index]).clone() for index in written]
     generators: list[tuple[Callable[[Any], Any], Any]] = [
         (torch.set_rng_state, torch.get_rng_state()),
         (random.setstate, random.getstate()),
@@ -269,8 +269,9 @@ def restored(inputs: Sequence[Any], mutated: Sequence[int]) -> Iterator[None]:
     finally:
         for put_back, drawn_from in generators:
             put_back(drawn_from)
-        for index, before in zip(mutated, saved, strict=True):
-            memory_of(inputs[index]).copy_(before)
+        with torch.inference_mode():  # in which every tensor can be written to
+            for index, before in zip(written, saved, strict=True):
+                memory_of(inputs[index]).copy_(before)
 
 
 class _Placed:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from warmrank.worker.capture.captures import restored
 from warmrank.worker.devices.failures import refuse_exhausted
 from warmrank.worker.engines.overlap import OverlapCheck
@@ -54,8 +56,14 @@ class SelfCapturingRunner(GraphRunner):
         return tuple(self._prepared)
 
     def _prepare(self, inputs: tuple[Any, ...]) -> None:
-        """Let the engine capture, which runs the graph; mutated inputs keep their values."""
-        with restored(inputs, self.layout.mutated):
+        """Let the engine capture, which runs the graph; inputs keep their values.
+
+        One that an earlier call returned, such as a buffer that the method replaces, may lie where the run
+        puts its outputs. Parameters don't.
+        """
+        tensors = [index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
+        written = [index for index in tensors if not isinstance(inputs[index], torch.nn.Parameter)]
+        with restored(inputs, sorted({*written, *self.layout.mutated})):
             self._call(inputs)
         shapes = self.shapes_for(inputs)
         if shapes is not None:

@@ -156,6 +156,13 @@ def _refuse(site: Site, call: CapturedCall, facts: GraphFacts) -> None:
             "graph, or dynamic=False"
         )
         raise NotPortable(msg, what=value, instead="graph")
+    for index in facts.anchored_inputs:
+        argument = facts.input_names[index]
+        msg = (
+            f"as_strided looks at the storage of {argument}, of which TorchAir's graphs take a copy; use "
+            "views that stay inside of the tensor (view, narrow, unfold), or engine graph"
+        )
+        raise NotPortable(msg, what=argument, instead="graph")
     if facts.aliased_outputs:
         msg = (
             f"output {facts.aliased_outputs[0]} of {name} is a view of an input, and TorchAir's cache "
