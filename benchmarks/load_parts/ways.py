@@ -89,9 +89,9 @@ class Way:
         return None
 
     @contextmanager
-    def guards_timed(self) -> Iterator[list[float]]:
-        """Seconds of each look, in a call, at whether what is loaded still fits; empty where not known."""
-        yield []
+    def guards_timed(self) -> Iterator[list[float] | None]:
+        """Seconds of each look, in a call, at whether what is loaded still fits; None where not known."""
+        yield None
 
 
 class Inductor(Way):

@@ -240,19 +240,11 @@ def test_seed_lays_out_the_partitions_that_were_made_in_its_environment(
 
 
 ADD, MUL = "operators/kernel_cache/add.o", "operators/kernel_cache/mul.o"
-EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
 
 
 def seed_node(store: Store, node: Path, **changes: Any) -> SeedReport:
     """Seed a node, which has its cache directory and its tools' directories below ``node``."""
-    arguments: dict[str, Any] = {
-        "launch_key": LAUNCH_KEY,
-        "environment": ENVIRONMENT,
-        "world_size": 4,
-        "ranks": None,
-        "node_caches": destinations(node),
-    }
-    return seed(store, Wanted(**(arguments | changes)), node / "cache")
+    return run(store, node / "cache", **{"world_size": 4, "node_caches": destinations(node)} | changes)
 
 
 def placed(node: Path) -> dict[str, bytes]:

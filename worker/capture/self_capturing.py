@@ -61,9 +61,13 @@ class SelfCapturingRunner(GraphRunner):
         One that an earlier call returned, such as a buffer that the method replaces, may lie where the run
         puts its outputs. Parameters don't.
         """
-        tensors = [index for index, value in enumerate(inputs) if isinstance(value, torch.Tensor)]
-        written = [index for index in tensors if not isinstance(inputs[index], torch.nn.Parameter)]
-        with restored(inputs, sorted({*written, *self.layout.mutated})):
+        written = [
+            index
+            for index, value in enumerate(inputs)
+            if index in self.layout.mutated
+            or (isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter))
+        ]
+        with restored(inputs, written):
             self._call(inputs)
         shapes = self.shapes_for(inputs)
         if shapes is not None:

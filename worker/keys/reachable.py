@@ -295,7 +295,7 @@ def reached_by_operator(name: str) -> list[Any]:
 
 
 def _code_of(name: str, overload: Any) -> tuple[list[Any], list[Any]]:
-    """What runs while a graph is lowered, and the body, if there is one."""
+    """The functions that run while a graph is lowered, and the body, if there is one."""
     lowering: list[Any] = []
     for item in operators.lowering_code(name, overload):
         lowering += [item[0], functions_of_file(*item)] if isinstance(item, tuple) else [item]

@@ -218,7 +218,7 @@ def _describe_object(value: Any) -> list[Any]:
 
 
 def _held(value: Any) -> Any:
-    """What a partial holds; a module by its type: what is read of it has conditions of its own."""
+    """A value that a partial holds; a module by its type: what is read of it has conditions of its own."""
     if isinstance(value, torch.nn.Module):
         return {"module": type_name(type(value))}
     return {key: _held(item) for key, item in value.items()} if type(value) is dict else encode(value)

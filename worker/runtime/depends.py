@@ -193,13 +193,17 @@ def of_check(kind: str, value: Any, expected: Any) -> Watches:
     if kind == "keys":
         if not isinstance(value, dict) or any(isinstance(key, dict) and "object" in key for key in expected):
             return None
-        ordered = [(MEMBERS, value)] if isinstance(value, collections.OrderedDict) else []
-        return [("type", value), ("dict", value), *ordered]
+        return [("type", value), ("dict", value), *_of_order(value)]
     if kind in ("has_attr", "no_attr"):
         return of_attribute(value, expected, getattr(value, expected, MISSING))
     if kind == "not_in_dict" and (own := _namespace(value)) is not None and not isinstance(value, type):
         return [("type", value), ("namespace", value), ("dict", own)]
     return None
+
+
+def _of_order(value: Any) -> list[tuple[str, Any]]:
+    """Watches of an order that may change while no member does."""
+    return [(MEMBERS, value)] if isinstance(value, collections.OrderedDict) else []
 
 
 def _of_container(value: Any, method: str) -> Watches:
@@ -278,8 +282,7 @@ def _of_content(value: Any) -> Watches:
     if type(value) is functools.partial:
         return [("dict", value.keywords)]
     if isinstance(value, (dict, MappingProxyType, *_LISTED, *_FROZEN)):
-        ordered: Watches = [(MEMBERS, value)] if isinstance(value, collections.OrderedDict) else []
-        return together([_of_item(value), ordered])
+        return together([_of_item(value), _of_order(value)])
     own, kind = _namespace(value), type(value)
     if own is None or isinstance(value, torch.Tensor) or hasattr(kind, "tobytes"):
         return None
