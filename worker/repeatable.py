@@ -5,6 +5,7 @@ A load looks their sources up, so nothing of Dynamo is imported here.
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 from collections.abc import Mapping
 from functools import partial
@@ -73,3 +74,26 @@ def get_partial(self: Any, instance: Any, owner: Any = None) -> Any:
     if method is self.func:
         return self._make_unbound_method().__get__(instance, owner)
     return partial(method, *self.args, **self.keywords)
+
+
+def get_reduced(self: Any, protocol: int, /) -> Any:
+    """``object.__reduce_ex__`` of protocol 2 and later, by which ``copy`` and ``deepcopy`` make an object anew."""
+    del protocol
+    cls = type(self)
+    if cls.__reduce__ is not object.__reduce__:
+        return self.__reduce__()
+    args: Any = ()
+    kwargs: Any = {}
+    if hasattr(cls, "__getnewargs_ex__"):
+        args, kwargs = self.__getnewargs_ex__()
+    elif hasattr(cls, "__getnewargs__"):
+        args = self.__getnewargs__()
+    if cls.__getstate__ is not object.__getstate__:
+        state = self.__getstate__()
+    else:
+        state = getattr(self, "__dict__", None) or None
+    items = iter(self) if isinstance(self, list) else None
+    pairs = iter(self.items()) if isinstance(self, dict) else None
+    if kwargs:
+        return copyreg.__newobj_ex__, (cls, args, kwargs), state, items, pairs  # type: ignore[attr-defined]
+    return copyreg.__newobj__, (cls, *args), state, items, pairs  # type: ignore[attr-defined]

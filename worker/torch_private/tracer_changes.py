@@ -15,6 +15,8 @@
 * ``id`` is no condition where ``copy`` asks for it, which keys the memo of one deep copy by addresses;
   which objects are one is a condition of its own. Others keep what they know by addresses from call to
   call.
+* ``copy`` and ``deepcopy`` make an object anew as Python does, with what lists and dicts hold and what its
+  class says of its state; not by ``__slots__``.
 * A dict of the caller's whose order changes (``move_to_end``) has the new order after the call.
 * Copies and repetitions of a deque have its limit, as in torch 2.14 and 2.15.
 * Views among a call's arguments are tensors of their own. Dynamo puts conditions on the sizes of their
@@ -30,6 +32,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import copyreg
 import dataclasses
 import functools
 import inspect
@@ -54,12 +57,13 @@ from torch._dynamo.variables import PythonModuleVariable, TupleVariable, UserDef
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
+from torch._dynamo.variables.functions import PolyfilledFunctionVariable
 from torch._dynamo.variables.misc import IgnoredFunctionVariable, LoggingLoggerVariable
 from torch.utils._config_module import ConfigModule
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import globals_module, is_pinned_module, is_users_function
-from warmrank.worker.repeatable import get_cached, get_partial
+from warmrank.worker.repeatable import get_cached, get_partial, get_reduced
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
 
@@ -94,12 +98,14 @@ class TracerChanges:
     def made(self) -> Iterator[None]:
         """Put the changes in place; then say which calls were left out."""
         methods = (getattr(logging.Logger, name) for name in _TELLING)
+        handlers = PolyfilledFunctionVariable._get_polyfill_handlers()
         ignored = {*dynamo_config.ignore_logging_functions, *_FUNCTIONS, *methods}
         with (
             dynamo_config.patch(ignore_logging_functions=ignored),
             intercepted(self),
             replaced(functools.cached_property, "__get__", get_cached),  # which Dynamo traces
             replaced(functools.partialmethod, "__get__", get_partial),  # likewise
+            replaced(handlers[object.__reduce_ex__], "__torch_dynamo_polyfill__", get_reduced),
         ):
             yield
         if self._left_out:
@@ -220,6 +226,15 @@ class TracerChanges:
             )
             raise NotPortable(msg, what="functools.singledispatch")
         return original(variable, tx, args, kwargs)
+
+    @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "bind_args")
+    def _bind(self, original: Any, variable: Any, *call: Any) -> Any:
+        bound = original(variable, *call)
+        if variable.fn is get_reduced and _is_copied_by_slots(cls := bound["self"].python_type()):
+            name = cls.__qualname__
+            msg = f"the function copies a {name}, whose __slots__ no trace copies; give it a __copy__"
+            raise NotPortable(msg, what=name)
+        return bound
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_function")
     def _call_builtin(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -350,6 +365,12 @@ def make_floats_constants(graph_module: GraphModule) -> None:
         TensorifyState.specialize(memo.node._expr.name)
     if memos:
         raise TensorifyScalarRestartAnalysis
+
+
+def _is_copied_by_slots(cls: Any) -> bool:
+    """True if ``copy`` takes values of slots over to a copy of an instance by itself."""
+    own = cls.__reduce__ is not object.__reduce__ or cls.__getstate__ is not object.__getstate__
+    return not own and bool(copyreg._slotnames(cls))  # type: ignore[attr-defined]
 
 
 def _is_of_user(variable: Any, name: str) -> bool:
