@@ -77,9 +77,9 @@ def get_partial(self: Any, instance: Any, owner: Any = None) -> Any:
 
 
 def get_reduced(self: Any, protocol: int, /) -> Any:
-    """``object.__reduce_ex__`` of protocol 2 and later, by which ``copy`` and ``deepcopy`` make an object anew."""
+    """``object.__reduce_ex__``, protocol 2 and later, by which ``copy`` and ``deepcopy`` copy an object."""
     del protocol
-    cls = type(self)
+    cls: Any = type(self)
     if cls.__reduce__ is not object.__reduce__:
         return self.__reduce__()
     args: Any = ()

@@ -326,7 +326,15 @@ def without_flash(x: torch.Tensor, _y: Any) -> torch.Tensor:
     return x + 1
 
 
-@pytest.mark.parametrize("setting", [with_other_default, deterministic, cast, less_precise, without_flash])
+def without_cache(x: torch.Tensor, _y: Any) -> torch.Tensor:
+    torch.set_autocast_cache_enabled(False)
+    return x + 1
+
+
+SETTING = (with_other_default, deterministic, cast, less_precise, without_flash, without_cache)
+
+
+@pytest.mark.parametrize("setting", SETTING)
 def test_function_that_sets_a_switch_of_the_process_is_refused(cache: Path, setting: Any) -> None:
     function = cached(Chosen(setting).forward, cache)
     before = snapshot("cpu")

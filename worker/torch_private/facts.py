@@ -34,7 +34,7 @@ TESTED: Final = f"2.11 to {NEWEST[0]}.{NEWEST[1]}"
 """Releases of torch that the test suite ran on, see docs/status.md."""
 
 _COMPILE = (
-    "dynamo_guards", "evaluated", "evaluated_calls", "evaluated_reads", "evaluated_values",
+    "containers", "dynamo_guards", "evaluated", "evaluated_calls", "evaluated_reads", "evaluated_values",
     "kernels", "lowering", "marks", "operators", "patching", "places", "raised",
     "symbols", "tracer_changes", "tracing", "warm",
 )  # fmt: skip

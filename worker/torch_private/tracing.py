@@ -36,6 +36,7 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from warmrank.worker.errors import GraphBreak, NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_read
+from warmrank.worker.torch_private.containers import OwnContainers
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, TracedGuard, traced_guards
 from warmrank.worker.torch_private.evaluated import Evaluations
 from warmrank.worker.torch_private.lowering import (
@@ -65,10 +66,10 @@ class TracedWrite(Value):
 class TraceNotes:
     """Steps in where Dynamo looks at objects and writes the frame."""
 
-    def __init__(self, note: Callable[[str, str, Any], None], free: Container[str]) -> None:
-        """Args: what takes a fact about an object (kind, expression, detail); integers that stay symbols."""
-        self._note = note
-        self._free = free
+    def __init__(self, function: str, note: Callable[[str, str, Any], None], free: Container[str]) -> None:
+        """Args: its name; what takes facts (kind, expression, detail); integers that stay symbols."""
+        self._function, self._note, self._free = function, note, free
+        self._switches = _switches()  # before the call
         self.objects: dict[str, Any] = {}  # that it looked at, by their source expressions
         self.writes: dict[TracedWrite, None] = {}  # of the frame, in their order
 
@@ -97,6 +98,11 @@ class TraceNotes:
 
     @steps_in("torch._dynamo.side_effects:SideEffects", "codegen_update_mutated")
     def _update(self, original: Any, effects: Any, *args: Any, **kwargs: Any) -> None:
+        """Note what the frame writes to; refuse a switch of the process that stays changed."""
+        left = _switches()
+        if changed := [name for name in left if left[name] != self._switches[name]]:
+            msg = f"{self._function} {SETS_SWITCH} ({', '.join(changed)})"
+            raise NotPortable(msg, what=changed[0])
         for variable in effects._get_modified_vars():
             if isinstance(variable.mutation_type, AttributeMutationNew | ValueMutationNew):
                 continue
@@ -209,14 +215,14 @@ def trace(
             dynamo_timed("warmrank"),
             _tracing_settings(dynamic),
             evaluated.noted(),
-            _switches_kept(name),
+            _switches_kept(),
         ):
             started = perf_counter()
-            notes = TraceNotes(evaluated.note, free or ())
+            notes = TraceNotes(name, evaluated.note, free or ())
             with (
                 TracerChanges(name, evaluated.note_call).made(),
                 ViewsByThemselves().made(),
-                intercepted(notes),
+                intercepted(OwnContainers(), notes),
             ):
                 captured = _capture(method, name, args, dict(kwargs))
             if free is not None and not free and (counters := notes.counters()):
@@ -283,18 +289,11 @@ def trace(
 
 
 @contextlib.contextmanager
-def _switches_kept(function: str) -> Iterator[None]:
-    """Put switches of the process back that a trace of a function changed.
-
-    Raises:
-        NotPortable: it leaves one changed, as no compiled function would.
-    """
+def _switches_kept() -> Iterator[None]:
+    """Put switches of the process back that a trace changed."""
     before = _switches()
     try:
         yield
-        left = _switches()
-        if changed := [name for name in before if before[name] != left[name]]:
-            raise NotPortable(f"{function} {SETS_SWITCH} ({', '.join(changed)})", what=changed[0])
     finally:
         for name, put in _SETTERS.items():  # asked anew each time: one setter may set the next switch, too
             if before[name] not in (_switches()[name], "mixed"):

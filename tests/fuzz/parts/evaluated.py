@@ -479,4 +479,83 @@ SETS = (
     ),
 )  # fmt: skip
 
-EVALUATED = (*ATTRIBUTES, *CONSTANTS, *PATHS, *TREE, *TORCH, *KEPT, *SETS)
+# Containers of the user's classes, and objects that are copied.
+_OWN = """\
+class G#(dict):
+    def __getitem__(self, key): return super().__getitem__(key) * 10
+    def items(self): return [("a", 9)]
+class O#(collections.OrderedDict):
+    def __getitem__(self, key): return super().__getitem__(key) * 10
+    def __bool__(self): return False
+class I#(list):
+    def __iter__(self): yield 7
+class S#(set): pass
+class E#(list): pass
+class X#(dict):
+    def __init__(self, *given): super().__init__(*given)
+    def __getitem__(self, key): return 3
+class R#:
+    def __init__(self, a=2): self.a = a
+    def __getstate__(self): return {"a": self.a * 3}
+class N#:
+    def __new__(cls, a=2):
+        made = object.__new__(cls)
+        made.a = a
+        return made
+    def __getnewargs__(self): return (5,)
+class L#:
+    __slots__ = ("a",)
+    def __init__(self): self.a = 2
+class M#(L#):
+    def __init__(self): super().__init__(); self.b = 3
+def summed#(**named): return sum(named.values())
+def counted#(*given): return len(given)
+def updated#(table): made = {}; made.update(table); return sum(made.values())
+def united#(table): made = {}; made |= table; return sum(made.values())
+def matched#(table):
+    match table:
+        case {"a": value}: return value
+    return 50
+def grown#(values): values += [5]; return len(values)
+def less#(members): members -= {1}; return 1 + len(members)
+def emptied#(members): members.clear(); return 1 + len(members)
+def fetched#(table): return sum(table[name] for name in table) + table.get("a", 0) + len(table)
+"""
+_GIVEN = {"G": "G#(a=1, b=2)", "O": "O#(a=1, b=2)", "I": "I#([1, 2])", "S": "S#({1, 2})", "X": "X#({'a': 1})"}
+_AS_WHOLE = {
+    "G": ("sum(dict($).values())", "sum({**$}.values())", "summed#(**$)", "updated#($)", "united#($)", "matched#($)", "sum(collections.OrderedDict($).values())", "sum($.copy().values())", "$.setdefault('a', 3)", "len(dict.fromkeys($))"),
+    "O": ("sum(dict($).values())", "$.setdefault('a', 3)", "sum(($ | {'z': 1}).values())", "2 if $ else 3", "2 if not $ else 3", "sum(type($)($).values())"),
+    "I": ("counted#(*$)", "sum([1] + $)", "sum($)", "len({3}.union($))"),
+    "S": ("len($)", "2 if 1 in $ else 3", "emptied#($)", "len(S#({3}))"),
+    "X": ("sum(X#($).values())",),
+}  # fmt: skip
+_ONE_BY_ONE = {
+    "G": ("$['a']", "fetched#($)", "sum($.values())", "sum(v for k, v in $.items())", "2 if 'a' in $ else 3", "len(list($))", "2 if $ else 3", "sum(copy.copy($).values())", "sum({k: $[k] for k in $}.values())"),
+    "I": ("sum(v for v in $)", "$[0]", "len($)", "list($)[0]", "sum(map(abs, $))"),
+    "X": ("$['a']",),
+}  # fmt: skip
+_COPIES = {
+    "dict": ("K.Dict(a=[1], b=[2])", "len(copy.copy($)) + copy.deepcopy($)['b'][0]"),
+    "list": ("E#([1, 2])", "sum(copy.copy($)) + sum(copy.deepcopy($))"),
+    "state": ("R#()", "copy.copy($).a"),
+    "arguments of __new__": ("N#()", "copy.copy($).a + copy.deepcopy($).a"),
+}
+CONTAINERS = (
+    *(
+        _asks(f"container as a whole / {ask.replace('$', _GIVEN[kind])}", ask.replace("$", "self.v#"), refused="of its own" if kind == "S" else "as a whole", top=_OWN, init=f"self.v# = {_GIVEN[kind]}")
+        for kind, asks in _AS_WHOLE.items()
+        for ask in asks
+    ),
+    *(
+        _asks(f"container one by one / {ask.replace('$', _GIVEN[kind])}", ask.replace("$", "self.v#"), top=_OWN, init=f"self.v# = {_GIVEN[kind]}")
+        for kind, asks in _ONE_BY_ONE.items()
+        for ask in asks
+    ),
+    *(_asks(f"copy / {name}", ask.replace("$", "self.v#"), top=_OWN, init=f"self.v# = {text}") for name, (text, ask) in _COPIES.items()),
+    _asks("copy by slots", "2 if hasattr(copy.copy(self.v#), 'a') else 3", refused="__slots__", top=_OWN, init="self.v# = M#()"),
+    _asks("changed in place / list", "grown#(self.v#)", top=_OWN, init="self.v# = E#([1])"),
+    _asks("changed in place / set", "less#(self.v#)", top=_OWN, init="self.v# = {1, 2}"),
+    _asks("changed in place / by its name", "len(self.v#.__iadd__([2]))", refused="by iadd", top=_OWN, init="self.v# = [1]"),
+)  # fmt: skip
+
+EVALUATED = (*ATTRIBUTES, *CONSTANTS, *PATHS, *TREE, *TORCH, *KEPT, *SETS, *CONTAINERS)

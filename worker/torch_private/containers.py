@@ -1,0 +1,202 @@
+"""Containers of the user's own classes, where Dynamo does otherwise than Python.
+
+Where code of C takes a container as a whole it looks past methods that its class has, or calls them:
+``dict(d)`` reads what a dict holds, whatever its ``items`` says, but of an ``OrderedDict`` it asks ``keys``
+and ``__getitem__``. Dynamo decides that otherwise, in each release in another way. So a container with such
+methods of its own is refused there. Methods called by their names, subscripts, ``in``, loops and what goes
+over a container by its ``__iter__`` are traced as Python runs them. A set of a class of its own is refused
+wherever it is, as changes of it are lost.
+
+Relied on (``tests/fuzz/parts/evaluated.py``): every call of a frame goes through ``call_function``, and
+every instruction through ``step``; methods of C's have the names ``_method_of`` finds.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import operator
+from collections import OrderedDict, deque
+from types import FunctionType
+from typing import Any, Final
+
+from torch._dynamo.variables import BuiltinVariable, UserDefinedClassVariable, UserDefinedObjectVariable
+from torch._dynamo.variables.functions import BaseUserFunctionVariable, FunctoolsPartialVariable
+from torch._dynamo.variables.lazy import LazyVariableTracker
+
+from warmrank.worker.errors import NotPortable
+from warmrank.worker.keys.code import is_pinned_module
+from warmrank.worker.torch_private.patching import steps_in
+
+# Methods that matter where a container is taken as a whole, by its class; of the first class that fits.
+_ASKED: Final = {
+    OrderedDict: frozenset(
+        {
+            "__getitem__", "__iter__", "__contains__", "keys", "values", "items", "get", "__setitem__",
+            "update", "copy", "__or__", "__ror__", "__bool__",
+        }
+    ),
+    dict: frozenset({"__getitem__", "__iter__", "__contains__", "keys", "values", "items", "get"}),
+    list: frozenset({"__iter__"}),
+    tuple: frozenset({"__iter__"}),
+    deque: frozenset({"__iter__"}),
+}  # fmt: skip
+# What code of C asks of a container by its methods alone, or does not look into.
+_KEEPING: Final = (
+    iter, len, list, tuple, sorted, enumerate, zip, map, filter, min, max, any, all, reversed, next,
+    isinstance, issubclass, type, super, id, hash, callable, repr, str, print, hasattr, getattr, setattr,
+    delattr,
+    operator.getitem, operator.setitem, operator.delitem, operator.contains, operator.is_, operator.is_not,
+    operator.not_, operator.truth, itertools.chain, itertools.islice, itertools.accumulate, functools.reduce,
+)  # fmt: skip
+# Methods that put a container into another one, and those that ask one themselves.
+_STORING: Final = frozenset(
+    {"append", "appendleft", "insert", "setdefault", "get", "pop", "index", "count", "remove", "__setitem__"}
+)
+_WHOLE: Final = frozenset({"copy", "setdefault", "count", "__or__", "__ror__", "__ior__", "fromkeys"})
+# How many values from the top of the stack an instruction takes as wholes.
+_TAKES: Final = {
+    "DICT_MERGE": 1, "DICT_UPDATE": 1, "SET_UPDATE": 1, "CALL_FUNCTION_EX": 2, "BINARY_OP": 2,
+    "MATCH_MAPPING": 1, "MATCH_SEQUENCE": 1,
+}  # fmt: skip
+# In-place operators, and the methods that do the same for a container.
+_IN_PLACE: Final = {
+    operator.iadd: (list, "extend"), operator.imul: (list, ""), operator.isub: (set, "difference_update"),
+    operator.iand: (set, "intersection_update"), operator.ixor: (set, "symmetric_difference_update"),
+    operator.ior: (set | dict, "update"),
+}  # fmt: skip
+_OPERATORS: Final = {function.__name__ for function in _IN_PLACE}
+_TRUTH: Final = ("UNARY_NOT", "TO_BOOL", "POP_JUMP_", "JUMP_IF_")
+
+
+class OwnContainers:
+    """Refuses what the module's docstring says, as it is traced."""
+
+    @steps_in("torch._dynamo.variables.builder:VariableBuilder", "_wrap(value)")
+    def _wrap(self, original: Any, builder: Any, value: Any) -> Any:
+        _refuse_set(type(value))
+        return original(builder, value)
+
+    @steps_in(
+        "torch._dynamo.variables.user_defined:UserDefinedClassVariable", "call_function(tx, args, kwargs)"
+    )
+    def _call_class(self, original: Any, variable: Any, *call: Any) -> Any:
+        _refuse_set(variable.value)
+        return original(variable, *call)
+
+    @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_function(tx, args, kwargs)")
+    def _operate(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        """Change a container in place by a method: up to torch 2.13 an operator's change may be lost."""
+        kind, method = _IN_PLACE.get(variable.fn, ((), ""))
+        cls = _class_of(args[0]) if kind else None
+        if (
+            cls in (None, list, dict)
+            or not issubclass(cls, kind)
+            or _is_own(cls, f"__{variable.fn.__name__}__")
+        ):
+            return original(variable, tx, args, kwargs)
+        if not method or _is_own(cls, method):
+            _refuse_operator(variable.fn.__name__, cls)
+        if issubclass(cls, set) and not issubclass(_class_of(args[1]) or object, set | frozenset):
+            return original(variable, tx, args, kwargs)
+        args[0].realize().call_method(tx, method, [args[1]], {})
+        return args[0]
+
+    @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "step")
+    def _step(self, original: Any, tx: Any) -> Any:
+        name = tx.instructions[tx.instruction_pointer].opname if tx.instruction_pointer is not None else ""
+        if name in _TAKES:
+            for variable in tx.stack[-_TAKES[name] :]:
+                _refuse(variable)
+        elif name.startswith(_TRUTH) and "__bool__" in _asked(_class_of(tx.stack[-1])):
+            _refuse(tx.stack[-1])
+        return original(tx)
+
+    @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "call_function(fn, args, kwargs)")
+    def _call(self, original: Any, tx: Any, function: Any, args: Any, kwargs: Any) -> Any:
+        called = function.realize()
+        if not (_runs_python(called) or _keeps(called)):
+            method, holder = _method_of(called)
+            if method.strip("_") in _OPERATORS and issubclass(_class_of(holder) or object, list | set | dict):
+                _refuse_operator(method.strip("_"), _class_of(holder))
+            if method in _WHOLE:
+                _refuse(holder)
+            if method not in _STORING:
+                is_unbound = isinstance(holder, BuiltinVariable | UserDefinedClassVariable)
+                for given in (*args[is_unbound and method != "fromkeys" :], *kwargs.values()):
+                    _refuse(given)
+        return original(tx, function, args, kwargs)
+
+
+def _runs_python(called: Any) -> bool:
+    """True for functions that are traced themselves, and for what the user's ``__init__`` makes."""
+    if isinstance(called, UserDefinedClassVariable):
+        makers = (getattr(called.value, name, None) for name in ("__init__", "__new__"))
+        return any(isinstance(make, FunctionType) for make in makers)
+    return isinstance(called, BaseUserFunctionVariable | FunctoolsPartialVariable | UserDefinedObjectVariable)
+
+
+def _keeps(called: Any) -> bool:
+    function = called.as_python_constant() if called.is_python_constant() else None
+    return any(function is one for one in _KEEPING)
+
+
+def _method_of(called: Any) -> tuple[str, Any]:
+    """Name of a method of C's, and what it is bound to: a variable, or a class; empty for a function."""
+    holder = getattr(called, "obj", None)
+    if holder is None:
+        return "", None
+    of_c = getattr(getattr(called, "descriptor", None), "__name__", "")
+    name = getattr(called, "name", None) or getattr(called, "method_name", None) or of_c
+    return name, getattr(holder, "objvar", holder)  # that of ``super()``
+
+
+def _class_of(variable: Any) -> Any:
+    """The class of a value; a variable that nothing was asked yet is left so. None where there is none."""
+    if isinstance(variable, LazyVariableTracker) and not variable.is_realized():
+        return type(variable.original_value())
+    try:
+        return variable.python_type()
+    except NotImplementedError:
+        return None
+
+
+def _asked(cls: Any) -> frozenset[str]:
+    """Methods of a user's class that matter where one of its containers is taken as a whole."""
+    of_python = next((kind for kind in _ASKED if isinstance(cls, type) and issubclass(cls, kind)), None)
+    if of_python is None:
+        return frozenset()
+    own = cls.__mro__[: cls.__mro__.index(of_python)]
+    names = {name for base in own if not is_pinned_module(base.__module__) for name in vars(base)}
+    return _ASKED[of_python] & names
+
+
+def _is_own(cls: Any, name: str) -> bool:
+    return isinstance(inspect.getattr_static(cls, name, None), FunctionType)
+
+
+def _refuse_operator(name: str, cls: Any) -> None:
+    msg = (
+        f"the function changes a {cls.__qualname__} by {name}, which no trace follows; change it by a method "
+        "(extend, update) that its class has from Python"
+    )
+    raise NotPortable(msg, what=cls.__qualname__)
+
+
+def _refuse(variable: Any) -> None:
+    cls = _class_of(variable)
+    if asked := _asked(cls):
+        name = cls.__qualname__
+        msg = (
+            f"the function takes a {name} as a whole, and {name} has {', '.join(sorted(asked))} of its own, "
+            "which code of C may call or not; go over it in a loop or a comprehension"
+        )
+        raise NotPortable(msg, what=name)
+
+
+def _refuse_set(cls: Any) -> None:
+    if isinstance(cls, type) and issubclass(cls, set | frozenset) and cls not in (set, frozenset):
+        name = cls.__qualname__
+        msg = f"the function reads a {name}, a set of a class of its own, which no trace follows; use a set"
+        raise NotPortable(msg, what=name)
