@@ -97,3 +97,6 @@ def get_reduced(self: Any, protocol: int, /) -> Any:
     if kwargs:
         return copyreg.__newobj_ex__, (cls, args, kwargs), state, items, pairs  # type: ignore[attr-defined]
     return copyreg.__newobj__, (cls, *args), state, items, pairs  # type: ignore[attr-defined]
+
+
+get_reduced.__torch_dynamo_polyfill__ = get_reduced  # type: ignore[attr-defined]  # that Dynamo is to trace it

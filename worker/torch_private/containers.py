@@ -22,7 +22,12 @@ from types import FunctionType
 from typing import Any, Final
 
 from torch._dynamo.variables import BuiltinVariable, UserDefinedClassVariable, UserDefinedObjectVariable
-from torch._dynamo.variables.functions import BaseUserFunctionVariable, FunctoolsPartialVariable
+from torch._dynamo.variables.functions import (
+    BaseUserFunctionVariable,
+    FunctoolsPartialVariable,
+    PolyfilledFunctionVariable,
+    SkipFunctionVariable,
+)
 from torch._dynamo.variables.lazy import LazyVariableTracker
 
 from warmrank.worker.errors import NotPortable
@@ -138,7 +143,9 @@ def _runs_python(called: Any) -> bool:
 
 
 def _keeps(called: Any) -> bool:
-    function = called.as_python_constant() if called.is_python_constant() else None
+    if not isinstance(called, BuiltinVariable | PolyfilledFunctionVariable | SkipFunctionVariable):
+        return False  # others leave conditions where they are asked
+    function = called.as_python_constant()
     return any(function is one for one in _KEEPING)
 
 

@@ -85,8 +85,10 @@ FACTS: Final = {
         torch._dynamo.variables.builder:VariableBuilder  install_guards source tx
         torch._dynamo.variables.builtin:BuiltinVariable  call_function_handler_cache
         torch._dynamo.variables.constant:ConstantVariable  as_proxy reconstruct(codegen)
+        torch._dynamo.variables.functions:PolyfilledFunctionVariable  _get_polyfill_handlers
         torch._dynamo.variables.functions:UserFunctionVariable  get_source
-        torch._dynamo.variables.lazy:LazyVariableTracker  is_realized peek_value realize realize_all(value)
+        torch._dynamo.variables.lazy:LazyVariableTracker  is_realized original_value peek_value realize
+        torch._dynamo.variables.lazy:LazyVariableTracker  realize_all(value)
         torch._dynamo.variables.user_defined:UserDefinedObjectVariable  call_method(tx, name, args, kwargs)
         torch._dynamo.variables:ConstDictVariable  install_dict_contains_guard
         torch._dynamo.variables:ExceptionVariable  args python_type_name

@@ -94,7 +94,7 @@ def with_subclasses(cls: type[Any]) -> dict[type[Any], None]:
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, function: Any) -> Iterator[Any]:
+def replaced(owner: Any, name: Any, function: Any) -> Iterator[Any]:
     """Replace a function of a class, module or dict within the context, for the whole process."""
     put = owner.__setitem__ if isinstance(owner, dict) else functools.partial(setattr, owner)
     original = (owner if isinstance(owner, dict) else vars(owner))[name]

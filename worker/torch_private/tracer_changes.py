@@ -98,14 +98,16 @@ class TracerChanges:
     def made(self) -> Iterator[None]:
         """Put the changes in place; then say which calls were left out."""
         methods = (getattr(logging.Logger, name) for name in _TELLING)
-        handlers = PolyfilledFunctionVariable._get_polyfill_handlers()
+        handlers: Any = PolyfilledFunctionVariable._get_polyfill_handlers()
         ignored = {*dynamo_config.ignore_logging_functions, *_FUNCTIONS, *methods}
         with (
             dynamo_config.patch(ignore_logging_functions=ignored),
             intercepted(self),
             replaced(functools.cached_property, "__get__", get_cached),  # which Dynamo traces
             replaced(functools.partialmethod, "__get__", get_partial),  # likewise
-            replaced(handlers[object.__reduce_ex__], "__torch_dynamo_polyfill__", get_reduced),
+            replaced(handlers, object.__reduce_ex__, get_reduced)
+            if object.__reduce_ex__ in handlers
+            else contextlib.nullcontext(),  # up to torch 2.12, which copies nothing so
         ):
             yield
         if self._left_out:
