@@ -5,7 +5,7 @@ Where code of C takes a container as a whole it looks past methods that its clas
 and ``__getitem__``. Dynamo decides that otherwise, in each release in another way. So a container with such
 methods of its own is refused there. Methods called by their names, subscripts, ``in``, loops and what goes
 over a container by its ``__iter__`` are traced as Python runs them. A set of a class of its own is refused
-wherever it is, as changes of it are lost.
+wherever it is, as changes of it are lost; so is such a deque, whose changes ask these methods.
 
 Relied on (``tests/fuzz/parts/evaluated.py``): every call of a frame goes through ``call_function``, and
 every instruction through ``step``; methods of C's have the names ``_method_of`` finds.
@@ -21,7 +21,12 @@ from collections import OrderedDict, deque
 from types import FunctionType
 from typing import Any, Final
 
-from torch._dynamo.variables import BuiltinVariable, UserDefinedClassVariable, UserDefinedObjectVariable
+from torch._dynamo.variables import (
+    BuiltinVariable,
+    UserDefinedClassVariable,
+    UserDefinedObjectVariable,
+    builtin,
+)
 from torch._dynamo.variables.functions import (
     BaseUserFunctionVariable,
     FunctoolsPartialVariable,
@@ -34,6 +39,7 @@ from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module
 from warmrank.worker.torch_private.patching import steps_in
 
+_BUILTIN: Any = getattr(builtin, "BaseBuiltinVariable", BuiltinVariable)  # from torch 2.13 on
 # Methods that matter where a container is taken as a whole, by its class; of the first class that fits.
 _ASKED: Final = {
     OrderedDict: frozenset(
@@ -45,7 +51,7 @@ _ASKED: Final = {
     dict: frozenset({"__getitem__", "__iter__", "__contains__", "keys", "values", "items", "get"}),
     list: frozenset({"__iter__"}),
     tuple: frozenset({"__iter__"}),
-    deque: frozenset({"__iter__"}),
+    deque: frozenset({"__getitem__", "__iter__"}),
 }  # fmt: skip
 # What code of C asks of a container by its methods alone, or does not look into.
 _KEEPING: Final = (
@@ -80,14 +86,14 @@ class OwnContainers:
 
     @steps_in("torch._dynamo.variables.builder:VariableBuilder", "_wrap(value)")
     def _wrap(self, original: Any, builder: Any, value: Any) -> Any:
-        _refuse_set(type(value))
+        _refuse_kind(type(value))
         return original(builder, value)
 
     @steps_in(
         "torch._dynamo.variables.user_defined:UserDefinedClassVariable", "call_function(tx, args, kwargs)"
     )
     def _call_class(self, original: Any, variable: Any, *call: Any) -> Any:
-        _refuse_set(variable.value)
+        _refuse_kind(variable.value)
         return original(variable, *call)
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_function(tx, args, kwargs)")
@@ -128,7 +134,7 @@ class OwnContainers:
             if method in _WHOLE:
                 _refuse(holder)
             if method not in _STORING:
-                is_unbound = isinstance(holder, BuiltinVariable | UserDefinedClassVariable)
+                is_unbound = isinstance(holder, _BUILTIN | UserDefinedClassVariable)
                 for given in (*args[is_unbound and method != "fromkeys" :], *kwargs.values()):
                     _refuse(given)
         return original(tx, function, args, kwargs)
@@ -143,7 +149,7 @@ def _runs_python(called: Any) -> bool:
 
 
 def _keeps(called: Any) -> bool:
-    if not isinstance(called, BuiltinVariable | PolyfilledFunctionVariable | SkipFunctionVariable):
+    if not isinstance(called, _BUILTIN | PolyfilledFunctionVariable | SkipFunctionVariable):
         return False  # others leave conditions where they are asked
     function = called.as_python_constant()
     return any(function is one for one in _KEEPING)
@@ -202,8 +208,14 @@ def _refuse(variable: Any) -> None:
         raise NotPortable(msg, what=name)
 
 
-def _refuse_set(cls: Any) -> None:
-    if isinstance(cls, type) and issubclass(cls, set | frozenset) and cls not in (set, frozenset):
+def _refuse_kind(cls: Any) -> None:
+    if not isinstance(cls, type) or cls in (set, frozenset):
+        return
+    if issubclass(cls, set | frozenset) or (issubclass(cls, deque) and _asked(cls)):
         name = cls.__qualname__
-        msg = f"the function reads a {name}, a set of a class of its own, which no trace follows; use a set"
+        kind = next(kind.__name__ for kind in (deque, set, frozenset) if issubclass(cls, kind))
+        msg = (
+            f"the function reads a {name}, a {kind} of a class of its own, which no trace follows; use a "
+            f"{kind} of Python's"
+        )
         raise NotPortable(msg, what=name)

@@ -79,7 +79,7 @@ class Evaluations:
         handlers = BuiltinVariable.call_function_handler_cache  # keeps methods, which are others within
         FakeTensorMode.cache_clear()  # of results for which an earlier trace asked fake kernels
         for forget in _KEPT:
-            with contextlib.suppress(AttributeError):  # each release of torch has some of them
+            with contextlib.suppress(AttributeError, ImportError):  # each release of torch has some of them
                 named(forget)()
         profile = sys.getprofile()
         with intercepted(ReadHooks(self), CallHooks(self), ValueHooks(self), PathHooks(self)):

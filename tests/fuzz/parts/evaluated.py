@@ -490,6 +490,8 @@ class O#(collections.OrderedDict):
 class I#(list):
     def __iter__(self): yield 7
 class S#(set): pass
+class D#(collections.deque):
+    def __getitem__(self, place): return 3
 class E#(list): pass
 class X#(dict):
     def __init__(self, *given): super().__init__(*given)
@@ -521,12 +523,13 @@ def less#(members): members -= {1}; return 1 + len(members)
 def emptied#(members): members.clear(); return 1 + len(members)
 def fetched#(table): return sum(table[name] for name in table) + table.get("a", 0) + len(table)
 """
-_GIVEN = {"G": "G#(a=1, b=2)", "O": "O#(a=1, b=2)", "I": "I#([1, 2])", "S": "S#({1, 2})", "X": "X#({'a': 1})"}
+_GIVEN = {"G": "G#(a=1, b=2)", "O": "O#(a=1, b=2)", "I": "I#([1, 2])", "S": "S#({1, 2})", "D": "D#([1])", "X": "X#({'a': 1})"}
 _AS_WHOLE = {
     "G": ("sum(dict($).values())", "sum({**$}.values())", "summed#(**$)", "updated#($)", "united#($)", "matched#($)", "sum(collections.OrderedDict($).values())", "sum($.copy().values())", "$.setdefault('a', 3)", "len(dict.fromkeys($))"),
     "O": ("sum(dict($).values())", "$.setdefault('a', 3)", "sum(($ | {'z': 1}).values())", "2 if $ else 3", "2 if not $ else 3", "sum(type($)($).values())"),
     "I": ("counted#(*$)", "sum([1] + $)", "sum($)", "len({3}.union($))"),
     "S": ("len($)", "2 if 1 in $ else 3", "emptied#($)", "len(S#({3}))"),
+    "D": ("$[0]", "1 + len($)"),
     "X": ("sum(X#($).values())",),
 }  # fmt: skip
 _ONE_BY_ONE = {
@@ -542,7 +545,7 @@ _COPIES = {
 }
 CONTAINERS = (
     *(
-        _asks(f"container as a whole / {ask.replace('$', _GIVEN[kind])}", ask.replace("$", "self.v#"), refused="of its own" if kind == "S" else "as a whole", top=_OWN, init=f"self.v# = {_GIVEN[kind]}")
+        _asks(f"container as a whole / {ask.replace('$', _GIVEN[kind])}", ask.replace("$", "self.v#"), refused="of its own" if kind in "SD" else "as a whole", top=_OWN, init=f"self.v# = {_GIVEN[kind]}")
         for kind, asks in _AS_WHOLE.items()
         for ask in asks
     ),
