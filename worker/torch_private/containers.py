@@ -27,6 +27,7 @@ from torch._dynamo.variables import (
     UserDefinedObjectVariable,
     builtin,
 )
+from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.functions import (
     BaseUserFunctionVariable,
     FunctoolsPartialVariable,
@@ -73,9 +74,9 @@ _TAKES: Final = {
 }  # fmt: skip
 # In-place operators, and the methods that do the same for a container.
 _IN_PLACE: Final = {
-    operator.iadd: (list, "extend"), operator.imul: (list, ""), operator.isub: (set, "difference_update"),
-    operator.iand: (set, "intersection_update"), operator.ixor: (set, "symmetric_difference_update"),
-    operator.ior: (set | dict, "update"),
+    operator.iadd: (list, "extend"), operator.imul: (list, "extend"), operator.ior: (set | dict, "update"),
+    operator.iand: (set, "intersection_update"), operator.isub: (set, "difference_update"),
+    operator.ixor: (set, "symmetric_difference_update"),
 }  # fmt: skip
 _OPERATORS: Final = {function.__name__ for function in _IN_PLACE}
 _TRUTH: Final = ("UNARY_NOT", "TO_BOOL", "POP_JUMP_", "JUMP_IF_")
@@ -99,20 +100,25 @@ class OwnContainers:
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_function(tx, args, kwargs)")
     def _operate(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         """Change a container in place by a method: up to torch 2.13 an operator's change may be lost."""
+        name = getattr(variable.fn, "__name__", "")
         kind, method = _IN_PLACE.get(variable.fn, ((), ""))
         cls = _class_of(args[0]) if kind else None
-        if (
-            cls in (None, list, dict)
-            or not issubclass(cls, kind)
-            or _is_own(cls, f"__{variable.fn.__name__}__")
-        ):
+        is_right = cls in (None, dict) or (cls is list and variable.fn is operator.iadd)
+        if is_right or not issubclass(cls, kind) or _is_own(cls, f"__{name}__"):
             return original(variable, tx, args, kwargs)
-        if not method or _is_own(cls, method):
-            _refuse_operator(variable.fn.__name__, cls)
         if issubclass(cls, set) and not issubclass(_class_of(args[1]) or object, set | frozenset):
             return original(variable, tx, args, kwargs)
-        args[0].realize().call_method(tx, method, [args[1]], {})
-        return args[0]
+        if _is_own(cls, method):
+            _refuse_operator(name, cls)
+        changed, given = args[0].realize(), args[1]
+        if variable.fn is operator.imul:
+            times = given.as_python_constant() if given.is_python_constant() else None
+            if not isinstance(times, int) or times < 1:
+                _refuse_operator(name, cls)
+            product = VariableTracker.build(tx, operator.mul)
+            given = product.call_function(tx, [changed, VariableTracker.build(tx, times - 1)], {})
+        changed.call_method(tx, method, [given], {})
+        return changed
 
     @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "step")
     def _step(self, original: Any, tx: Any) -> Any:

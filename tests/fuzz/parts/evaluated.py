@@ -519,11 +519,19 @@ def matched#(table):
         case {"a": value}: return value
     return 50
 def grown#(values): values += [5]; return len(values)
+def doubled#(values): values *= 2; return len(values)
 def less#(members): members -= {1}; return 1 + len(members)
 def emptied#(members): members.clear(); return 1 + len(members)
 def fetched#(table): return sum(table[name] for name in table) + table.get("a", 0) + len(table)
 """
-_GIVEN = {"G": "G#(a=1, b=2)", "O": "O#(a=1, b=2)", "I": "I#([1, 2])", "S": "S#({1, 2})", "D": "D#([1])", "X": "X#({'a': 1})"}
+_GIVEN = {
+    "G": "G#(a=1, b=2)",
+    "O": "O#(a=1, b=2)",
+    "I": "I#([1, 2])",
+    "S": "S#({1, 2})",
+    "D": "D#([1])",
+    "X": "X#({'a': 1})",
+}
 _AS_WHOLE = {
     "G": ("sum(dict($).values())", "sum({**$}.values())", "summed#(**$)", "updated#($)", "united#($)", "matched#($)", "sum(collections.OrderedDict($).values())", "sum($.copy().values())", "$.setdefault('a', 3)", "len(dict.fromkeys($))"),
     "O": ("sum(dict($).values())", "$.setdefault('a', 3)", "sum(($ | {'z': 1}).values())", "2 if $ else 3", "2 if not $ else 3", "sum(type($)($).values())"),
@@ -557,6 +565,7 @@ CONTAINERS = (
     *(_asks(f"copy / {name}", ask.replace("$", "self.v#"), top=_OWN, init=f"self.v# = {text}") for name, (text, ask) in _COPIES.items()),
     _asks("copy by slots", "2 if hasattr(copy.copy(self.v#), 'a') else 3", refused="__slots__", top=_OWN, init="self.v# = M#()"),
     _asks("changed in place / list", "grown#(self.v#)", top=_OWN, init="self.v# = E#([1])"),
+    _asks("changed in place / list, doubled", "doubled#(self.v#)", top=_OWN, init="self.v# = [1]"),
     _asks("changed in place / set", "less#(self.v#)", top=_OWN, init="self.v# = {1, 2}"),
     _asks("changed in place / by its name", "len(self.v#.__iadd__([2]))", refused="by iadd", top=_OWN, init="self.v# = [1]"),
 )  # fmt: skip
