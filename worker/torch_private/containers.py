@@ -102,7 +102,7 @@ class OwnContainers:
         """Change a container in place by a method: up to torch 2.13 an operator's change may be lost."""
         name = getattr(variable.fn, "__name__", "")
         kind, method = _IN_PLACE.get(variable.fn, ((), ""))
-        cls = _class_of(args[0]) if kind else None
+        cls: Any = _class_of(args[0]) if kind else None
         is_right = cls in (None, dict) or (cls is list and variable.fn is operator.iadd)
         if is_right or not issubclass(cls, kind) or _is_own(cls, f"__{name}__"):
             return original(variable, tx, args, kwargs)
@@ -112,7 +112,7 @@ class OwnContainers:
             _refuse_operator(name, cls)
         changed, given = args[0].realize(), args[1]
         if variable.fn is operator.imul:
-            times = given.as_python_constant() if given.is_python_constant() else None
+            times: Any = given.as_python_constant() if given.is_python_constant() else None
             if not isinstance(times, int) or times < 1:
                 _refuse_operator(name, cls)
             product = VariableTracker.build(tx, operator.mul)

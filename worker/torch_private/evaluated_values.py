@@ -332,10 +332,13 @@ class ValueHooks:
     def _note_sets(self, variables: Iterable[Any], tx: Any) -> None:
         for item in variables:
             variable = item.realize()
-            is_of_torch = id(variable) in self._of_torch and not _is_for_users(tx)
-            if not isinstance(variable, self._sets) or is_of_torch:
-                continue
             new = self._new.get(id(variable))
+            is_constant = (
+                _kind_of(variable) is frozenset and new is None
+            )  # which the set of a literal is filled from
+            is_indifferent = (is_constant or id(variable) in self._of_torch) and not _is_for_users(tx)
+            if not isinstance(variable, self._sets) or is_indifferent:
+                continue
             if item.source is not None:
                 self._evaluations.note("order", source_name(item.source), None)
             elif new is not None and {*new.filled} == {*variable.items}:
@@ -343,7 +346,6 @@ class ValueHooks:
             else:
                 members = getattr(variable, "items", None)  # none: a class of the user's around a set
                 self._note_hashes([variable] if members is None else _values(members))
-                is_constant = _kind_of(variable) is frozenset and new is None
                 if len(variable.items) > 1 and not is_constant and _is_for_users(tx):
                     self._refuse(_NO_ORDER)
 

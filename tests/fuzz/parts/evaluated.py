@@ -459,7 +459,7 @@ def looped#():
     return total
 """
 _IN_PYTHONS_ORDER = (
-    "placed#({3 + len(PAIR#), 1, len(PAIR#)})", "placed#({9, 4, 2, 17, 33})", "sum(p * ord(n) for p, n in enumerate(frozenset(['b', 'a', 'c'])))",
+    "placed#({3 + len(PAIR#), 1, len(PAIR#)})", "placed#({9, 4, 2, 17, 33})", "sum(p * n for p, n in enumerate(frozenset([9, 4, 17])))",
     "placed#({n % 7 for n in (9, 4, 2)})", "placed#(set([3, 1, 2]))", "placed#(added#([9, 4, 2, 17]))", "placed#(more#({9, 4, 2, 17}, 25))",
     "sum(map(ord, str({9, 4, 2, 17})[:3]))", "{30, 10, 20}.pop() + 1", "max({9, 4} | {17}) + len({9, 4} | {17}) + sum(sorted({9, 4} | {17}))",
     "len(({9, 4} | {17}) - {4} ^ {9, 3}) + ({9} <= {9, 4} | {2})", "looped#()",
