@@ -35,6 +35,7 @@ from torch._dynamo.variables.functions import (
     SkipFunctionVariable,
 )
 from torch._dynamo.variables.lazy import LazyVariableTracker
+from torch._dynamo.variables.misc import LambdaVariable
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module
@@ -155,6 +156,8 @@ def _runs_python(called: Any) -> bool:
 
 
 def _keeps(called: Any) -> bool:
+    if isinstance(called, LambdaVariable):  # ``dataclasses.fields``
+        return True
     if not isinstance(called, _BUILTIN | PolyfilledFunctionVariable | SkipFunctionVariable):
         return False  # others leave conditions where they are asked
     function = called.as_python_constant()
