@@ -35,6 +35,7 @@ _OF_PYTHON: Final = (
 
 _TORCH: Final = Path(torch.__file__).parent
 _RAISED = re.compile(r"raised exception \w+\((.*)\)", re.DOTALL)
+_OF_TRACER = re.compile("data pointer|convert all Tensors to FakeTensors")
 _SYMBOL = re.compile(r"\bs\d+\b")
 _UNKNOWN = re.compile(r"Failed to find name `(\w+)`")
 
@@ -102,8 +103,8 @@ def _said(error: BaseException, handled: BaseException | None) -> tuple[BaseExce
         return error, _printed("AssertionError", (stack[-1].line or "") if stack else "")
     if kind == _NAME and (unknown := _UNKNOWN.search(str(error))):
         return error, _printed("NameError", f"name {unknown[1]!r} is not defined")
-    # A kernel that reads memory cannot be traced at all: the method may well be right.
-    if kind in _OF_PYTHON and cause is not None and "data pointer" not in str(cause):
+    # A kernel that reads memory, or a tensor that the tracer does not know: the method may well be right.
+    if kind in _OF_PYTHON and cause is not None and not _OF_TRACER.search(str(cause)):
         text = str(cause).replace("FakeTensor", "Tensor")
         return error, _printed(type(cause).__name__, text)
     return error, ""
