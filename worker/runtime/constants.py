@@ -146,8 +146,9 @@ def _encode_numpy(value: Any) -> Any:
 def _encode_member(value: Any) -> list[Any]:
     """Encode an enum's member: its place and name, and its value where no version pins that."""
     kind = type(value)
-    name = [kind.__module__, kind.__qualname__, value.name]
-    return name if is_pinned_module(kind.__module__) else [*name, encode(value.value)]
+    name = [kind.__module__, kind.__qualname__, str(value.name)]
+    is_named = kind.__members__.get(value.name) is value  # combined flags are not
+    return name if is_named and is_pinned_module(kind.__module__) else [*name, encode(value.value)]
 
 
 def _encode_torch(value: Any) -> Any:

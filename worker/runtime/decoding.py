@@ -82,6 +82,12 @@ def _derived(payload: list[Any]) -> Any:
     return type(plain).__new__(class_named(payload), plain)
 
 
+def _member(parts: list[Any]) -> Any:
+    """A member of an enum by its name; combined flags by their value."""
+    kind = class_named(parts[:2])
+    return kind.__members__[parts[2]] if parts[2] in kind.__members__ else kind(decode(parts[3]))
+
+
 _DECODERS: dict[str, Any] = {
     "float": float.fromhex,
     "complex": lambda parts: complex(float.fromhex(parts[0]), float.fromhex(parts[1])),
@@ -95,7 +101,7 @@ _DECODERS: dict[str, Any] = {
     "slice": lambda items: slice(*_items(items)),
     "range": lambda items: range(*_items(items)),
     "ellipsis": lambda _: Ellipsis,
-    "enum": lambda parts: class_named(parts[:2]).__members__[parts[2]],
+    "enum": _member,
     "class": class_named,
     "function": class_named,
     "classmethod": lambda parts: getattr(decode(parts[0]), parts[1]),

@@ -21,13 +21,14 @@ from collections import OrderedDict, deque
 from types import FunctionType
 from typing import Any, Final
 
+import torch
 from torch._dynamo.variables import (
     BuiltinVariable,
+    TupleVariable,
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
     builtin,
 )
-from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.functions import (
     BaseUserFunctionVariable,
     FunctoolsPartialVariable,
@@ -41,6 +42,7 @@ from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module
 from warmrank.worker.torch_private.patching import steps_in
 
+_REPEATS: Final = torch.__version__ >= "2.13"  # lists in place
 _BUILTIN: Any = getattr(builtin, "BaseBuiltinVariable", BuiltinVariable)  # from torch 2.13 on
 # Methods that matter where a container is taken as a whole, by its class; of the first class that fits.
 _ASKED: Final = {
@@ -104,7 +106,7 @@ class OwnContainers:
         name = getattr(variable.fn, "__name__", "")
         kind, method = _IN_PLACE.get(variable.fn, ((), ""))
         cls: Any = _class_of(args[0]) if kind else None
-        is_right = cls in (None, dict) or (cls is list and variable.fn is operator.iadd)
+        is_right = cls in (None, dict) or (cls is list and (variable.fn is operator.iadd or _REPEATS))
         if is_right or not issubclass(cls, kind) or _is_own(cls, f"__{name}__"):
             return original(variable, tx, args, kwargs)
         if issubclass(cls, set) and not issubclass(_class_of(args[1]) or object, set | frozenset):
@@ -116,8 +118,7 @@ class OwnContainers:
             times: Any = given.as_python_constant() if given.is_python_constant() else None
             if not isinstance(times, int) or times < 1:
                 _refuse_operator(name, cls)
-            product = VariableTracker.build(tx, operator.mul)
-            given = product.call_function(tx, [changed, VariableTracker.build(tx, times - 1)], {})
+            given = TupleVariable([*changed.unpack_var_sequence(tx)] * (times - 1))
         changed.call_method(tx, method, [given], {})
         return changed
 

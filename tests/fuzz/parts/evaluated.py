@@ -519,6 +519,7 @@ def matched#(table):
         case {"a": value}: return value
     return 50
 def grown#(values): values += [5]; return len(values)
+def twice#(values): values *= 2; return values
 def doubled#(values): values *= 2; return len(values)
 def less#(members): members -= {1}; return 1 + len(members)
 def emptied#(members): members.clear(); return 1 + len(members)
@@ -566,6 +567,10 @@ CONTAINERS = (
     _asks("copy by slots", "2 if hasattr(copy.copy(self.v#), 'a') else 3", refused="__slots__", top=_OWN, init="self.v# = M#()"),
     _asks("changed in place / list", "grown#(self.v#)", top=_OWN, init="self.v# = E#([1])"),
     _asks("changed in place / list, doubled", "doubled#(self.v#)", top=_OWN, init="self.v# = [1]"),
+    _asks("member of a tuple", "grown#(self.v#[0]) + len(self.w#)", top=_OWN, init="self.w# = [1]\nself.v# = (self.w#,)"),
+    _asks("members of a repeated list", "grown#(operator.mul(self.v#, 2)[0]) + len((self.v# * 2)[1])", top=_OWN, init="self.v# = [[1]]"),
+    _asks("members of a list twice as long", "grown#(twice#(self.v#)[0]) + len(self.v#[1])", top=_OWN, init="self.v# = [[1]]"),
+    _asks("flags together", "2 if self.v# == re.I | re.S else 3", "m.v# = re.I", init="self.v# = re.I | re.S"),
     _asks("changed in place / set", "less#(self.v#)", top=_OWN, init="self.v# = {1, 2}"),
     _asks("changed in place / by its name", "len(self.v#.__iadd__([2]))", refused="by iadd", top=_OWN, init="self.v# = [1]"),
 )  # fmt: skip
