@@ -235,10 +235,12 @@ def _reached(value: Any, source: str) -> Iterator[tuple[Any, str]]:
         return
     cls, expression = (value, source) if isinstance(value, type) else (type(value), f"type({source})")
     yield cls, expression
-    for base in cls.__mro__:
-        for name, member in vars(base).items():
-            if isinstance(member, types.FunctionType):
-                yield member.__globals__, f"{expression}.{name}.__globals__"
+    members: dict[str, Any] = {}  # of the first class that has each
+    for base in reversed(cls.__mro__):
+        members |= vars(base)
+    for name, member in members.items():
+        if isinstance(member, types.FunctionType):
+            yield member.__globals__, f"{expression}.{name}.__globals__"
 
 
 class NodeValues:

@@ -397,6 +397,7 @@ _KEPT = {
     "subclass of dict": ("K.Dict(a=1)", "$['a']", "$.update(a=9)"),
     "subclass of list": ("K.List([1])", "$[0]", "$[0] = 9"),
     "user dict": ("collections.UserDict(a=1)", "$['a']", "$.update(a=9)"),
+    "items of a user dict": ("collections.UserDict(a=1)", "sum(v for k, v in $.items()) + sum($.values())", "$.update(a=9)"),
     "attribute by name": ("'OWN#'", "getattr(self, $)", "$ = 'OTHER#'"),
     "keyword arguments": ("{'y': 1, 'by': 2}", "K.multiplied(**{k: $[k] for k in ('y', 'by')})", "$.update(y=9)"),
     "function that is mapped": ("K.double", "sum(map($, [1, 2]))", "$ = main.K.triple"),
