@@ -200,7 +200,7 @@ def test_programs_are_compiled_ahead_of_time_but_for_choices_on_data(
 @pytest.mark.parametrize("name", [name for name in CALLED if CALLED[name].refused])
 def test_what_cannot_be_kept_is_refused(servers: Servers, tmp_path: Path, name: str) -> None:
     found = called(servers, tmp_path, name, "cold")
-    if found.outcome == "eager raised" and torch.__version__ < "2.12":
+    if name == "writes in a branch" and torch.__version__ < "2.12":
         pytest.skip("this torch does not run it in eager")
     assert (found.outcome, found.detail.partition(":")[0]) == ("refused", CALLED[name].refused)
 

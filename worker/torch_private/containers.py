@@ -1,4 +1,4 @@
-"""Containers of the user's own classes, where Dynamo does otherwise than Python.
+"""Containers, where Dynamo does otherwise than Python: those of the user's own classes, and their members.
 
 Where code of C takes a container as a whole it looks past methods that its class has, or calls them:
 ``dict(d)`` reads what a dict holds, whatever its ``items`` says, but of an ``OrderedDict`` it asks ``keys``
@@ -6,6 +6,9 @@ and ``__getitem__``. Dynamo decides that otherwise, in each release in another w
 methods of its own is refused there. Methods called by their names, subscripts, ``in``, loops and what goes
 over a container by its ``__iter__`` are traced as Python runs them. A set of a class of its own is refused
 wherever it is, as changes of it are lost; so is such a deque, whose changes ask these methods.
+
+Members of a list or tuple stay the objects that they are, also where all that they hold is constant: Dynamo
+computes with constants, and makes others of them. Changes in place are made by methods.
 
 Relied on (``tests/fuzz/parts/evaluated.py``): every call of a frame goes through ``call_function``, and
 every instruction through ``step``; methods of C's have the names ``_method_of`` finds.
@@ -24,6 +27,7 @@ from typing import Any, Final
 import torch
 from torch._dynamo.variables import (
     BuiltinVariable,
+    ConstDictVariable,
     TupleVariable,
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
@@ -36,6 +40,7 @@ from torch._dynamo.variables.functions import (
     SkipFunctionVariable,
 )
 from torch._dynamo.variables.lazy import LazyVariableTracker
+from torch._dynamo.variables.lists import BaseListVariable, ListVariable
 from torch._dynamo.variables.misc import LambdaVariable
 
 from warmrank.worker.errors import NotPortable
@@ -81,17 +86,41 @@ _IN_PLACE: Final = {
     operator.iand: (set, "intersection_update"), operator.isub: (set, "difference_update"),
     operator.ixor: (set, "symmetric_difference_update"),
 }  # fmt: skip
+# Functions that give members of a list or tuple on.
+_GIVING: Final = (operator.add, operator.mul, operator.iadd, operator.imul, max, min)
 _OPERATORS: Final = {function.__name__ for function in _IN_PLACE}
 _TRUTH: Final = ("UNARY_NOT", "TO_BOOL", "POP_JUMP_", "JUMP_IF_")
 
 
-class OwnContainers:
-    """Refuses what the module's docstring says, as it is traced."""
+class Containers:
+    """Steps in where Dynamo traces what the module's docstring says."""
+
+    def __init__(self) -> None:
+        self._giving: Any = ()  # arguments whose members a call gives on
+        self._is_wrapping = False  # a tuple of the caller's
 
     @steps_in("torch._dynamo.variables.builder:VariableBuilder", "_wrap(value)")
     def _wrap(self, original: Any, builder: Any, value: Any) -> Any:
         _refuse_kind(type(value))
-        return original(builder, value)
+        before, self._is_wrapping = self._is_wrapping, type(value) is tuple
+        try:
+            return original(builder, value)
+        finally:
+            self._is_wrapping = before
+
+    @steps_in("torch._dynamo.variables.constant:ConstantVariable", "is_literal(obj)")
+    def _is_literal(self, original: Any, value: Any, *args: Any) -> Any:
+        """True for members of a tuple that are constants; a list is an object of the caller's."""
+        return not (self._is_wrapping and type(value) in (list, set)) and original(value, *args)
+
+    @steps_in("torch._dynamo.variables.builtin", "check_unspec_or_constant_args(args)")
+    def _are_constants(self, original: Any, args: Any, kwargs: Any) -> Any:
+        """True for arguments that Dynamo computes with; not where members of theirs go on."""
+        return original(args, kwargs) and not any(map(_holds_containers, self._giving))
+
+    @steps_in("torch._dynamo.variables.functions", "check_unspec_or_constant_args(args)")
+    def _are_constants_of_polyfill(self, original: Any, args: Any, kwargs: Any) -> Any:
+        return original(args, kwargs) and not any(map(_holds_containers, args))
 
     @steps_in(
         "torch._dynamo.variables.user_defined:UserDefinedClassVariable", "call_function(tx, args, kwargs)"
@@ -102,25 +131,14 @@ class OwnContainers:
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_function(tx, args, kwargs)")
     def _operate(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        """Change a container in place by a method: up to torch 2.13 an operator's change may be lost."""
-        name = getattr(variable.fn, "__name__", "")
-        kind, method = _IN_PLACE.get(variable.fn, ((), ""))
-        cls: Any = _class_of(args[0]) if kind else None
-        is_right = cls in (None, dict) or (cls is list and (variable.fn is operator.iadd or _REPEATS))
-        if is_right or not issubclass(cls, kind) or _is_own(cls, f"__{name}__"):
+        if (changed := _changed_in_place(variable.fn, tx, args)) is not None:
+            return changed
+        before = self._giving
+        self._giving = args[:1] if variable.fn is operator.getitem else args if variable.fn in _GIVING else ()
+        try:
             return original(variable, tx, args, kwargs)
-        if issubclass(cls, set) and not issubclass(_class_of(args[1]) or object, set | frozenset):
-            return original(variable, tx, args, kwargs)
-        if _is_own(cls, method):
-            _refuse_operator(name, cls)
-        changed, given = args[0].realize(), args[1]
-        if variable.fn is operator.imul:
-            times: Any = given.as_python_constant() if given.is_python_constant() else None
-            if not isinstance(times, int) or times < 1:
-                _refuse_operator(name, cls)
-            given = TupleVariable([*changed.unpack_var_sequence(tx)] * (times - 1))
-        changed.call_method(tx, method, [given], {})
-        return changed
+        finally:
+            self._giving = before
 
     @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "step")
     def _step(self, original: Any, tx: Any) -> Any:
@@ -148,6 +166,27 @@ class OwnContainers:
         return original(tx, function, args, kwargs)
 
 
+def _changed_in_place(operate: Any, tx: Any, args: Any) -> Any:
+    """A container changed by a method: up to torch 2.13 an operator's change may be lost; None for others."""
+    kind, method = _IN_PLACE.get(operate, ((), ""))
+    cls: Any = _class_of(args[0]) if kind else None
+    is_right = cls in (None, dict) or (cls is list and (operate is operator.iadd or _REPEATS))
+    if is_right or not issubclass(cls, kind) or is_own(cls, f"__{operate.__name__}__"):
+        return None
+    if issubclass(cls, set) and not issubclass(_class_of(args[1]) or object, set | frozenset):
+        return None
+    if is_own(cls, method):
+        _refuse_operator(operate.__name__, cls)
+    changed, given = args[0].realize(), args[1]
+    if operate is operator.imul:
+        times: Any = given.as_python_constant() if given.is_python_constant() else None
+        if not isinstance(times, int) or times < 1:
+            _refuse_operator(operate.__name__, cls)
+        given = TupleVariable([*changed.unpack_var_sequence(tx)] * (times - 1))
+    changed.call_method(tx, method, [given], {})
+    return changed
+
+
 def _runs_python(called: Any) -> bool:
     """True for functions that are traced themselves, and for what the user's ``__init__`` makes."""
     if isinstance(called, UserDefinedClassVariable):
@@ -163,6 +202,17 @@ def _keeps(called: Any) -> bool:
         return False  # others leave conditions where they are asked
     function = called.as_python_constant()
     return any(function is one for one in _KEEPING)
+
+
+def _holds_containers(variable: Any) -> bool:
+    """True if a list or tuple holds lists or dicts."""
+    made = variable.realize()
+    items = [item.realize() for item in made.items] if isinstance(made, BaseListVariable) else []
+    return any(
+        isinstance(item, ListVariable | ConstDictVariable)
+        or (isinstance(item, TupleVariable) and _holds_containers(item))
+        for item in items
+    )
 
 
 def _method_of(called: Any) -> tuple[str, Any]:
@@ -195,7 +245,8 @@ def _asked(cls: Any) -> frozenset[str]:
     return _ASKED[of_python] & names
 
 
-def _is_own(cls: Any, name: str) -> bool:
+def is_own(cls: Any, name: str) -> bool:
+    """True if a class has a method of the user's."""
     return isinstance(inspect.getattr_static(cls, name, None), FunctionType)
 
 

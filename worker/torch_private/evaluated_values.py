@@ -333,9 +333,8 @@ class ValueHooks:
         for item in variables:
             variable = item.realize()
             new = self._new.get(id(variable))
-            is_constant = (
-                _kind_of(variable) is frozenset and new is None
-            )  # which the set of a literal is filled from
+            # The set of a literal is filled from a constant one.
+            is_constant = _kind_of(variable) is frozenset and new is None
             is_indifferent = (is_constant or id(variable) in self._of_torch) and not _is_for_users(tx)
             if not isinstance(variable, self._sets) or is_indifferent:
                 continue

@@ -18,7 +18,6 @@
 * ``copy`` and ``deepcopy`` make an object anew as Python does, with what lists and dicts hold and what its
   class says of its state; not by ``__slots__``.
 * A dict of the caller's whose order changes (``move_to_end``) has the new order after the call.
-* Members of a list or tuple stay the objects that they are, also where all of them are constants.
 * Copies and repetitions of a deque have its limit, as in torch 2.14 and 2.15.
 * Views among a call's arguments are tensors of their own. Dynamo puts conditions on the sizes of their
   bases: a slice of a buffer that grows would be traced again for every length.
@@ -54,23 +53,18 @@ from torch._dynamo.exc import ObservedKeyError, TensorifyScalarRestartAnalysis
 from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource, TypeSource
 from torch._dynamo.symbolic_convert import InstructionTranslator, TensorifyState
-from torch._dynamo.variables import (
-    ConstDictVariable,
-    PythonModuleVariable,
-    TupleVariable,
-    UserDefinedObjectVariable,
-)
+from torch._dynamo.variables import PythonModuleVariable, TupleVariable, UserDefinedObjectVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
 from torch._dynamo.variables.functions import PolyfilledFunctionVariable
-from torch._dynamo.variables.lists import BaseListVariable, ListVariable
 from torch._dynamo.variables.misc import IgnoredFunctionVariable, LoggingLoggerVariable
 from torch.utils._config_module import ConfigModule
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import globals_module, is_pinned_module, is_users_function
 from warmrank.worker.repeatable import get_cached, get_partial, get_reduced
+from warmrank.worker.torch_private.containers import is_own
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
 
@@ -78,8 +72,6 @@ if TYPE_CHECKING:
     from torch.fx import GraphModule
 
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
-# Functions that give members of a list or tuple on.
-_GIVING = (operator.add, operator.mul, operator.iadd, operator.imul, max, min)
 _log = logging.getLogger("torchair")
 _TELLING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
 _FUNCTIONS = (
@@ -102,8 +94,6 @@ class TracerChanges:
         self._note_call = note_call
         self._left_out: dict[str, None] = {}
         self._is_asking = False  # `copy` for an address
-        self._giving: Any = ()  # arguments whose members a call gives on
-        self._is_wrapping = False  # a tuple of the caller's
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
@@ -142,11 +132,7 @@ class TracerChanges:
         elif isinstance(value, ContextVar):
             make = _ContextVariable
         else:
-            was_wrapping, self._is_wrapping = self._is_wrapping, type(value) is tuple
-            try:
-                made = original(builder, value)
-            finally:
-                self._is_wrapping = was_wrapping
+            made = original(builder, value)
             enters = (getattr(type(value), name, None) for name in ("__enter__", "__exit__"))
             if type(made) is UserDefinedObjectVariable and all(map(is_users_function, enters)):
                 vars(made)["cm_obj"] = value
@@ -260,35 +246,16 @@ class TracerChanges:
             args = _with_texts(tx, template, args[0], args[1].realize())
         elif variable.fn is str and len(args) == 1 and _is_shown(args[0].realize()):
             variable = VariableTracker.build(tx, repr)
-        before = self._giving
-        self._giving = args[:1] if variable.fn is operator.getitem else args if variable.fn in _GIVING else ()
-        try:
-            return original(variable, tx, args, kwargs)
-        finally:
-            self._giving = before
-
-    @steps_in("torch._dynamo.variables.constant:ConstantVariable", "is_literal(obj)")
-    def _is_literal(self, original: Any, value: Any, *args: Any) -> Any:
-        """Whether a member of a tuple is a constant; not a list, which is an object of the caller's."""
-        return not (self._is_wrapping and type(value) in (list, set)) and original(value, *args)
-
-    @steps_in("torch._dynamo.variables.builtin", "check_unspec_or_constant_args(args)")
-    def _are_constants(self, original: Any, args: Any, kwargs: Any) -> Any:
-        """Constants that Dynamo computes with; not lists of lists, whose members would be others."""
-        return original(args, kwargs) and not any(map(_holds_containers, self._giving))
-
-    @steps_in("torch._dynamo.variables.functions", "check_unspec_or_constant_args(args)")
-    def _are_constants_of_polyfill(self, original: Any, args: Any, kwargs: Any) -> Any:
-        return original(args, kwargs) and not any(map(_holds_containers, args))
+        return original(variable, tx, args, kwargs)
 
     @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "_format_value(fmt_spec, flags)")
     def _format(self, original: Any, tx: Any, spec: Any, flags: int) -> Any:
         value = tx.stack[-1].realize()
         if flags & 3 or not isinstance(value, UserDefinedObjectVariable):
             return original(tx, spec, flags)
-        if _is_of_user(value, "__format__"):
+        if is_own(value.python_type(), "__format__"):
             tx.push(tx.pop().realize().call_method(tx, "__format__", [spec], {}))
-        elif not spec.as_python_constant() and (_is_of_user(value, "__str__") or _is_shown(value)):
+        elif not spec.as_python_constant() and (is_own(value.python_type(), "__str__") or _is_shown(value)):
             tx.push(VariableTracker.build(tx, str).call_function(tx, [tx.pop()], {}))
         else:
             return original(tx, spec, flags)
@@ -300,7 +267,7 @@ class TracerChanges:
         is_optional=True,  # up to torch 2.13
     )
     def _is_equal(self, original: Any, variable: Any, other: Any) -> bool:
-        if not _is_of_user(variable, "__eq__"):
+        if not is_own(variable.python_type(), "__eq__"):
             return bool(original(variable, other))
         answer = variable.call_method(InstructionTranslator.current_tx(), "__eq__", [other], {})
         return answer.as_python_constant() is True
@@ -403,26 +370,10 @@ def make_floats_constants(graph_module: GraphModule) -> None:
         raise TensorifyScalarRestartAnalysis
 
 
-def _holds_containers(variable: Any) -> bool:
-    """True if a list or tuple holds lists or dicts."""
-    made = variable.realize()
-    items = [item.realize() for item in made.items] if isinstance(made, BaseListVariable) else []
-    return any(
-        isinstance(item, ListVariable | ConstDictVariable)
-        or (isinstance(item, TupleVariable) and _holds_containers(item))
-        for item in items
-    )
-
-
 def _is_copied_by_slots(cls: Any) -> bool:
     """True if ``copy`` takes values of slots over to a copy of an instance by itself."""
     own = cls.__reduce__ is not object.__reduce__ or cls.__getstate__ is not object.__getstate__
     return not own and bool(copyreg._slotnames(cls))  # type: ignore[attr-defined]
-
-
-def _is_of_user(variable: Any, name: str) -> bool:
-    """True if the class of an object has a method of the user's."""
-    return isinstance(inspect.getattr_static(variable.python_type(), name, None), FunctionType)
 
 
 def _is_shown(variable: Any) -> bool:
@@ -430,7 +381,7 @@ def _is_shown(variable: Any) -> bool:
     return (
         isinstance(variable, UserDefinedObjectVariable)
         and inspect.getattr_static(variable.python_type(), "__str__") is vars(object)["__str__"]
-        and _is_of_user(variable, "__repr__")
+        and is_own(variable.python_type(), "__repr__")
     )
 
 

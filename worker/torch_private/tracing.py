@@ -36,7 +36,7 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from warmrank.worker.errors import GraphBreak, NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_read
-from warmrank.worker.torch_private.containers import OwnContainers
+from warmrank.worker.torch_private.containers import Containers
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, TracedGuard, traced_guards
 from warmrank.worker.torch_private.evaluated import Evaluations
 from warmrank.worker.torch_private.lowering import (
@@ -66,10 +66,22 @@ class TracedWrite(Value):
 class TraceNotes:
     """Steps in where Dynamo looks at objects and writes the frame."""
 
-    def __init__(self, function: str, note: Callable[[str, str, Any], None], free: Container[str]) -> None:
-        """Args: its name; what takes facts (kind, expression, detail); integers that stay symbols."""
-        self._function, self._note, self._free = function, note, free
-        self._switches = _switches()  # before the call
+    def __init__(
+        self,
+        function: str,
+        note: Callable[[str, str, Any], None],
+        free: Container[str],
+        switches: Mapping[str, Any],
+    ) -> None:
+        """Take the function's name, and the switches of the process before it is traced.
+
+        Args:
+            function: its name.
+            note: takes a fact about an object (kind, expression, detail).
+            free: integers that stay symbols.
+            switches: of the process, by their names.
+        """
+        self._function, self._note, self._free, self._switches = function, note, free, switches
         self.objects: dict[str, Any] = {}  # that it looked at, by their source expressions
         self.writes: dict[TracedWrite, None] = {}  # of the frame, in their order
 
@@ -215,14 +227,14 @@ def trace(
             dynamo_timed("warmrank"),
             _tracing_settings(dynamic),
             evaluated.noted(),
-            _switches_kept(),
+            _switches_kept() as switches,
         ):
             started = perf_counter()
-            notes = TraceNotes(name, evaluated.note, free or ())
+            notes = TraceNotes(name, evaluated.note, free or (), switches)
             with (
                 TracerChanges(name, evaluated.note_call).made(),
                 ViewsByThemselves().made(),
-                intercepted(OwnContainers(), notes),
+                intercepted(Containers(), notes),
             ):
                 captured = _capture(method, name, args, dict(kwargs))
             if free is not None and not free and (counters := notes.counters()):
@@ -289,11 +301,11 @@ def trace(
 
 
 @contextlib.contextmanager
-def _switches_kept() -> Iterator[None]:
-    """Put switches of the process back that a trace changed."""
+def _switches_kept() -> Iterator[dict[str, Any]]:
+    """Put switches of the process back that a trace changed; gives their values before it."""
     before = _switches()
     try:
-        yield
+        yield before
     finally:
         for name, put in _SETTERS.items():  # asked anew each time: one setter may set the next switch, too
             if before[name] not in (_switches()[name], "mixed"):

@@ -429,7 +429,7 @@ _WEIGHED = "def weighed#(members): return 1 + sum(place * ord(member[0]) for pla
 _HASHED = (
     "weighed#(self.s#)", "ord(next(iter(GLOBAL#))[0])", "weighed#([*self.s#])", "ord(''.join(self.s#)[0])",
     "weighed#(sorted(self.s#, key=len))", "weighed#(set(['a', 'b', 'c', 'dd', 'ee']))",
-    "hash('abc') % 1000", "'abc'.__hash__() % 1000",
+    "sum(p * ord(n) for p, n in enumerate(frozenset(['b', 'a', 'c'])))", "hash('abc') % 1000", "'abc'.__hash__() % 1000",
 )  # fmt: skip
 _INDIFFERENT = (
     "weighed#(sorted(self.s#))", "2 if 'a' in self.s# else 3", "len(self.s#)",
@@ -521,7 +521,6 @@ def matched#(table):
     return 50
 def grown#(values): values += [5]; return len(values)
 def twice#(values): values *= 2; return values
-def doubled#(values): values *= 2; return len(values)
 def less#(members): members -= {1}; return 1 + len(members)
 def emptied#(members): members.clear(); return 1 + len(members)
 def fetched#(table): return sum(table[name] for name in table) + table.get("a", 0) + len(table)
@@ -567,7 +566,7 @@ CONTAINERS = (
     *(_asks(f"copy / {name}", ask.replace("$", "self.v#"), top=_OWN, init=f"self.v# = {text}") for name, (text, ask) in _COPIES.items()),
     _asks("copy by slots", "2 if hasattr(copy.copy(self.v#), 'a') else 3", refused="__slots__", top=_OWN, init="self.v# = M#()"),
     _asks("changed in place / list", "grown#(self.v#)", top=_OWN, init="self.v# = E#([1])"),
-    _asks("changed in place / list, doubled", "doubled#(self.v#)", top=_OWN, init="self.v# = [1]"),
+    _asks("changed in place / list, doubled", "len(twice#(self.v#))", top=_OWN, init="self.v# = [1]"),
     _asks("member of a tuple", "grown#(self.v#[0]) + len(self.w#)", top=_OWN, init="self.w# = [1]\nself.v# = (self.w#,)"),
     _asks("members of a repeated list", "grown#(operator.mul(self.v#, 2)[0]) + len((self.v# * 2)[1])", top=_OWN, init="self.v# = [[1]]"),
     _asks("members of a list twice as long", "grown#(twice#(self.v#)[0]) + len(self.v#[1])", top=_OWN, init="self.v# = [[1]]"),
