@@ -370,14 +370,12 @@ def follow(
     Raises:
         OrchestratorError: the cluster went away.
     """
-    num_written = num_silent = 0
+    num_written = num_silent = num_unread = 0
+    is_over = False
     try:
-        while True:
-            pause_s = poll_s
+        while not is_over:
             try:
                 info = client.get_job_info(job)  # before the log, of which nothing is missed then
-                began_s = time.monotonic()
-                text = client.get_job_logs(job)
             except (RuntimeError, OSError) as error:
                 num_silent += 1
                 if num_silent > _MAX_SILENT:
@@ -385,15 +383,25 @@ def follow(
                         f"the cluster does not answer any more, so how job {job} ended is not known: "
                         f"{first_line(error)}. Once it answers, ask with: ray job status {job}"
                     ) from error
+                time.sleep(poll_s)
+                continue
+            num_silent, began_s = 0, time.monotonic()
+            is_over = info.status.is_terminal()
+            try:
+                text = client.get_job_logs(job)
+            except (RuntimeError, OSError) as error:
+                num_unread += 1
+                if is_over and num_unread > _MAX_SILENT:  # it went with the node that the job's driver ran on
+                    write(f"\nthe rest of the log cannot be read: {first_line(error)}\n")
+                else:
+                    is_over = False
             else:
-                num_silent = 0
-                pause_s = max(poll_s, 10 * (time.monotonic() - began_s))  # it is the whole log each time
+                num_unread = 0
                 write(text[num_written:])
                 num_written = len(text)
-                if info.status.is_terminal():
-                    code = job_exit_code(str(info.status), info.driver_exit_code)
-                    break
-            time.sleep(pause_s)
+            if not is_over:
+                time.sleep(max(poll_s, 10 * (time.monotonic() - began_s)))  # it is the whole log each time
+        code = job_exit_code(str(info.status), info.driver_exit_code)
     except KeyboardInterrupt as stop:
         write(f"\nstopping job {job} ...\n")
         client.stop_job(job)

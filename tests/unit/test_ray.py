@@ -294,6 +294,12 @@ def test_job_server_that_is_away_for_a_while_is_waited_for():
     assert followed(client) == (0, "SUCCEEDED: as Ray says", "one\ntwo\n")
 
 
+def test_end_of_a_job_whose_log_cannot_be_read_any_more_is_told():
+    client = FakeClient(["one\n", RuntimeError("no such node")], ["RUNNING", "RUNNING", "FAILED"], code=3)
+    log = "one\n\nthe rest of the log cannot be read: no such node\n"
+    assert followed(client) == (3, "FAILED: as Ray says", log)
+
+
 def test_cluster_that_does_not_answer_any_more_is_named():
     client = FakeClient([""], ["RUNNING"])
     client.num_silent = 6
