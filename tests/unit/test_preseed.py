@@ -24,7 +24,7 @@ from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.inspect.store_contents import cached_files
 from warmrank.orchestrator.nodes import Node, this_node
 from warmrank.orchestrator.seed import on_ray
-from warmrank.orchestrator.seed.on_ray import Share, SharedBlobs, share
+from warmrank.orchestrator.seed.on_ray import Share, opener, share
 from warmrank.orchestrator.seed.seeding import (
     LOOK_EVERY_S,
     MAX_LOST_SOURCES,
@@ -279,7 +279,7 @@ class Nodes:
             self.taken.append(piece)
             return get(piece)
 
-        return self.seed("other", FetchOptions(shared=SharedBlobs(shared, noted).open))
+        return self.seed("other", FetchOptions(shared=opener(shared, noted)))
 
     def files(self, name: str) -> dict[str, bytes]:
         return tree(self.root / name)
