@@ -291,7 +291,7 @@ def turn(config: Config) -> Iterator[None]:
     """
     name = f"launch-{launch_key(config)[:12]}"
     ended = config.cache_dir / LOCKS / f"{name}.ended"
-    if way_in_now(config.ray) != "local" or ended.exists():
+    if ended.exists() or way_in_now(config.ray) != "local":
         yield
         return
     with contextlib.ExitStack() as held:

@@ -17,9 +17,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.npu_emulator.device import Device, PoolId
 from warmrank.worker import groups
-from warmrank.worker.devices import backend_for
+from warmrank.worker.devices import backend_for, duplicate
 from warmrank.worker.devices.accelerator import AcceleratorBackend
-from warmrank.worker.devices.port import DeviceBackend, duplicate
+from warmrank.worker.devices.port import DeviceBackend
 from warmrank.worker.runtime.runner import GraphRunner
 
 

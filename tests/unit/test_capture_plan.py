@@ -26,9 +26,8 @@ from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.stages import order
 from warmrank.worker.capture.plan import PlannedInput, Shapes, inputs_for, shapes_of
 from warmrank.worker.capture.plan import parse as parse_plan
-from warmrank.worker.devices import CpuBackend
+from warmrank.worker.devices import CpuBackend, tensor_in
 from warmrank.worker.devices.cpu_graph import ALIGNMENT, Lifetime, Segment, planned
-from warmrank.worker.devices.port import tensor_in
 from warmrank.worker.rank import captures
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import CaptureProposal, FunctionProbe, FunctionResult, PlannedCapture

@@ -23,6 +23,7 @@ from warmrank.cache_store.cache_dir.marks import Marks, marks_of, permit_copies
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.cache_store.errors import Corrupt, StoreError, UnwritableDisk
 from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, WorkerError, WorkloadError
+from warmrank.worker.rank.workload import unit_name
 from warmrank.worker.results import (
     Failure,
     FunctionProbe,
@@ -30,7 +31,6 @@ from warmrank.worker.results import (
     Retraced,
     StageSeconds,
     TraceResult,
-    unit_name,
 )
 from warmrank.worker.runtime.artifact import PortableGuards
 from warmrank.worker.runtime.files import OFFERED, guards_json, is_withheld, offered

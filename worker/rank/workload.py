@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from warmrank.worker import journal
 from warmrank.worker.errors import BadRuntimeState, CompileForbidden, GroupError, ScriptFailed, WorkloadError
-from warmrank.worker.results import FunctionResult, Verification, unit_name
+from warmrank.worker.results import FunctionResult, Verification
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -270,6 +270,11 @@ def _distinct(results: Iterable[FunctionResult]) -> tuple[FunctionResult, ...]:
             first[slot] = replace(result, function=unit_name(name, num_seen[name]))
             num_seen[name] += 1
     return tuple(first.values())
+
+
+def unit_name(function: str, number: int) -> str:
+    """Name of a function's call in a launch, counted from 0: ``Llama.decode``, ``Llama.decode[1]``."""
+    return f"{function}[{number}]" if number else function
 
 
 def _variables(spec: RankSpec) -> dict[str, str]:
