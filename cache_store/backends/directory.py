@@ -39,8 +39,7 @@ from warmrank.cache_store.cache_dir.private_files import (
     sweep_debris,
     temporary_name,
 )
-from warmrank.cache_store.canonical import canonical_json
-from warmrank.cache_store.digests import TooLong, copy_and_digest
+from warmrank.cache_store.digests import TooLong, canonical_json, copy_and_digest
 from warmrank.cache_store.errors import (
     Corrupt,
     NoStoreYet,
@@ -50,8 +49,8 @@ from warmrank.cache_store.errors import (
 )
 from warmrank.cache_store.layout import FORMAT_FILE, TMP, TRASH, file_depth
 from warmrank.cache_store.parallel import NUM_THREADS, each
-from warmrank.cache_store.parsing import Strict
 from warmrank.cache_store.steps import Step, reached
+from warmrank.cache_store.validation import Strict
 
 logger = logging.getLogger(__name__)
 Flush = Literal["syncfs", "fsync"]

@@ -32,12 +32,9 @@ from pydantic import AfterValidator, Field
 
 from warmrank.cache_store.backends.directory import LOCAL_TYPES, file_system_type, read_mounts
 from warmrank.cache_store.cache_dir.private_files import OTHERS_WRITE, way_to
-from warmrank.cache_store.canonical import canonical_json
-from warmrank.cache_store.digests import digest_bytes
+from warmrank.cache_store.digests import canonical_json, digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, Untrusted, UntrustedReason
 from warmrank.cache_store.layout import BLOBS, QUARANTINE, TMP, TOP_LEVEL
-from warmrank.cache_store.parsing import Strict, parse_document
-from warmrank.cache_store.paths import part_fault, refusing
 from warmrank.cache_store.signing.keyring import (
     Keyring,
     Revocation,
@@ -47,6 +44,7 @@ from warmrank.cache_store.signing.keyring import (
     load_signer,
     read_keyring,
 )
+from warmrank.cache_store.validation import Strict, parse_document, part_fault, refusing
 
 logger = logging.getLogger(__name__)
 TrustPolicy = Literal["require", "warn", "off"]

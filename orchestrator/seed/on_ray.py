@@ -70,17 +70,20 @@ def share(copies: Iterable[NewFile], put: Callable[[bytes], Any], *, room_bytes:
 def opener(shared: Share, get: Callable[[Any], bytes]) -> Callable[[str], BinaryIO]:
     """Function that opens the blobs of a share by name, for any number of threads.
 
-    It raises `NotInStore` for any other. ``get`` gives back what was put, and raises `StoreUnavailable` where
-    that is gone: then no other blob is opened.
+    It raises `NotInStore` for any other. ``get`` gives back what was put; after an error of Ray's no other
+    blob is opened.
     """
+    import ray
+
     left = dict(shared)
 
     def pieces_of(name: str) -> Iterator[bytes]:
         try:
             yield from map(get, shared[name])
-        except StoreUnavailable:
+        except ray.exceptions.RayError as error:
             left.clear()
-            raise
+            reason = f"what it shared is gone: {first_line(error)}"
+            raise StoreUnavailable(what="blob", where="another node", reason=reason) from error
 
     def opened(name: str) -> BinaryIO:
         if name not in left:
@@ -97,15 +100,12 @@ class NodeSeeder:
         self._config, self._node, self._verify = config, node, verify
 
     def seed(self, shared: Share, shares: bool) -> tuple[NodeSeed, Share]:
-        """Seed the node from what another one shares.
-
-        Returns:
-            The outcome, and what the node ``shares`` of what it has now.
-        """
+        """Seed the node from another's share; returns the outcome, and its own share if it ``shares``."""
         import ray
 
         copies: list[NewFile] = []
-        options = FetchOptions(shared=opener(shared, _get), held=copies.extend, reread=self._verify)
+        opened = opener(shared, lambda piece: ray.get(piece, timeout=_GET_TIMEOUT_S))
+        options = FetchOptions(shared=opened, held=copies.extend, reread=self._verify)
         try:
             found = seed_here(self._config, self._node, options=options)
         except (StoreError, OrchestratorError, OSError) as error:
@@ -120,17 +120,6 @@ def _room_bytes(node: Node) -> int:
     """A quarter of a node's object store, so that nothing spills beside a launch."""
     resources = next((each.resources for each in nodes_of_ray() if each.node == node), {})
     return int(resources.get("object_store_memory", 0)) // 4
-
-
-def _get(piece: Any) -> bytes:
-    import ray
-
-    try:
-        data: bytes = ray.get(piece, timeout=_GET_TIMEOUT_S)
-    except ray.exceptions.RayError as error:
-        reason = f"what it shared is gone: {first_line(error)}"
-        raise StoreUnavailable(what="blob", where="another node", reason=reason) from error
-    return data
 
 
 class RaySeedCluster:

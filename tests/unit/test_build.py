@@ -25,7 +25,7 @@ from warmrank.worker.errors import NeedsValues
 from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.manifests import unpacked
 from warmrank.worker.rank.offline import OfflineRank
-from warmrank.worker.rank.start import RankSpec
+from warmrank.worker.rank.rank_worker import RankSpec
 from warmrank.worker.results import FunctionResult
 from warmrank.worker.settings import Target
 

@@ -11,8 +11,8 @@ from tests.support.sealed_launches import DAY_S, GRACE_S, SHARED, Evicting, at_s
 from tests.support.stored import LAUNCH_KEY, OFF, make_record
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import EvictRefused, StoreUnavailable
-from warmrank.cache_store.gc.inventory import mark_used
 from warmrank.cache_store.layout import PROBE, record_name
+from warmrank.cache_store.publish import mark_used
 from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.cache_store.signing.trust import Trust

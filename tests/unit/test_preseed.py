@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import GetTimeoutError
 from typer.testing import CliRunner, Result
 
 from tests.support.launching import loaded_config, store_launch, write_config
 from tests.support.stored import save_key_pair, tree
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.private_files import check_private
-from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.orchestrator.cli.main import app
@@ -313,7 +313,7 @@ def test_node_that_dies_leaves_the_rest_to_the_store_and_is_not_waited_for_again
 ):
     def get(data: bytes) -> bytes:
         if len(nodes.taken) > num_pieces:
-            raise StoreUnavailable(what="blob", where="another node", reason="it is gone")
+            raise GetTimeoutError("it is gone")
         return data
 
     found = nodes.receive(nodes.share(), get)

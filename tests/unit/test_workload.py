@@ -27,7 +27,7 @@ from warmrank.inference import cache_compile
 from warmrank.worker import journal
 from warmrank.worker.errors import CompileForbidden, WorkloadError
 from warmrank.worker.rank import manifests
-from warmrank.worker.rank.start import RankSpec
+from warmrank.worker.rank.rank_worker import RankSpec
 from warmrank.worker.rank.workload import Call, RankContext, Workload, build_workload, journal_of, run_script
 from warmrank.worker.results import FunctionResult, StageSeconds
 from warmrank.worker.runtime.artifact import ArtifactFile

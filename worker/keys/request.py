@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.canonical import key_of
+from warmrank.cache_store.digests import key_of
 from warmrank.worker import settings
 from warmrank.worker.configs.options import changed
 from warmrank.worker.errors import BadFunction

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.canonical import key_of
+from warmrank.cache_store.digests import key_of
 from warmrank.worker import journal
 from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.workload import journal_of
@@ -22,7 +22,7 @@ from warmrank.worker.runtime.files import is_withheld, provenance
 if TYPE_CHECKING:
     from warmrank.cache_store.cache_dir.node_files import NodeFile
     from warmrank.cache_store.records.manifest import PartitionManifest
-    from warmrank.worker.rank.start import RankSpec
+    from warmrank.worker.rank.rank_worker import RankSpec
     from warmrank.worker.runtime.find import StoredArtifact
     from warmrank.worker.runtime.function import CachedFunction
 
