@@ -35,6 +35,7 @@ from warmrank.cache_store.cache_dir.private_files import (
 )
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, StoreError, UnusableCache, outcome_of
+from warmrank.cache_store.parsing import parse_document
 from warmrank.cache_store.records.manifest import (
     Count,
     Document,
@@ -49,7 +50,6 @@ from warmrank.cache_store.records.manifest import (
     partition_key,
 )
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.validation import parse_document
 
 logger = logging.getLogger(__name__)
 QUEUE = ".queue"

@@ -47,7 +47,7 @@ from warmrank.cache_store.cache_dir import private_files
 from warmrank.cache_store.cache_dir.node_files import Collect, NodeCache, is_reserved
 from warmrank.cache_store.digests import digest_bytes, digest_stream
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.validation import path_fault
+from warmrank.cache_store.paths import path_fault
 from warmrank.worker.settings import Settings, expanded, kind_of, settings
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from warmrank.cache_store.cache_dir.private_files import check_owned, os_errors_
 from warmrank.cache_store.digests import key_of
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.fetch.node_artifacts import MAX_BYTES, MAX_FILES
+from warmrank.cache_store.paths import MAX_PARTS, collisions
 from warmrank.cache_store.records.manifest import (
     MAX_ENTRIES,
     MAX_FILE_BYTES,
@@ -29,7 +30,6 @@ from warmrank.cache_store.records.manifest import (
     PartitionManifest,
 )
 from warmrank.cache_store.sync.tools import is_left_out
-from warmrank.cache_store.validation import MAX_PARTS, collisions
 from warmrank.worker.node_caches import ARTIFACT_CHARS, OWN
 from warmrank.worker.values import Value
 

@@ -20,7 +20,8 @@ from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import Corrupt, OsErrors, StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE, TOP_LEVEL
 from warmrank.cache_store.parallel import nothing
-from warmrank.cache_store.validation import Strict, parse_document, path_fault
+from warmrank.cache_store.parsing import Strict, parse_document
+from warmrank.cache_store.paths import path_fault
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -49,8 +49,8 @@ from warmrank.cache_store.errors import (
 )
 from warmrank.cache_store.layout import FORMAT_FILE, TMP, TRASH, file_depth
 from warmrank.cache_store.parallel import NUM_THREADS, each
+from warmrank.cache_store.parsing import Strict
 from warmrank.cache_store.steps import Step, reached
-from warmrank.cache_store.validation import Strict
 
 logger = logging.getLogger(__name__)
 Flush = Literal["syncfs", "fsync"]

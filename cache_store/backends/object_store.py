@@ -41,8 +41,8 @@ from warmrank.cache_store.digests import CHUNK_BYTES, Digest, canonical_json
 from warmrank.cache_store.errors import Corrupt, NoStoreYet, NotInStore, StoreUnavailable, UnusableCache
 from warmrank.cache_store.layout import BLOBS, FORMAT_FILE, PROBE, TMP, split_trash_name
 from warmrank.cache_store.parallel import each
+from warmrank.cache_store.parsing import Strict
 from warmrank.cache_store.steps import Step, reached
-from warmrank.cache_store.validation import Strict
 
 logger = logging.getLogger(__name__)
 WHOLE_BYTES = 4 << 20

@@ -44,7 +44,7 @@ from warmrank.cache_store.cache_dir.private_files import (
 )
 from warmrank.cache_store.digests import Digest, TooLong, Writable, copy_and_digest, is_sha256
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.validation import path_fault
+from warmrank.cache_store.paths import path_fault
 
 logger = logging.getLogger(__name__)
 NODE = "node"

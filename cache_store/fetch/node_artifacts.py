@@ -29,10 +29,10 @@ from warmrank.cache_store.errors import StoreError, outcome_of
 from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, missing_blobs, take_pinned
 from warmrank.cache_store.layout import blob_name
 from warmrank.cache_store.parallel import each
+from warmrank.cache_store.paths import collisions
 from warmrank.cache_store.records.documents import READERS, Documents
 from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.text import count_text
-from warmrank.cache_store.validation import collisions
 
 _INDEX = "node"
 MAX_FILES = 8192

@@ -29,9 +29,9 @@ from warmrank.cache_store.layout import (
     split_pin_name,
     split_record_name,
 )
+from warmrank.cache_store.parsing import parse_document
 from warmrank.cache_store.records.documents import read_stored_form
 from warmrank.cache_store.records.manifest import Document, Utc, utc_now
-from warmrank.cache_store.validation import parse_document
 
 _MIN_PREFIX = 6
 """Fewer characters of a key or digest could mean anything."""

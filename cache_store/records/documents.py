@@ -28,6 +28,7 @@ from warmrank.cache_store.layout import (
     split_record_name,
 )
 from warmrank.cache_store.parallel import each
+from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
 from warmrank.cache_store.records.manifest import (
     DirectoryListing,
     LaunchRecord,
@@ -40,7 +41,6 @@ from warmrank.cache_store.records.manifest import (
 )
 from warmrank.cache_store.signing.trust import DocumentKind, Trust, signer_id
 from warmrank.cache_store.text import explain_miss, time_text
-from warmrank.cache_store.validation import MAX_DOCUMENT_BYTES
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -37,7 +37,8 @@ from warmrank.cache_store.cache_dir.private_files import (
 )
 from warmrank.cache_store.digests import canonical_json
 from warmrank.cache_store.errors import Conflict, Corrupt, StoreError, UnusableCache
-from warmrank.cache_store.validation import Strict, parse_document, part_fault
+from warmrank.cache_store.parsing import Strict, parse_document
+from warmrank.cache_store.paths import part_fault
 
 logger = logging.getLogger(__name__)
 TRUSTED, REVOKED = "trusted", "revoked"

@@ -35,6 +35,8 @@ from warmrank.cache_store.cache_dir.private_files import OTHERS_WRITE, way_to
 from warmrank.cache_store.digests import canonical_json, digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, Untrusted, UntrustedReason
 from warmrank.cache_store.layout import BLOBS, QUARANTINE, TMP, TOP_LEVEL
+from warmrank.cache_store.parsing import Strict, parse_document
+from warmrank.cache_store.paths import part_fault, refusing
 from warmrank.cache_store.signing.keyring import (
     Keyring,
     Revocation,
@@ -44,7 +46,6 @@ from warmrank.cache_store.signing.keyring import (
     load_signer,
     read_keyring,
 )
-from warmrank.cache_store.validation import Strict, parse_document, part_fault, refusing
 
 logger = logging.getLogger(__name__)
 TrustPolicy = Literal["require", "warn", "off"]

@@ -24,6 +24,8 @@ from warmrank.cache_store.digests import digest_bytes, digest_stream
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache
 from warmrank.cache_store.layout import blob_name, record_name
 from warmrank.cache_store.parallel import NUM_THREADS, each
+from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES, faults_of
+from warmrank.cache_store.paths import collisions, path_fault
 from warmrank.cache_store.publish import put_blobs
 from warmrank.cache_store.records.documents import Documents, newest_listing
 from warmrank.cache_store.records.manifest import (
@@ -34,7 +36,6 @@ from warmrank.cache_store.records.manifest import (
     utc_now,
 )
 from warmrank.cache_store.sync.tools import is_left_out, is_ours, is_unread, tool_named
-from warmrank.cache_store.validation import MAX_DOCUMENT_BYTES, collisions, faults_of, path_fault
 
 logger = logging.getLogger(__name__)
 

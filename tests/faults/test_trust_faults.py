@@ -34,6 +34,8 @@ from tests.support.stored import (
 from warmrank.cache_store.digests import canonical_json, digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted
 from warmrank.cache_store.layout import manifest_name
+from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
+from warmrank.cache_store.paths import collision, path_fault
 from warmrank.cache_store.records.manifest import (
     MAX_COMPONENTS,
     MAX_ENTRIES,
@@ -52,7 +54,6 @@ from warmrank.cache_store.signing.trust import (
     Trust,
     TrustPolicy,
 )
-from warmrank.cache_store.validation import MAX_DOCUMENT_BYTES, collision, path_fault
 
 pytestmark = pytest.mark.faults
 

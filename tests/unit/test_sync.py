@@ -13,6 +13,7 @@ from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.cache_dir.marks import admit
 from warmrank.cache_store.errors import Conflict, Corrupt, NotInStore, RefusedCache, Untrusted, UnusableCache
 from warmrank.cache_store.layout import BLOBS, DIRECTORIES
+from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
 from warmrank.cache_store.records.documents import Documents
 from warmrank.cache_store.signing.keyring import Revocation, generate_key_pair, key_id
 from warmrank.cache_store.signing.trust import Trust
@@ -20,7 +21,6 @@ from warmrank.cache_store.sync import push as pushing
 from warmrank.cache_store.sync.pull import pull
 from warmrank.cache_store.sync.push import push
 from warmrank.cache_store.sync.tools import is_ours
-from warmrank.cache_store.validation import MAX_DOCUMENT_BYTES
 
 COMPONENTS = {"torch": "2.13.0", "per": "node"}
 
