@@ -18,7 +18,7 @@ from pathlib import Path
 from warmrank.cache_store.cache_dir import node_files
 from warmrank.cache_store.cache_dir.node_files import NODE, NodeCache, NodeFile
 from warmrank.cache_store.cache_dir.private_files import check_owned, os_errors_are_unusable
-from warmrank.cache_store.digests import key_of
+from warmrank.cache_store.canonical import key_of
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.cache_store.fetch.node_artifacts import MAX_BYTES, MAX_FILES
 from warmrank.cache_store.paths import MAX_PARTS, collisions

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from warmrank.cache_store.cache_dir.private_files import make_private_directories
-from warmrank.cache_store.digests import Digest, digest_bytes, key_of
+from warmrank.cache_store.canonical import key_of
+from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,

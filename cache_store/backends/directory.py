@@ -39,7 +39,8 @@ from warmrank.cache_store.cache_dir.private_files import (
     sweep_debris,
     temporary_name,
 )
-from warmrank.cache_store.digests import TooLong, canonical_json, copy_and_digest
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import TooLong, copy_and_digest
 from warmrank.cache_store.errors import (
     Corrupt,
     NoStoreYet,

@@ -37,7 +37,8 @@ from warmrank.cache_store.backends.backend import (
 )
 from warmrank.cache_store.backends.deadline import ANSWER_S
 from warmrank.cache_store.backends.object_client import ObjectClient
-from warmrank.cache_store.digests import CHUNK_BYTES, Digest, canonical_json
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import CHUNK_BYTES, Digest
 from warmrank.cache_store.errors import Corrupt, NoStoreYet, NotInStore, StoreUnavailable, UnusableCache
 from warmrank.cache_store.layout import BLOBS, FORMAT_FILE, PROBE, TMP, split_trash_name
 from warmrank.cache_store.parallel import each

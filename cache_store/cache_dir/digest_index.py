@@ -32,7 +32,8 @@ from warmrank.cache_store.cache_dir.private_files import (
     sweep_debris,
     write_whole,
 )
-from warmrank.cache_store.digests import Digest, canonical_json, digest_bytes, digest_stream
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import Digest, digest_bytes, digest_stream
 from warmrank.cache_store.errors import UnusableCache
 
 logger = logging.getLogger(__name__)

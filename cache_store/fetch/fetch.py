@@ -40,7 +40,8 @@ from warmrank.cache_store.cache_dir.private_files import (
     sweep_debris,
     temporary_path,
 )
-from warmrank.cache_store.digests import Digest, canonical_json, digest_bytes
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, UnusableCache, is_final, outcome_of
 from warmrank.cache_store.fetch.blobs import Blobs, FetchOptions, clone, missing_blobs, take_pinned
 from warmrank.cache_store.gc.inventory import bring_back

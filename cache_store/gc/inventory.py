@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from warmrank.cache_store.backends.backend import FileInfo
 from warmrank.cache_store.backends.places import Places
-from warmrank.cache_store.digests import key_of
+from warmrank.cache_store.canonical import key_of
 from warmrank.cache_store.errors import (
     Corrupt,
     EvictRefused,

@@ -39,7 +39,8 @@ from pydantic import (
 
 from warmrank.cache_store.cache_dir.local import VARIANT_NAME, is_companion_name, is_variant_name
 from warmrank.cache_store.cache_dir.node_files import NODE, NodeFile, kept_path, split_node_path
-from warmrank.cache_store.digests import Digest, canonical_json, key_of
+from warmrank.cache_store.canonical import canonical_json, key_of
+from warmrank.cache_store.digests import Digest
 from warmrank.cache_store.parsing import Strict, parse_document
 from warmrank.cache_store.paths import collision, part_fault, path_fault, refusing, shown
 

@@ -35,7 +35,7 @@ from warmrank.cache_store.cache_dir.private_files import (
     os_errors_are_unusable,
     write_whole,
 )
-from warmrank.cache_store.digests import canonical_json
+from warmrank.cache_store.canonical import canonical_json
 from warmrank.cache_store.errors import Conflict, Corrupt, StoreError, UnusableCache
 from warmrank.cache_store.parsing import Strict, parse_document
 from warmrank.cache_store.paths import part_fault

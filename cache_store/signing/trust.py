@@ -32,7 +32,8 @@ from pydantic import AfterValidator, Field
 
 from warmrank.cache_store.backends.directory import LOCAL_TYPES, file_system_type, read_mounts
 from warmrank.cache_store.cache_dir.private_files import OTHERS_WRITE, way_to
-from warmrank.cache_store.digests import canonical_json, digest_bytes
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, Untrusted, UntrustedReason
 from warmrank.cache_store.layout import BLOBS, QUARANTINE, TMP, TOP_LEVEL
 from warmrank.cache_store.parsing import Strict, parse_document

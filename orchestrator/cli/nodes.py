@@ -193,7 +193,7 @@ class CacheOptions:
         directory; what their names lack (releases, devices, instruction sets) is the key under which it comes
         back. Where a tool's variable is set already, its directory is that one.
         """
-        from warmrank.cache_store.digests import key_of
+        from warmrank.cache_store.canonical import key_of
         from warmrank.orchestrator.config.models import KNOWN_VARIABLES, Config, ExecConfig, SyncedCache
         from warmrank.orchestrator.stores import found_out, named_store
         from warmrank.worker.keys.request import environment

@@ -14,7 +14,7 @@ from pydantic import Discriminator, Field, JsonValue, Tag, field_validator, mode
 from pydantic_core import PydanticCustomError
 
 from warmrank.cache_store.cache_dir.node_files import Collect
-from warmrank.cache_store.digests import canonical_json, key_of
+from warmrank.cache_store.canonical import canonical_json, key_of
 from warmrank.orchestrator.config.store import Seconds, Store, StoreConfig, Strict, Text
 from warmrank.worker import node_caches
 from warmrank.worker.configs.compiler_config import EngineChoice, GuardMode

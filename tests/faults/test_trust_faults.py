@@ -31,7 +31,8 @@ from tests.support.stored import (
     stored,
     tree,
 )
-from warmrank.cache_store.digests import canonical_json, digest_bytes
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreError, Untrusted
 from warmrank.cache_store.layout import manifest_name
 from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES

@@ -8,7 +8,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from warmrank.cache_store.digests import canonical_json, digest_bytes
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import digest_bytes
 
 Json = Any
 ODD_VALUES: tuple[Json, ...] = (

@@ -21,7 +21,8 @@ from tests.support.stored import (
 )
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.private_files import create_private, make_private_directories
-from warmrank.cache_store.digests import digest_bytes, key_of
+from warmrank.cache_store.canonical import key_of
+from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.gc import evict as evicting
 from warmrank.cache_store.gc.evict import EvictPolicy, EvictReport, evict

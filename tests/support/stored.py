@@ -10,7 +10,8 @@ from typing import Any
 
 from warmrank.cache_store.backends.backend import BlobBackend
 from warmrank.cache_store.cache_dir.local import add_variant
-from warmrank.cache_store.digests import digest_bytes, key_of
+from warmrank.cache_store.canonical import key_of
+from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.records.manifest import (
     ArtifactEntry,
     CaptureEntry,

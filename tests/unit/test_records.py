@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from tests.support.stored import ENVIRONMENT, LAUNCH_KEY, make_record
 from tests.support.stored import rank_entry as entry
 from tests.support.stored import rank_manifest as manifest
-from warmrank.cache_store.digests import canonical_json, key_of
+from warmrank.cache_store.canonical import canonical_json, key_of
 from warmrank.cache_store.errors import (
     Conflict,
     Corrupt,

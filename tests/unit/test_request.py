@@ -234,7 +234,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(fingerprint, "_NVIDIA", tmp_path / "nvidia")
     monkeypatch.setattr(fingerprint, "_NVIDIA_DEVICE", tmp_path / "nvidiactl")
     monkeypatch.setattr("warmrank.worker.keys.request._CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr("warmrank.worker.keys.request.architectures", tuple)
+    monkeypatch.setattr("warmrank.worker.nvidia.architectures", tuple)
     return tmp_path
 
 

@@ -34,7 +34,8 @@ from warmrank.cache_store.cache_dir.local import (
 )
 from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
 from warmrank.cache_store.cache_dir.node_files import kept_files
-from warmrank.cache_store.digests import digest_bytes, key_of
+from warmrank.cache_store.canonical import key_of
+from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.gc.evict import EvictPolicy
 from warmrank.cache_store.layout import USED, split_used_name

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.cache_store.digests import canonical_json
+from warmrank.cache_store.canonical import canonical_json
 from warmrank.worker.devices import memory_of
 from warmrank.worker.values import Value
 

@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.cache_store.cache_dir.private_files import os_errors_are_unusable, read_private, write_whole
-from warmrank.cache_store.digests import canonical_json, digest_bytes
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import UnusableCache
 from warmrank.worker.engines import engine_named
 from warmrank.worker.errors import ArtifactCorrupt, NoSuchCache

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warmrank.cache_store.digests import key_of
+from warmrank.cache_store.canonical import key_of
 from warmrank.worker import journal
 from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.workload import journal_of

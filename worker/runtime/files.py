@@ -49,7 +49,8 @@ from typing import TYPE_CHECKING, Any
 
 from warmrank.cache_store.cache_dir.local import add_variant, companions, variants
 from warmrank.cache_store.cache_dir.private_files import make_private_directories, os_errors_are_unusable
-from warmrank.cache_store.digests import Digest, canonical_json, digest_bytes
+from warmrank.cache_store.canonical import canonical_json
+from warmrank.cache_store.digests import Digest, digest_bytes
 from warmrank.worker.runtime.artifact import ABOUT, FORMAT, MAGIC
 from warmrank.worker.runtime.find import StoredArtifact, announce, candidates, read_stored, with_files
 from warmrank.worker.values import replace
