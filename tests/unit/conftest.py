@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import uuid
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _VARIABLES = (
     "TORCHAIR_CACHE_HOME", "WARMRANK_NO_COMPILE", "WARMRANK_JOURNAL",
-    "ASCEND_RT_VISIBLE_DEVICES", "HCCL_OP_EXPANSION_MODE",
+    "ASCEND_RT_VISIBLE_DEVICES", "HCCL_OP_EXPANSION_MODE", "RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR",
 )  # fmt: skip
 
 
@@ -124,6 +125,21 @@ def memory(tmp_path: Path) -> Evicting:
     from tests.support.sealed_launches import Evicting
 
     return Evicting(tmp_path)
+
+
+@pytest.fixture
+def own_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's keyring, in which there is nothing yet."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "warmrank" / "keys"
+
+
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """Whoever runs the tests in the background of a shell ignores it, and so do they."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
