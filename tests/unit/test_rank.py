@@ -250,7 +250,7 @@ def test_unverified_cache_is_refused_where_trust_is_required(tmp_path: Path) -> 
     given = init(tmp_path, store={"path": str(tmp_path / "store")})
     RankHost(FakeWorld().make_worker).open(given)
     mark_unverified(Path(given.spec.cache_dir), "off")
-    with pytest.raises(UnusableCache):
+    with pytest.raises(UnusableCache, match="use another cache_dir, or empty this one"):
         RankHost(FakeWorld().make_worker).open(given)
 
 
