@@ -53,6 +53,7 @@ def test_record_of_several_environments_is_the_newest_of_each(memory):
 def test_pinned_record_stays(memory):
     old, new = memory.launch(), memory.launch()
     memory.store.pin(old.rpartition("/")[2][:12], reason="baseline")
+    assert [(pin.record, pin.reason) for pin in memory.store.pins()] == [(old, "baseline")]
     memory.pass_time(30 * DAY_S)
     report = memory.evict(older_than_s=DAY_S)
     assert memory.names("launch/") == {old, new}
@@ -118,9 +119,14 @@ def test_failing_listing_is_refused(memory, monkeypatch, prefix):
     assert len(memory.names("launch/")) == 2
 
 
-def test_listing_that_leaves_out_a_used_record_is_refused(memory, monkeypatch):
+@pytest.mark.parametrize(
+    "mark",
+    [lambda memory, name: mark_used(memory.places, name), lambda memory, name: memory.store.pin(name[-64:])],
+    ids=["used", "pinned"],
+)
+def test_listing_that_leaves_out_a_record_with_a_mark_is_refused(memory, monkeypatch, mark):
     hidden, _ = memory.launch(), memory.launch()
-    mark_used(memory.places, hidden)
+    mark(memory, hidden)
     memory.pass_time(30 * DAY_S)
     real = memory.backend.list
     monkeypatch.setattr(
@@ -144,23 +150,15 @@ def test_document_that_cannot_be_read_is_refused_with_the_remedy(memory, place, 
         memory.evict(older_than_s=DAY_S)
 
 
-def test_record_committed_while_marking_keeps_what_it_needs(memory, monkeypatch):
+@pytest.mark.parametrize("step", [Step.EVICT_MARKED, Step.EVICT_CHECKED], ids=["mark", "trash"])
+def test_record_committed_after_the_mark_or_the_trash_has_what_it_needs(memory, monkeypatch, step):
     memory.launch()
     record = memory.publish({"Llama.own": b"late"}, 50)
     memory.pass_time(30 * DAY_S)
-    at_step(monkeypatch, Step.EVICT_MARKED, lambda: memory.commit(record))
+    at_step(monkeypatch, step, lambda: memory.commit(record))
     report = memory.evict()
-    assert {choice.kind for choice in report.taken} == set()
+    assert step == Step.EVICT_CHECKED or report.taken == ()
     assert memory.has(b"late")
-    assert memory.store.verify().faults == ()
-
-
-def test_record_committed_after_the_trash_restores_what_it_needs(memory, monkeypatch):
-    memory.launch()
-    record = memory.publish({"Llama.own": b"late"}, 50)
-    memory.pass_time(30 * DAY_S)
-    at_step(monkeypatch, Step.EVICT_CHECKED, lambda: memory.commit(record))
-    memory.evict()
     assert memory.store.verify().faults == ()
     assert memory.store.launches()[0].partitions == record.partitions
 

@@ -34,13 +34,14 @@ class Places:
     """A near and a far place, and views of both."""
 
     def __init__(self) -> None:
-        self.near = WaywardBackend()
-        self.far = WaywardBackend()
+        self.near, self.far = WaywardBackend(), WaywardBackend()
 
     def view(self, near: TierMode = "rw", far: TierMode = "rw") -> Tiers:
-        return Tiers(
-            [Tier(name="near", backend=self.near, mode=near), Tier(name="far", backend=self.far, mode=far)]
-        )
+        tiers = [
+            Tier(name="near", backend=self.near, mode=near),
+            Tier(name="far", backend=self.far, mode=far),
+        ]
+        return Tiers(tiers)
 
 
 @pytest.fixture
@@ -145,13 +146,8 @@ def both(tmp_path: Path) -> Both:
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    [
-        ("cas/", "damaged"),
-        ("ac/", "damaged"),
-        ("launch/", "damaged"),
-        ("cas/", "missing"),
-        ("ac/", "missing"),
-    ],
+    [(kind, "damaged") for kind in ("cas/", "ac/", "launch/")]
+    + [(kind, "missing") for kind in ("cas/", "ac/")],
 )
 def test_repair_takes_what_another_place_has_whole(both, kind, how):
     name = next(info.name for info in both.far.list(kind))
@@ -238,20 +234,6 @@ def test_pin_and_unpin_act_on_every_place(both):
     assert [len(place.stat([name])) for place in (both.near, both.far)] == [0, 0]
 
 
-@pytest.fixture
-def near(tmp_path: Path) -> TierSpec:
-    return TierSpec(location=str(tmp_path / "near"))
-
-
-@pytest.fixture
-def far(tmp_path: Path) -> TierSpec:
-    return TierSpec(location=str(tmp_path / "far"))
-
-
-def states(store: Store) -> list[tuple[str, str]]:
-    return [(tier.location.rpartition("/")[2], tier.state) for tier in store.tiers]
-
-
 def test_unknown_scheme_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(StoreUnavailable, match=r"ftp://bucket/x"):
@@ -260,10 +242,13 @@ def test_unknown_scheme_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "error"), [("", Corrupt), ('{"format":9}', NewerFormat)], ids=["damaged", "newer"]
+    ("text", "error", "said"),
+    [("", Corrupt, "FORMAT"), ('{"format":9}', NewerFormat, "format 9.*upgrade warmrank")],
+    ids=["damaged", "newer"],
 )
 @pytest.mark.parametrize("mode", ["ro", "rw", "required"])
-def test_place_that_cannot_be_read_as_a_store_is_left_out_unless_required(near, far, mode, text, error):
+def test_place_that_cannot_be_read_as_a_store_is_left_out_unless_required(tmp_path, mode, text, error, said):
+    near, far = (TierSpec(location=str(tmp_path / name)) for name in ("near", "far"))
     open_store([near], trust=OFF)
     path = Path(near.location, "FORMAT")
     path.chmod(0o600)
@@ -271,11 +256,14 @@ def test_place_that_cannot_be_read_as_a_store_is_left_out_unless_required(near, 
     open_store([far], trust=OFF)
     specs = [replace(near, mode=mode), far]
     if mode == "required":
-        with pytest.raises(error):
+        with pytest.raises(error, match=said):
             open_store(specs, trust=OFF)
         return
     store = open_store(specs, trust=OFF)
-    assert states(store) == [("far", "used"), ("near", "away")]
+    assert [(tier.location, tier.state) for tier in store.tiers] == [
+        (far.location, "used"),
+        (near.location, "away"),
+    ]
     assert [near.location in line for line in store.problems] == [True]
     assert store.is_behind == (mode == "rw")
     assert not circuit_of(near.location, {}).is_open
