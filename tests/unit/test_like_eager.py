@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -306,35 +306,25 @@ def with_other_default(x: torch.Tensor, _y: Any) -> torch.Tensor:
     return x + ones
 
 
-def deterministic(x: torch.Tensor, _y: Any) -> torch.Tensor:
-    torch.use_deterministic_algorithms(True)
-    return x + 1
+def sets(switch: Callable[[], None]) -> Callable[..., torch.Tensor]:
+    def choice(x: torch.Tensor, _y: Any) -> torch.Tensor:
+        switch()
+        return x + 1
+
+    return choice
 
 
-def cast(x: torch.Tensor, _y: Any) -> torch.Tensor:
-    torch.set_autocast_enabled("cpu", True)
-    return x + 1
+SETTING = {
+    "another default": with_other_default,
+    "deterministic": sets(lambda: torch.use_deterministic_algorithms(True)),
+    "autocast": sets(lambda: torch.set_autocast_enabled("cpu", True)),
+    "precision": sets(lambda: torch.set_float32_matmul_precision("medium")),
+    "flash": sets(lambda: torch.backends.cuda.enable_flash_sdp(False)),
+    "autocast cache": sets(lambda: torch.set_autocast_cache_enabled(False)),
+}
 
 
-def less_precise(x: torch.Tensor, _y: Any) -> torch.Tensor:
-    torch.set_float32_matmul_precision("medium")
-    return x + 1
-
-
-def without_flash(x: torch.Tensor, _y: Any) -> torch.Tensor:
-    torch.backends.cuda.enable_flash_sdp(False)
-    return x + 1
-
-
-def without_cache(x: torch.Tensor, _y: Any) -> torch.Tensor:
-    torch.set_autocast_cache_enabled(False)
-    return x + 1
-
-
-SETTING = (with_other_default, deterministic, cast, less_precise, without_flash, without_cache)
-
-
-@pytest.mark.parametrize("setting", SETTING)
+@pytest.mark.parametrize("setting", SETTING.values(), ids=SETTING)
 def test_function_that_sets_a_switch_of_the_process_is_refused(cache: Path, setting: Any) -> None:
     function = cached(Chosen(setting).forward, cache)
     before = snapshot("cpu")
