@@ -108,14 +108,6 @@ def test_ray_that_does_not_come_up_in_time_is_given_up_and_leaves_nothing(
     assert signals._at_once
 
 
-def terminate_after(begun: threading.Event) -> None:
-    def terminate() -> None:
-        begun.wait()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=terminate).start()
-
-
 def test_sigterm_is_heeded_while_ray_does_not_come_up_and_heard_of_before_the_clean_up(
     hanging: threading.Event,
     monkeypatch: pytest.MonkeyPatch,
@@ -129,8 +121,12 @@ def test_sigterm_is_heeded_while_ray_does_not_come_up_and_heard_of_before_the_cl
         said.append(caplog.text)
         clean_up(session)
 
+    def terminate() -> None:
+        hanging.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+
     monkeypatch.setattr(ray_session, "abandon", abandon)
-    terminate_after(hanging)
+    threading.Thread(target=terminate).start()
     with sigterm_raises(), pytest.raises(Terminated):
         ray_session.enter(HERE, timeout_s=LONG_S)
     assert "stopping" in said[0]
