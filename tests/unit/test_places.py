@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from tests.support.backends import WaywardBackend, new_file, read, unavailable
+from tests.support.backends import NearAndFar, WaywardBackend, new_file, read, unavailable
 from tests.support.stored import FUNCTIONS, OFF, publish_launch
 from warmrank.cache_store.backends.backend import GuardedFile
 from warmrank.cache_store.backends.deadline import Call, Ticks, Tier, TierMode, circuit_of
@@ -22,31 +22,12 @@ from warmrank.cache_store.backends.places import Places as Tiers
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, NotInStore, StoreUnavailable
 from warmrank.cache_store.layout import BLOBS, blob_name, pin_name
-from warmrank.cache_store.store import Store, TierSpec, open_store
+from warmrank.cache_store.store import TierSpec, open_store
 
 pytestmark = pytest.mark.usefixtures("fresh_process")
 
 DOCUMENT = "ac/ab/one"
 BLOB = blob_name(digest_bytes(b"blob").sha256)
-
-
-class Places:
-    """A near and a far place, and views of both."""
-
-    def __init__(self) -> None:
-        self.near, self.far = WaywardBackend(), WaywardBackend()
-
-    def view(self, near: TierMode = "rw", far: TierMode = "rw") -> Tiers:
-        tiers = [
-            Tier(name="near", backend=self.near, mode=near),
-            Tier(name="far", backend=self.far, mode=far),
-        ]
-        return Tiers(tiers)
-
-
-@pytest.fixture
-def places() -> Places:
-    return Places()
 
 
 @pytest.mark.parametrize(("name", "first"), [(BLOB, b"near"), (DOCUMENT, b"far")])
@@ -123,25 +104,18 @@ def test_damaged_file_goes_into_the_quarantine_of_its_place_and_the_next_is_read
 DECODE = blob_name(digest_bytes(FUNCTIONS["Llama.decode"]).sha256)
 
 
-class Both:
-    """A near and a far place that hold one launch, and stores over both."""
-
-    def __init__(self, work: Path) -> None:
-        self.near, self.far = WaywardBackend(), WaywardBackend()
-        publish_launch(self.store(), work)
-        self.record = next(info.name for info in self.far.list("launch/"))
-
-    def store(self, *, near: TierMode = "rw", answer_s: float = 60.0) -> Store:
-        tiers = [
-            Tier(name="near", backend=self.near, mode=near, answer_s=answer_s),
-            Tier(name="far", backend=self.far, answer_s=60.0),
-        ]
-        return Store(Tiers(tiers), trust=OFF, location="near, far")
+@pytest.fixture
+def both(places: NearAndFar, tmp_path: Path) -> NearAndFar:
+    """Both places, which hold one launch."""
+    publish_launch(places.store(), tmp_path / "cache")
+    return places
 
 
 @pytest.fixture
-def both(tmp_path: Path) -> Both:
-    return Both(tmp_path / "cache")
+def record(both: NearAndFar) -> str:
+    """The name of its record."""
+    (info,) = both.far.list("launch/")
+    return info.name
 
 
 @pytest.mark.parametrize(
@@ -182,12 +156,12 @@ def test_what_the_farthest_place_lacks_is_a_fault_though_a_nearer_one_has_it(bot
     assert "missing" in fault
 
 
-def test_pin_that_fails_leaves_none_in_any_place(both):
+def test_pin_that_fails_leaves_none_in_any_place(both, record):
     for place in (both.near, both.far):
         for info in list(place.list("ac/")):
             place.move(info.name, None)
     with pytest.raises(NotInStore):
-        both.store().pin(both.record.rpartition("/")[2])
+        both.store().pin(record.rpartition("/")[2])
     assert both.store().pins() == ()
 
 
@@ -226,11 +200,11 @@ def test_fetch_goes_on_where_the_near_place_falls_silent_among_blobs(both, tmp_p
     assert (outcome.faults, [tier.state for tier in store.tiers]) == ((), ["away", "used"])
 
 
-def test_pin_and_unpin_act_on_every_place(both):
-    store, name = both.store(), pin_name(both.record)
-    store.pin(both.record.rpartition("/")[2])
+def test_pin_and_unpin_act_on_every_place(both, record):
+    store, name = both.store(), pin_name(record)
+    store.pin(record.rpartition("/")[2])
     assert [len(place.stat([name])) for place in (both.near, both.far)] == [1, 1]
-    assert store.unpin(both.record.rpartition("/")[2]) == (both.record,)
+    assert store.unpin(record.rpartition("/")[2]) == (record,)
     assert [len(place.stat([name])) for place in (both.near, both.far)] == [0, 0]
 
 

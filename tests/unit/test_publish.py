@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 from filelock import FileLock
 
-from tests.support.backends import WaywardBackend, unavailable
+from tests.support.backends import unavailable
 from tests.support.stored import (
     CREATED,
     ENVIRONMENT,
@@ -33,9 +33,7 @@ from tests.support.stored import (
 )
 from tests.support.stored import tree as all_files
 from warmrank.cache_store.backends.backend import NewFile
-from warmrank.cache_store.backends.deadline import Tier
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.places import Places
 from warmrank.cache_store.cache_dir.local import variants
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 from warmrank.cache_store.digests import digest_bytes
@@ -252,12 +250,10 @@ def test_partition_whose_artifact_is_lost_is_dropped_and_so_is_its_launch(
     assert store.launches(LAUNCH_KEY) == ()
 
 
-def test_what_only_the_near_place_took_waits_on(cache):
-    near, far = WaywardBackend(), WaywardBackend()
-    far.failure = unavailable("connection refused", transport=True)
-    tiers = Places([Tier(name="near", backend=near), Tier(name="far", backend=far)])
+def test_what_only_the_near_place_took_waits_on(cache, places):
+    places.far.failure = unavailable("connection refused", transport=True)
     queue_launch(cache, make_partition(cache))
-    store = Store(tiers, trust=OFF, location="near, far")
+    store = places.store()
     report = publish_pending(store, cache)
     assert ["far is away: connection refused" in reason for reason in report.kept.values()] == [True, True]
     assert num_waiting(cache) == (1, 1)

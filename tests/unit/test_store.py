@@ -11,7 +11,7 @@ from typing import BinaryIO
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.support.backends import WaywardBackend, unavailable
+from tests.support.backends import unavailable
 from tests.support.checkout import python
 from tests.support.sealed_launches import Evicting
 from tests.support.stored import (
@@ -29,14 +29,7 @@ from tests.support.stored import (
     stored,
     tree,
 )
-from warmrank.cache_store.backends.deadline import Tier, TierMode
-from warmrank.cache_store.backends.places import Places
-from warmrank.cache_store.errors import (
-    Conflict,
-    Corrupt,
-    NotInStore,
-    StoreUnavailable,
-)
+from warmrank.cache_store.errors import Conflict, Corrupt, NotInStore, StoreUnavailable
 from warmrank.cache_store.gc.inventory import Inventory, references, take_inventory
 from warmrank.cache_store.layout import record_name
 from warmrank.cache_store.records.documents import read_stored_form
@@ -46,27 +39,14 @@ from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 
 
-@pytest.fixture
-def places() -> tuple[WaywardBackend, WaywardBackend]:
-    """A near and a far place."""
-    return WaywardBackend(), WaywardBackend()
-
-
-def tiered(
-    places: tuple[WaywardBackend, WaywardBackend], near: TierMode = "rw", far: TierMode = "rw"
-) -> Store:
-    tiers = [Tier(name="near", backend=places[0], mode=near), Tier(name="far", backend=places[1], mode=far)]
-    return Store(Places(tiers), trust=OFF, location="near, far")
-
-
 def test_fetch_fills_the_near_place_so_that_it_serves_alone(places, tmp_path):
-    far_only = Store(places[1], trust=OFF, location="far")
+    far_only = Store(places.far, trust=OFF, location="far")
     record = publish_launch(far_only, tmp_path / "source", world_size=2)
-    store = tiered(places)
+    store = places.store()
     # Also what the cache directory has already.
     records = tuple(store.newest_launches(record.launch_key))
     store.fetch_partitions(record.partitions, tmp_path / "source", records=records)
-    near_only = Store(places[0], trust=OFF, location="near")
+    near_only = Store(places.near, trust=OFF, location="near")
     assert near_only.launches(record.launch_key) == (record,)
     outcome = near_only.fetch_partitions(record.partitions, tmp_path / "again")
     assert (len(outcome.partitions), outcome.faults, near_only.problems) == (2, (), [])
@@ -74,10 +54,10 @@ def test_fetch_fills_the_near_place_so_that_it_serves_alone(places, tmp_path):
 
 @pytest.mark.parametrize("near", ["rw", "required"])
 def test_fetch_while_the_near_place_goes_away_is_a_problem_unless_it_is_required(places, tmp_path, near):
-    record = publish_launch(Store(places[1], trust=OFF, location="far"), tmp_path / "source")
-    places[0].failure = unavailable("connection refused", transport=True)
-    places[0].fails_on = frozenset({"put_new"})
-    store = tiered(places, near)
+    record = publish_launch(Store(places.far, trust=OFF, location="far"), tmp_path / "source")
+    places.near.failure = unavailable("connection refused", transport=True)
+    places.near.fails_on = frozenset({"put_new"})
+    store = places.store(near)
     if near == "required":
         with pytest.raises(StoreUnavailable, match="required store near"):
             store.fetch_partitions(record.partitions, tmp_path / "cache")
@@ -88,8 +68,8 @@ def test_fetch_while_the_near_place_goes_away_is_a_problem_unless_it_is_required
 
 
 def test_store_without_its_far_place_goes_on_and_says_that_it_is_behind(places, tmp_path):
-    places[1].failure = unavailable("connection refused", transport=True)
-    store = tiered(places)
+    places.far.failure = unavailable("connection refused", transport=True)
+    store = places.store()
     record = publish_launch(store, tmp_path / "cache")
     assert store.launches(record.launch_key) == (record,)
     assert store.is_behind
@@ -101,8 +81,8 @@ def test_store_without_its_far_place_goes_on_and_says_that_it_is_behind(places, 
 
 
 def test_required_place_that_is_away_fails_every_verb(places, tmp_path):
-    places[1].failure = unavailable("connection refused", transport=True)
-    store = tiered(places, far="required")
+    places.far.failure = unavailable("connection refused", transport=True)
+    store = places.store(far="required")
     for verb in (lambda: publish_launch(store, tmp_path / "cache"), store.launches, store.verify):
         with pytest.raises(StoreUnavailable, match="connection refused") as caught:
             verb()
