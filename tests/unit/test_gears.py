@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
@@ -428,13 +428,6 @@ def test_mark_unbacked_is_refused_by_name(tmp_path: Path, strict: bool) -> None:
         cached(Marked().forward, tmp_path)(x)
 
 
-@pytest.fixture
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 class _Counting:
     """The backend, and how often ``torch.compile`` asked it."""
 
@@ -452,7 +445,7 @@ class _Counting:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("policy", ["zip", "product"])
 @pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.usefixtures("_fresh_dynamo")
+@pytest.mark.usefixtures("fresh_dynamo")
 def test_gears_through_torch_compile(policy: str, dynamic: bool | None) -> None:
     counting = _Counting(policy)
     add: Any = torch.compile(Model().add, fullgraph=True, backend=counting, dynamic=dynamic)
@@ -466,7 +459,7 @@ def test_gears_through_torch_compile(policy: str, dynamic: bool | None) -> None:
     assert counting.compiles == 1
 
 
-@pytest.mark.usefixtures("_fresh_dynamo")
+@pytest.mark.usefixtures("fresh_dynamo")
 def test_a_gear_of_one_through_torch_compile_is_right() -> None:
     counting = _Counting("zip")
     add: Any = torch.compile(Model().add, fullgraph=True, backend=counting)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from warmrank.worker.keys.reachable import reachable_digest
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.torch_private.kernels import RANDOM, traits_of
 
-pytestmark = pytest.mark.usefixtures("no_grad")
+pytestmark = pytest.mark.usefixtures("no_grad", "fresh_dynamo")
 
 ROWS = torch.ones(2, 4)
 CACHE = torch.zeros(8, 4)
@@ -324,32 +324,23 @@ def test_digest_follows_what_a_function_reaches(one: Any, other: Any) -> None:
     assert reachable_digest(reaching(one)) == reachable_digest(reaching(one))
 
 
-NUMBERED = torch.arange(8.0).reshape(2, 4)
-
-
-@pytest.fixture(autouse=True)
-def forget_compiled() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
-
-
-def compiled(function: Any, config: CompilerConfig | None = None, **options: Any) -> Any:
-    return torch.compile(function, backend=warmrank.get_npu_backend(compiler_config=config), **options)
+def compiled(function: Any, **options: Any) -> Any:
+    return torch.compile(function, backend=warmrank.get_npu_backend(), **options)
 
 
 def test_compiled_method_that_writes_in_place_equals_eager() -> None:
     model, reference = Cached(), Cached()
     reference.load_state_dict(model.state_dict())
-    run = compiled(model.accumulate, dynamic=False)
+    run, x = compiled(model.accumulate, dynamic=False), torch.arange(8.0).reshape(2, 4)
     for value in (1.0, 2.0):
-        assert torch.equal(run(NUMBERED * value), reference.accumulate(NUMBERED * value))
+        assert torch.equal(run(x * value), reference.accumulate(x * value))
     assert torch.equal(model.cache, reference.cache)
 
 
 def test_input_that_requires_gradients_is_an_error_with_the_remedy() -> None:
     said = r"requires gradients; call the compiled model under torch.no_grad\(\)"
     with torch.enable_grad(), pytest.raises(BackendCompilerFailed, match=said) as raised:
-        compiled(lambda x: x * 2)(NUMBERED.clone().requires_grad_())
+        compiled(lambda x: x * 2)(ROWS.clone().requires_grad_())
     assert isinstance(raised.value.inner_exception, BackwardNotSupported)
 
 
