@@ -195,38 +195,25 @@ def test_process_that_has_the_id_of_a_rank_that_ended_is_left_alone(ranks: tuple
     assert second.left() == []
 
 
-USER = """
-import sys, time
-file = open(sys.stdin.readline().strip(), "w")
-print("open", flush=True)
-time.sleep(600)
-"""
-
-
 @pytest.fixture
-def user() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+def user() -> Iterator[Callable[[Path], subprocess.Popen[bytes]]]:
     """Starts processes that have a file open, and do not say so on their command line."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[subprocess.Popen[bytes]] = []
 
-    def start(file: Path) -> subprocess.Popen[str]:
-        command = [sys.executable, "-S", "-c", USER]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(f"{file}\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "open\n"
-        return process
+    def start(file: Path) -> subprocess.Popen[bytes]:
+        with file.open("w") as stream:
+            command = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+            started.append(subprocess.Popen(command, stdout=stream))
+        return started[-1]
 
     yield start
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def test_who_uses_a_directory_that_goes_ends_with_it_unless_spared(
-    guard: Guard, user: Callable[[Path], subprocess.Popen[str]], tmp_path: Path
+    guard: Guard, user: Callable[[Path], subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     (tmp_path / "left").mkdir()
     (tmp_path / "left2").mkdir()
