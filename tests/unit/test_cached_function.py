@@ -26,13 +26,7 @@ from tests.support.small_models import Plain, Unfit
 from tests.support.tracing import ROWS, cached, files, model_of, outcome, reason
 from warmrank.inference import cache_compile, get_backend
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.errors import (
-    BackwardNotSupported,
-    BadConfig,
-    BadFunction,
-    CompileForbidden,
-    RandomOp,
-)
+from warmrank.worker.errors import BackwardNotSupported, BadConfig, BadFunction, CompileForbidden, RandomOp
 from warmrank.worker.runtime.find import model_directory
 
 pytestmark = pytest.mark.usefixtures("no_grad")

@@ -37,9 +37,15 @@ def switches() -> Iterator[Any]:
     matmul.fp32_precision, matmul.allow_fp16_reduced_precision_reduction = before
 
 
-class Squared(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ x
+class Chosen(torch.nn.Module):
+    """Calls one function."""
+
+    def __init__(self, choice: Any) -> None:
+        super().__init__()
+        self.choice = choice
+
+    def forward(self, x: torch.Tensor, y: Any) -> Any:
+        return self.choice(x, y)
 
 
 class Mirrored(torch.nn.Module):
@@ -74,12 +80,12 @@ class Scaled(torch.nn.Module):
 
 @both_modes
 def test_precision_of_the_newer_switches_is_followed(cache: Path, mode: str, switches: Any) -> None:
-    model = Squared()
+    model = Chosen(lambda x, _: x @ x)
     function = cached_in_mode(model.forward, cache, mode)
     x = torch.ones(2, 2)
     for precision in ("ieee", "tf32", "ieee"):
         switches.fp32_precision = precision
-        assert torch.equal(function(x), model(x))
+        assert torch.equal(function(x, None), model(x, None))
     assert len(function.variants) == 2
 
 
@@ -213,17 +219,12 @@ def test_data_of_a_tensor_is_read_and_written(cache: Path, mode: str) -> None:
         assert torch.equal(x, same)
 
 
-class Dense(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.to_dense() * 2
-
-
 def test_tensor_that_lies_at_no_address_is_taken(cache: Path) -> None:
-    model = Dense()
+    model = Chosen(lambda x, _: x.to_dense() * 2)
     function = cached(model.forward, cache)
     x = ROWS.to_mkldnn()
     for _ in range(3):
-        assert torch.equal(function(x), model(x))
+        assert torch.equal(function(x, None), model(x, None))
 
 
 class Pair(torch.Tensor):
@@ -288,15 +289,6 @@ def test_tensor_made_of_others_is_refused_by_name(cache: Path, method: str, x: A
     function = cached(getattr(Wrapping(), method), cache)
     with pytest.raises(NotPortable, match=f"(?s){where}.*hand over the plain tensors|plain tensors.*{where}"):
         function(x)
-
-
-class Chosen(torch.nn.Module):
-    def __init__(self, choice: Any) -> None:
-        super().__init__()
-        self.choice = choice
-
-    def forward(self, x: torch.Tensor, y: Any) -> Any:
-        return self.choice(x, y)
 
 
 def with_other_default(x: torch.Tensor, _y: Any) -> torch.Tensor:

@@ -12,17 +12,8 @@ import pytest
 
 from warmrank.cache_store.cache_dir import digest_index
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
-from warmrank.cache_store.cache_dir.local import (
-    FRESH_S,
-    MAX_VARIANTS,
-    add_variant,
-    variants,
-)
-from warmrank.cache_store.cache_dir.private_files import (
-    DEBRIS_AGE_S,
-    ensure_cache_dir,
-    sweep_debris,
-)
+from warmrank.cache_store.cache_dir.local import FRESH_S, MAX_VARIANTS, add_variant, variants
+from warmrank.cache_store.cache_dir.private_files import DEBRIS_AGE_S, ensure_cache_dir, sweep_debris
 from warmrank.cache_store.digests import Digest, digest_bytes, digest_stream
 from warmrank.cache_store.errors import Corrupt, UnusableCache
 

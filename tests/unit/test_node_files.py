@@ -27,17 +27,8 @@ from warmrank.cache_store.cache_dir.node_files import (
 )
 from warmrank.cache_store.digests import copy_and_digest, digest_bytes
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.records.manifest import (
-    ArtifactEntry,
-    parse_manifest,
-)
-from warmrank.worker.node_caches import (
-    GRAPHS,
-    PACKAGES,
-    pack,
-    place_faults,
-    unpack,
-)
+from warmrank.cache_store.records.manifest import ArtifactEntry, parse_manifest
+from warmrank.worker.node_caches import GRAPHS, PACKAGES, pack, place_faults, unpack
 from warmrank.worker.node_collecting import Collected, collect, entries, listing
 from warmrank.worker.rank.manifests import with_node_files
 

@@ -26,13 +26,7 @@ from tests.support.stored import (
     save_key_pair,
 )
 from warmrank.cache_store.backends import directory
-from warmrank.cache_store.cache_dir.marks import (
-    UNVERIFIED,
-    Marks,
-    mark_unverified,
-    marks_of,
-    permit_copies,
-)
+from warmrank.cache_store.cache_dir.marks import UNVERIFIED, Marks, mark_unverified, marks_of, permit_copies
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, Untrusted, UnusableCache
 from warmrank.cache_store.layout import BLOBS
