@@ -27,6 +27,8 @@ from warmrank.worker.rank.start import RankSpec
 from warmrank.worker.results import FunctionResult
 from warmrank.worker.settings import Target
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
 
 def test_witness_that_asks_for_something_else_fails_the_build(tmp_path):
     config = loaded_config(tmp_path, ranks=16, parallel={"tp": 2, "pp": 2, "dp": 4})
@@ -48,9 +50,6 @@ def test_command_that_cannot_be_done_is_bad_input(arguments, says, tmp_path, mon
     result = run("build", write_config(tmp_path), *arguments)
     assert result.exit_code == 2
     assert says in result.output
-
-
-pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 def spec_of(cache: Path, *, rank: int = 1, entrypoint: str = "small", **changed: Any) -> RankSpec:
