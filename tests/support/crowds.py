@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import resource
@@ -13,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.context import ForkProcess
 from multiprocessing.synchronize import Barrier, Event
@@ -21,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.faults import Act
+from tests.support.forks import FORK, crowd, in_a_fork
 from tests.support.sealed_launches import fetch_laid, files_of, launch_key, lay_launch, publish_laid
 from tests.support.stored import FUNCTIONS, LAUNCH_KEY, make_partition, make_record, open_store
 from warmrank.cache_store.backends.backend import NewFile
@@ -33,7 +32,6 @@ from warmrank.cache_store.layout import blob_name, record_name, trash_name
 from warmrank.cache_store.records.manifest import utc_now
 from warmrank.cache_store.steps import EVENT
 
-FORK = multiprocessing.get_context("fork")
 THREADS = 4
 _ENOUGH_MOVES = 50
 
@@ -221,31 +219,6 @@ def launch_of_many_ranks(store: Path, source: Path, cache: Path, seed: int, worl
         return {"partitions": num_partitions, "problems": problems, "memory": memory}
 
     return act
-
-
-def crowd(size: int, work: Callable[[int], Any]) -> list[Any]:
-    """What each of ``size`` forked processes returned, in their order.
-
-    Raises:
-        EOFError: one ended early.
-    """
-    pipes = [FORK.Pipe(duplex=False) for _ in range(size)]
-    processes = [
-        FORK.Process(target=lambda index=index, pipe=pipe: pipe[1].send(work(index)))
-        for index, pipe in enumerate(pipes)
-    ]
-    for process in processes:
-        process.start()
-    for _, writer in pipes:
-        writer.close()
-    answers = [reader.recv() for reader, _ in pipes]
-    for process in processes:
-        process.join()
-    return answers
-
-
-def in_a_fork(work: Callable[[], Any]) -> Any:
-    return crowd(1, lambda _: work())[0]
 
 
 def _peak_bytes() -> int:

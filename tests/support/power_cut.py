@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from tests.support.crowds import FORK, in_a_fork
+from tests.support.forks import FORK, in_a_fork
 from tests.support.loop_mounts import FileSystem, LoopMount
 from tests.support.sealed_launches import blobs_of, fetch_laid, launch_key, lay_launch, publish_laid
 from tests.support.stored import OFF, stored
