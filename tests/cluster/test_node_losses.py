@@ -22,7 +22,6 @@ WATCH = {"every_s": 0.5, "node_silent_s": 4, "lease_s": 6}
 NO_RETRIES = {"rank": 0, "node": 0, "hang": 0, "start": 0}
 MANY_RETRIES = {"rank": 9, "node": 9, "hang": 9, "start": 9}
 REACHED_S = 300.0
-NOT_OURS = ("pymp-", "torchinductor_")  # of Ray's dashboard, and of an import of torch's compiler
 LOST = 5
 
 
@@ -79,9 +78,7 @@ class Trial:
     def check_nothing_left(self) -> None:
         """Check that no process and no temporary file is left, and that the store is whole."""
         assert self.nodes.left_over() == {}
-        for node in self.nodes.net.nodes.values():
-            names = [path.name for path in (node.disk / "tmp").iterdir()]
-            assert [name for name in names if not name.startswith(NOT_OURS)] == []
+        assert self.nodes.temporary_files() == []
         ended = self.nodes.warmrank("store", "verify", str(self.config))
         assert ended.exit_code == 0, ended.said
 
@@ -90,12 +87,7 @@ class Trial:
 def whole(nodes: Cluster) -> Iterator[Cluster]:
     """The cluster; four nodes are alive in it afterwards, and none that Ray believes to be dead."""
     yield nodes
-    nodes.end_commands()
-    for name in set(nodes.net.nodes) - set(nodes.alive()):
-        nodes.kill_node(nodes.net.nodes[name])
-    if missing := NUM_NODES - len(nodes.net.nodes):
-        nodes.add_nodes(missing)
-    nodes.await_alive()
+    nodes.restore(NUM_NODES)
 
 
 def has_ranks(node: Node) -> bool:

@@ -257,7 +257,6 @@ class _Own:
 
 
 _BRIEFLY_S = 1.5
-_NOT_OURS = ("pymp-", "torchinductor_")  # of Ray's dashboard, and of an import of torch's compiler
 
 
 class NodesRoom:
@@ -315,18 +314,11 @@ class _OnNodes:
             self._nodes.net.mend(node)
         processes = self._nodes.left_over(timeout_s=ENDS_S)
         found = [f"on {name}: {text}" for name, texts in processes.items() for text in texts]
-        for node in self._nodes.net.nodes.values():
-            names = [path.name for path in (node.disk / "tmp").iterdir()]
-            found += [f"on {node.name}: {name}" for name in names if not name.startswith(_NOT_OURS)]
-        return found
+        return found + self._nodes.temporary_files()
 
     def end(self) -> None:
         """Have as many nodes alive as before."""
-        for name in set(self._nodes.net.nodes) - set(self._nodes.alive()):
-            self._nodes.kill_node(self._nodes.net.nodes[name])
-        if missing := self._room.num_nodes - len(self._nodes.net.nodes):
-            self._nodes.add_nodes(missing)
-        self._nodes.await_alive()
+        self._nodes.restore(self._room.num_nodes)
 
     def strike(self, strike: Strike) -> bool:
         if strike.fault in {Fault.KILL_RANK, Fault.STOP_RANK}:

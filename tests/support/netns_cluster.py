@@ -26,6 +26,7 @@ _RAY_START_S = 90.0
 # Ray's health checks stay as they are by default, as at users': a node is dead to it after about a minute.
 _DEATH_S = 180.0
 _FOREIGN = ("RAY_", "WARMRANK_", "AWS_", "XDG_")
+_NOT_OURS = ("pymp-", "torchinductor_")  # of Ray's dashboard, and of an import of torch's compiler
 # Ray's own processes that come later than its start, and those that it keeps for the next task.
 _OF_RAY = (
     *("/bin/ray start", "/ray/core/src/", "ray-dashboard-"),
@@ -100,6 +101,19 @@ class Cluster:
             timeout_s=_DEATH_S,
             what=lambda: f"alive are {wanted}; to Ray {self.alive()}",
         )
+
+    def restore(self, num_nodes: int) -> None:
+        """Have so many nodes alive, and none that Ray believes to be dead."""
+        self.end_commands()
+        for name in set(self.net.nodes) - set(self.alive()):
+            self.kill_node(self.net.nodes[name])
+        self.add_nodes(max(0, num_nodes - len(self.net.nodes)))
+        self.await_alive()
+
+    def temporary_files(self) -> list[str]:
+        """Files that launches left in the directories for temporary files of all nodes."""
+        found = [path for node in self.net.nodes.values() for path in (node.disk / "tmp").iterdir()]
+        return [str(path) for path in found if not path.name.startswith(_NOT_OURS)]
 
     def alive(self) -> list[str]:
         """The nodes that Ray believes to be alive."""
