@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.netns import Node, Running, until
 from tests.support.netns_cluster import Cluster, CountingStore, ray_nodes
+from tests.support.stored import stored
 from warmrank.orchestrator.launch.report import Report, from_json
 
 pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(900)]
@@ -98,10 +98,6 @@ def has_watch(node: Node) -> bool:
     return any("NodeWatch" in text for text in node.processes().values())
 
 
-def stored_launches(nodes: Cluster, name: str) -> list[Path]:
-    return list((nodes.shared / name / "launch").rglob("*/*/*"))
-
-
 def test_nodes_lost_in_start_and_while_ranks_build_compile_capture_and_verify(whole: Cluster) -> None:
     stages = ("build", "compile", "capture", "verify")
     trial = Trial(whole, "lost1", stages, retries=MANY_RETRIES)
@@ -140,7 +136,7 @@ def test_node_lost_without_another_attempt_is_named_and_nothing_is_committed(who
     assert report.failure is not None
     assert report.failure.stage == "capture"
     assert (report.failure.causes[0].kind, report.failure.causes[0].hosts) == ("node lost", (node.name,))
-    assert stored_launches(whole, "lost3") == []
+    assert stored(whole.shared / "lost3", "launch") == []
     trial.check_nothing_left()
 
 
@@ -193,5 +189,5 @@ def test_driver_that_is_killed_leaves_no_process_on_any_node(whole: Cluster) -> 
     trial.reached("compile")
     trial.running.send(signal.SIGKILL)
     trial.running.wait()
-    assert stored_launches(whole, "killed") == []
+    assert stored(whole.shared / "killed", "launch") == []
     trial.check_nothing_left()

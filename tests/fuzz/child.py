@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "sympy", "torchair")
@@ -135,7 +135,7 @@ class _Run:
         self.judge = self.models[0].forward
         if job.fresh:
             (empty := Path(job.package, "empty")).mkdir()
-            self.judge, _ = _vendors(job, self.judge, str(empty), self.main.options)
+            self.judge, _ = _vendors(job, _apart(self.judge), str(empty), self.main.options)
         make = _vendors if job.vendor else _cached
         self.cached, self._told = make(job, self.models[1].forward, job.cache, self.main.options)
 
@@ -178,8 +178,6 @@ class _Run:
             returned = called(self.judge, wanted_args, wanted_kwargs)
         except Exception as error:  # noqa: BLE001 - whatever the program raises
             return self._after_error(error, args, kwargs), f"{type(error).__name__} "
-        if self.job.fresh and call == 0:
-            self.torch._dynamo.reset()  # else the function under test would be traced a second time
         wanted, given = cloned(returned), [wanted_args, wanted_kwargs]
         shared = [[address == other for other in storages(given)] for address in storages(returned)]
         tolerance = 1e-6 if self.job.mode == "max-autotune" else self.job.tolerance
@@ -292,6 +290,15 @@ def _vendors(job: Job, function: Any, cache: str, options: Any) -> tuple[Any, Ca
     more = {"dynamic": job.dynamic, "cache_dir": cache, **options(config, package)}
     made = package.inference.cache_compile(function, config=config, **more)
     return made, lambda: _looked_up([line for line in lines if cache in line])
+
+
+def _apart(method: MethodType) -> MethodType:
+    """The method with code of its own; TorchAir takes two compiles of equal code for a recompile."""
+    function: Any = method.__func__
+    code = function.__code__.replace(co_firstlineno=function.__code__.co_firstlineno + 1)
+    own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    own.__kwdefaults__ = function.__kwdefaults__
+    return MethodType(own, method.__self__)
 
 
 def _looked_up(lines: list[str]) -> Any:

@@ -21,7 +21,7 @@ from tests.support.launching import data_of
 from tests.support.netns import Node
 from tests.support.netns_cluster import Cluster
 from tests.support.processes import ENDS_S, LaunchProcess, await_true
-from tests.support.stored import open_store
+from tests.support.stored import open_store, stored
 from warmrank.orchestrator.errors import CLUSTER_LOST, DIED, NODE_LOST, STOPPED, TIMEOUT
 from warmrank.orchestrator.inspect.store_contents import verify
 from warmrank.orchestrator.launch.report import Report, from_json
@@ -477,4 +477,4 @@ def _judge_store(room: Room, outcome: Outcome, before: set[str]) -> None:
 
 def launches_of(store: Path) -> set[str]:
     """The launch records of a store."""
-    return {str(path) for path in (store / "launch").rglob("*") if path.is_file()}
+    return {str(path) for path in stored(store, "launch")}
