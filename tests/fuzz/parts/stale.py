@@ -227,7 +227,7 @@ BESIDE_TORCHAIR = {
     ],
     "configuration": [
         _configured("another custom decomposition", _DECOMPOSED.format("clamp_low"), _DECOMPOSED.format("clamp_high"), "decompositions"),
-        _configured("value in the closure of a post-grad pass", _BOUNDED.format("9.0"), _BOUNDED.format("1.0"), "config .*pass"),
+        _configured("value in the closure of a post-grad pass", _BOUNDED.format("9.0"), _BOUNDED.format("0.5"), "config .*pass"),
         _configured("registered fusion pattern", _PATTERN.format("replaced"), _PATTERN.format("replaced_otherwise"), "patterns"),
     ],
     "environment": [*ENVIRONMENT, *_sets({"torch_npu": (_NPU_RELEASE, "torch_npu .*post9"), "SoC": (_NPUS, "accelerator .*910_9391")})],
