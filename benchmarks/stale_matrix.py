@@ -20,7 +20,7 @@ import queue
 import re
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby, product
@@ -106,7 +106,7 @@ def lines(asked: Sequence[tuple[str, str]], *, workers: int) -> list[Line]:
         ran = list(pool.map(run, ways))
     found: dict[tuple[str, str, bool], Outcome] = {}
     for (names, made, vendor), outcomes in zip(ways, ran, strict=True):
-        if len(names) != len(outcomes):
+        if outcomes[0].number < 0:
             msg = f"first process: {outcomes[0].line()}"
             raise RuntimeError(msg)
         for name, outcome in zip(names, outcomes, strict=True):
@@ -117,7 +117,7 @@ def lines(asked: Sequence[tuple[str, str]], *, workers: int) -> list[Line]:
     ]
 
 
-def _ways(asked: Iterable[tuple[str, str]]) -> Iterator[tuple[list[str], Trial, bool]]:
+def _ways(asked: Sequence[tuple[str, str]]) -> Iterator[tuple[list[str], Trial, bool]]:
     """Trials of a few cases each, the cases' names, and which of them TorchAir does alone."""
     for mode, vendor in product(MODES, (True, False)):
         names = {id(CASES[name].change): name for name, asked_mode in asked if asked_mode == mode}
