@@ -19,6 +19,7 @@ from tests.support.checkout import ROOT
 from tests.support.fault_actions import publish_and_fetch, recover, survey
 from tests.support.faults import ERRORS, Trial, tried
 from tests.support.loop_mounts import NAMESPACE, FileSystem, why_not
+from tests.support.sealed_launches import lay_launch
 
 pytestmark = pytest.mark.faults
 
@@ -121,7 +122,8 @@ ROUNDS_OF_ALL = 10  # from here on each ten rounds try all calls with all errors
 def launch(root: Path, **plan: object) -> Trial:
     plan["below"] = str(root)
     paths: dict[str, Any] = {name: root / name for name in ("store", "source", "cache")}
-    return tried(publish_and_fetch, plan, **paths, seed=SEED)
+    manifests = lay_launch(paths["source"], SEED, 2)
+    return tried(publish_and_fetch, plan, **paths, seed=SEED, manifests=manifests)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,8 @@ import pytest
 
 from tests.support.crowds import evict_ahead, lay_store, publish_stopped, read_while_evicting
 from tests.support.fault_actions import DAY_S, fetch, publish_and_fetch, recover, survey
-from tests.support.faults import Act, Rooms, Trial, tried
+from tests.support.faults import Rooms, Trial, tried
+from tests.support.sealed_launches import lay_launch
 from tests.support.stored import stored
 from warmrank.cache_store.steps import Step
 
@@ -42,7 +43,8 @@ class Place:
 
     def launch(self, **plan: object) -> Trial:
         plan["below"] = str(self.root)
-        return tried(publish_and_fetch, plan, **self.paths, seed=SEED)
+        manifests = lay_launch(self.paths["source"], SEED, 2)
+        return tried(publish_and_fetch, plan, **self.paths, seed=SEED, manifests=manifests)
 
     def survey(self, seed: int = SEED, cache: str = "cache") -> dict[str, Any]:
         found = run(survey, store=self.paths["store"], cache=self.root / cache, seed=seed)
@@ -65,7 +67,7 @@ class Place:
         assert fetched == 2
 
 
-def run(action: Callable[..., Act], plan: dict[str, Any] | None = None, **arguments: Any) -> Any:
+def run(action: Callable[..., Any], plan: dict[str, Any] | None = None, **arguments: Any) -> Any:
     """What an action said, which has to go through."""
     return finished(tried(action, plan, **arguments)).result
 

@@ -15,7 +15,7 @@ from filelock import FileLock
 from tests.support import crowds, fault_actions
 from tests.support.backends import SlowEyes
 from tests.support.fault_actions import DAY_S, laid_out
-from tests.support.faults import Act, Trial, tried
+from tests.support.faults import Trial, tried
 from tests.support.sealed_launches import fetch_laid, files_of, launch_key, lay_launch, publish_laid
 from tests.support.stored import FUNCTIONS, LAUNCH_KEY, OFF, make_partition, open_store
 from warmrank.cache_store.backends.directory import DirectoryBackend
@@ -108,7 +108,8 @@ def test_clock_that_is_off_harms_nothing(room, offset_s, fault_rounds):
         in_flight = [paths["store"] / "tmp" / name for name in (temporary_name(), other_host)]
         for path in in_flight:
             path.mkdir(parents=True)
-        trial = tried(fault_actions.publish_and_fetch, {"clock_offset_s": offset_s}, **paths, seed=SEED)
+        launch = {**paths, "seed": SEED, "manifests": lay_launch(paths["source"], SEED, 2)}
+        trial = tried(fault_actions.publish_and_fetch, {"clock_offset_s": offset_s}, **launch)
         assert (trial.overran, trial.bug, trial.error) == (False, None, None)
         assert laid_out(paths["cache"]) == files_of(SEED, 2)
         assert all(path.is_dir() for path in in_flight)
@@ -198,7 +199,7 @@ MEMORY_LIMIT_BYTES = 200 << 20
 ENOUGH_S = 3600.0
 
 
-def ask(action: Callable[..., Act], **arguments: Any) -> Any:
+def ask(action: Callable[..., Any], **arguments: Any) -> Any:
     trial = tried(action, time_s=ENOUGH_S, **arguments)
     assert (trial.exit, trial.bug, trial.error) == (0, None, None)
     return trial.result

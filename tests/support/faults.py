@@ -198,13 +198,12 @@ class Trial:
     calls: list[str] = field(default_factory=list)
 
 
-Act = Callable[[], Any]
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.support.crowds", "tests.support.fault_actions"])
 
 
 def tried(
-    action: Callable[..., Act],
+    action: Callable[..., Any],
     plan: dict[str, Any] | None = None,
     *,
     time_s: float = _TIME_S,
@@ -213,7 +212,7 @@ def tried(
     """A trial in a process of its own, forked from one that has no threads and opened no store.
 
     Args:
-        action: prepares, and returns what the plan then happens to.
+        action: what the plan happens to.
         plan: fields of a `Plan`.
         time_s: the process is killed after that long.
         arguments: of the action.
@@ -234,21 +233,18 @@ def tried(
     return Trial(exit=process.exitcode, overran=overran, **said)
 
 
-def _try(writer: Connection, action: Callable[..., Act], plan: Plan, arguments: dict[str, Any]) -> None:
+def _try(writer: Connection, action: Callable[..., Any], plan: Plan, arguments: dict[str, Any]) -> None:
     said: dict[str, Any] = {}
-    tape: Tape | None = None
+    tape = install(plan)
     try:
-        act = action(**arguments)
-        tape = install(plan)
-        said["result"] = act()
+        said["result"] = action(**arguments)
     except StoreError as error:
         said["error"] = f"{type(error).__name__}: {error}"
     except BaseException as error:  # noqa: BLE001 - the edge of a process; it is told
         said["bug"] = f"{type(error).__name__}: {error}"
         sys.excepthook(*sys.exc_info())
-    if tape is not None:
-        said |= {"steps": tape.steps, "calls": tape.calls}
-        tape.plan = Plan()  # the answer itself must get through
+    said |= {"steps": tape.steps, "calls": tape.calls}
+    tape.plan = Plan()  # the answer itself must get through
     writer.send(said)
 
 
