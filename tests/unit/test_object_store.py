@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import zstandard
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from obstore.store import ObjectStore, from_url
 
@@ -236,6 +236,7 @@ def zstd(content: bytes, announced_bytes: int) -> bytes:
     return f"warmrank-blob 1 zstd {announced_bytes}\n".encode() + zstandard.ZstdCompressor().compress(content)
 
 
+@example(content=SHRINKS, repeated=4, piece_bytes=4000)  # compressed piece by piece
 @given(content=st.binary(max_size=3000), repeated=st.integers(1, 50), piece_bytes=st.integers(1, 4000))
 def test_encode_stream_round_trips(content, repeated, piece_bytes):
     content = content * repeated
