@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from warmrank.cache_store.backends.backend import NewFile, new_document
@@ -27,8 +28,8 @@ from warmrank.cache_store.errors import (
     Untrusted,
     is_damage,
 )
-from warmrank.cache_store.gc.inventory import Trash, mark_used, references, restore, trashed
-from warmrank.cache_store.layout import blob_name, manifest_name, record_name
+from warmrank.cache_store.gc.inventory import Trash, references, restore, trashed
+from warmrank.cache_store.layout import blob_name, manifest_name, record_name, used_name
 from warmrank.cache_store.parallel import each
 from warmrank.cache_store.records.documents import READERS, Documents, StandingManifest, read_stored_form
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, PartitionRef, partition_key
@@ -213,7 +214,7 @@ def _absent_blobs(places: Places, wanted: Mapping[str, Digest], *, restores: boo
         fault = Corrupt(what="blob", where=name, expected=f"{size_bytes} bytes", actual=actual)
         places.quarantine(name, str(fault))
     absent = frozenset(wanted.keys() - whole)
-    return absent - restore(places, absent) if restores else absent
+    return absent - restore(places, absent) if absent and restores else absent
 
 
 def commit_launch(documents: Documents, record: LaunchRecord) -> str:
@@ -249,6 +250,24 @@ def commit_launch(documents: Documents, record: LaunchRecord) -> str:
     said = "Committed launch %s of %d ranks as %s"
     logger.info(said, record.launch_key[:12], record.world_size, sha256[:12])
     return sha256
+
+
+def mark_used(places: Places, record_name: str) -> str:
+    """Note that a record was used; best effort, at most one write for a record and a day (UTC).
+
+    Return why it was not noted, for a report; empty where it was.
+    """
+    name = used_name(record_name, datetime.now(UTC).date().isoformat())
+    try:
+        if not places.stat([name]):
+            places.put_new([new_document(name, b"")])
+    except StoreError as error:
+        logger.debug("The use of %s was not noted: %s", record_name, error)
+        return (
+            f"use not noted, so an evict may take {record_name} for unused: {error}; "
+            "`warmrank store pin` keeps it, from where the store is writable"
+        )
+    return ""
 
 
 def _write_record(documents: Documents, name: str, sealed: bytes) -> None:

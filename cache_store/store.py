@@ -40,7 +40,7 @@ from warmrank.cache_store.fetch.fetch import FetchOutcome
 from warmrank.cache_store.fetch.node_artifacts import Launch, NodeFetch, fetch_node_files
 from warmrank.cache_store.gc import pins
 from warmrank.cache_store.gc.evict import EvictOutcome, EvictPolicy, evict_places
-from warmrank.cache_store.gc.inventory import last_uses, mark_used
+from warmrank.cache_store.gc.inventory import last_uses
 from warmrank.cache_store.gc.pins import Pin
 from warmrank.cache_store.gc.verify import VerifyReport, verify_places
 from warmrank.cache_store.layout import USED, blob_name, manifest_name, record_name
@@ -264,8 +264,8 @@ class Store:
         return {name: datetime.fromtimestamp(mark.modified_s, UTC) for name, mark in marks.items()}
 
     def mark_used(self, record_name: str) -> None:
-        """Note that the record of that name was used; see `mark_used`."""
-        if (problem := mark_used(self._view(), record_name)) and problem not in self.problems:
+        """Note that the record of that name was used; see `publish.mark_used`."""
+        if (problem := publish.mark_used(self._view(), record_name)) and problem not in self.problems:
             self.problems.append(problem)
 
     def manifest(self, key: str, *, expected_sha256: str | None = None) -> PartitionManifest:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal, NamedTuple
 
-from warmrank.orchestrator.text import brief_names, brief_ranks, count_text, grouped
+from warmrank.cache_store.text import brief_names, brief_ranks, count_text, grouped
 
 
 @dataclass(frozen=True, slots=True)

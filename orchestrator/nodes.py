@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, TypeVar
 
+from warmrank.cache_store.text import count_text, grouped, size_text
 from warmrank.orchestrator.errors import UnknownNode, about
-from warmrank.orchestrator.text import count_text, grouped, size_text
 
 K = TypeVar("K")
 FanOut = Literal["auto", "always", "never"]

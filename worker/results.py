@@ -30,11 +30,6 @@ class Failure(StrEnum):
     ERROR = "error"  # anything else; the reason says what
 
 
-def unit_name(function: str, number: int) -> str:
-    """Name of a function's call in a launch, counted from 0: ``Llama.decode``, ``Llama.decode[1]``."""
-    return f"{function}[{number}]" if number else function
-
-
 def function_of_unit(name: str) -> str:
     """Name of the function that a unit's name is made of."""
     return name.partition("[")[0]

@@ -1,9 +1,9 @@
 """Settings of this process: environment variables, kinds of devices, machines to build for.
 
 This is the only place where warmrank's ranks read their settings from environment variables. Elsewhere
-variables are only handed on: `worker.rank.workload` gives a script those of its launch, `worker.rank.start`
-gives HCCL its time-outs and TorchAir this rank's place on its node, and `worker.torch_private.inductor` sets
-one of Inductor's while it compiles.
+variables are only handed on: `worker.rank.workload` gives a script those of its launch,
+`worker.rank.rank_worker` gives HCCL its time-outs and TorchAir this rank's place on its node, and
+`worker.torch_private.inductor` sets one of Inductor's while it compiles.
 """
 
 from __future__ import annotations

@@ -339,7 +339,7 @@ class Warmrank(Way):
         backend.capture = remembered  # type: ignore[method-assign]
 
     def _watch_libraries(self) -> None:
-        from warmrank.worker.torch_private import warm as libraries
+        from warmrank.worker.torch_private import libraries
 
         open_library = libraries.open_library
 

@@ -74,7 +74,7 @@ def missing_blobs(places: Places, digests: Iterable[Digest]) -> dict[Digest, Sto
     wanted = {blob_name(digest.sha256): digest for digest in digests}
     try:
         gone = wanted.keys() - places.stat(wanted).keys()
-        missing = gone - bring_back(places, gone)
+        missing = gone - bring_back(places, gone) if gone else gone
     except StoreUnavailable as error:
         if is_final(error):
             raise
@@ -248,9 +248,9 @@ def take_pinned(
         return dict(zip(some, found, strict=True))
 
     answers = take_each(list(dict.fromkeys(refs)))
-    gone = [ref for ref, answer in answers.items() if isinstance(answer, NotInStore)]
-    back = bring_back(documents.places, (manifest_name(ref.manifest_key) for ref in gone))
-    answers |= take_each([ref for ref in gone if manifest_name(ref.manifest_key) in back])
+    if gone := [ref for ref, answer in answers.items() if isinstance(answer, NotInStore)]:
+        back = bring_back(documents.places, (manifest_name(ref.manifest_key) for ref in gone))
+        answers |= take_each([ref for ref in gone if manifest_name(ref.manifest_key) in back])
     kept = {ref: answer for ref, answer in answers.items() if not isinstance(answer, StoreError)}
     taken = {ref.manifest_key for ref in kept}
     errors = {ref: answer for ref, answer in answers.items() if isinstance(answer, StoreError)}

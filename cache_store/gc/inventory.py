@@ -17,9 +17,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
-from warmrank.cache_store.backends.backend import FileInfo, new_document
+from warmrank.cache_store.backends.backend import FileInfo
 from warmrank.cache_store.backends.places import Places
 from warmrank.cache_store.canonical import key_of
 from warmrank.cache_store.errors import (
@@ -51,7 +50,6 @@ from warmrank.cache_store.layout import (
     split_record_name,
     split_trash_name,
     split_used_name,
-    used_name,
 )
 from warmrank.cache_store.parallel import each
 from warmrank.cache_store.records.documents import (
@@ -116,24 +114,6 @@ def bring_back(places: Places, names: Iterable[str]) -> frozenset[str]:
             raise
         logger.warning("%d files cannot be looked for in the trash: %s", len(wanted), error)
         return frozenset()
-
-
-def mark_used(places: Places, record_name: str) -> str:
-    """Note that a record was used; best effort, at most one write for a record and a day (UTC).
-
-    Return why it was not noted, for a report; empty where it was.
-    """
-    name = used_name(record_name, datetime.now(UTC).date().isoformat())
-    try:
-        if not places.stat([name]):
-            places.put_new([new_document(name, b"")])
-    except StoreError as error:
-        logger.debug("The use of %s was not noted: %s", record_name, error)
-        return (
-            f"use not noted, so an evict may take {record_name} for unused: {error}; "
-            "`warmrank store pin` keeps it, from where the store is writable"
-        )
-    return ""
 
 
 def last_uses(marks: Iterable[FileInfo]) -> dict[str, FileInfo]:

@@ -36,8 +36,8 @@ from warmrank.cache_store.cache_dir.single_flight import LOCK_TIMEOUT_S, single_
 from warmrank.cache_store.digests import CHUNK_BYTES, Digest
 from warmrank.cache_store.errors import Conflict, NotInStore, UnusableCache
 from warmrank.cache_store.fetch.blobs import Blobs, missing_blobs
-from warmrank.cache_store.gc.inventory import mark_used
 from warmrank.cache_store.parallel import NUM_THREADS, each
+from warmrank.cache_store.publish import mark_used
 from warmrank.cache_store.records.documents import (
     READERS,
     Documents,

@@ -21,6 +21,7 @@ from warmrank.cache_store.fetch.fetch import replicate
 from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, utc_now
 from warmrank.cache_store.seed import Wanted, pick_launches, seed
 from warmrank.cache_store.store import Store
+from warmrank.cache_store.text import grouped
 from warmrank.orchestrator.build.plan import (
     ALWAYS_LATER,
     AUDIT_SCHEMA_VERSION,
@@ -48,7 +49,6 @@ from warmrank.orchestrator.launch.rounds import Ledger, settle_all
 from warmrank.orchestrator.launch.run import Run
 from warmrank.orchestrator.launch.stages import build_and_probe
 from warmrank.orchestrator.signals import undisturbed
-from warmrank.orchestrator.text import grouped
 from warmrank.worker.rank.manifests import unpacked
 from warmrank.worker.rank.offline import OfflineRank
 from warmrank.worker.rank.rank_worker import RankWorker

@@ -31,6 +31,7 @@ from rich.text import Text
 
 from warmrank.cache_store.errors import NoStoreYet, StoreError, StoreUnavailable
 from warmrank.cache_store.parallel import OnProgress, Progress
+from warmrank.cache_store.text import count_text, defused, size_text
 from warmrank.orchestrator import signals
 from warmrank.orchestrator.errors import (
     BadInput,
@@ -42,7 +43,6 @@ from warmrank.orchestrator.errors import (
     OrchestratorError,
     policy_of,
 )
-from warmrank.orchestrator.text import count_text, defused, size_text
 from warmrank.orchestrator.ui.table import pairs
 from warmrank.worker.errors import NotYet, WorkerError
 

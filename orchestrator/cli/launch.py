@@ -27,6 +27,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
+from warmrank.cache_store.text import count_text, seconds_text
 from warmrank.orchestrator import signals
 from warmrank.orchestrator.cli.console import exit_code_of, others_on_stderr, output, say
 from warmrank.orchestrator.cli.options import (
@@ -39,7 +40,6 @@ from warmrank.orchestrator.cli.options import (
     refuse_what_fails,
 )
 from warmrank.orchestrator.errors import BadArgument, DemoFailed, OrchestratorError, first_line
-from warmrank.orchestrator.text import count_text, seconds_text
 from warmrank.orchestrator.ui.table import WIDE, table_of
 from warmrank.worker.settings import settings
 

@@ -11,6 +11,7 @@ import yaml
 from pydantic_core import to_jsonable_python
 from typer import Argument, Option
 
+from warmrank.cache_store.text import count_text
 from warmrank.orchestrator.cli.console import ExitCode, answer, others_on_stderr, output, print_json, say
 from warmrank.orchestrator.cli.options import (
     AsJson,
@@ -25,7 +26,6 @@ from warmrank.orchestrator.cli.options import (
     load_optional,
 )
 from warmrank.orchestrator.errors import BadArgument, ConfigError
-from warmrank.orchestrator.text import count_text
 from warmrank.orchestrator.ui import table
 from warmrank.worker.settings import DeviceKind
 

@@ -82,7 +82,7 @@ def preseed(  # noqa: PLR0913 - options of a command
 
     loaded = config.load()
     check_store(loaded)
-    plan = SeedPlan(wanted=tuple(nodes or ()), fan_out=fan_out, verify=verify)
+    plan = SeedPlan(wanted=tuple(nodes or ()), fan_out=fan_out, verify=verify, watch=watch)
     if not here and is_this_machine(loaded):
         if watch:
             raise BadArgument(

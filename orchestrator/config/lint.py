@@ -26,10 +26,10 @@ from typing import Literal, TypeVar
 
 from warmrank.cache_store.backends.deadline import all_within
 from warmrank.cache_store.backends.directory import LOCAL_TYPES, file_system_type, read_mounts
+from warmrank.cache_store.text import count_text
 from warmrank.orchestrator import SHADOW_REMEDY, shadow_here
 from warmrank.orchestrator.config.models import Config, EntrypointWorkload, RayConfig, ScriptWorkload
 from warmrank.orchestrator.config.store import LOOK_S, StoreConfig, choice_of, is_url
-from warmrank.orchestrator.text import count_text
 from warmrank.worker.errors import WorkloadError
 from warmrank.worker.rank.workload import check_arguments, no_function, not_imported
 

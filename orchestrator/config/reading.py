@@ -346,16 +346,10 @@ def _problem(place: str, key: str, found: str, expected: str) -> ConfigProblem:
     return ConfigProblem(place=place, key=key, found=found, expected=expected)
 
 
-def node_caches_of(config: Config) -> tuple[NodeCache, ...]:
-    """The node caches of this node: engine torchair's own on npu, and those that the config declares."""
-    faults = place_faults(config)
-    return tuple(cache for cache in declared_caches(config) if cache.name not in faults)
-
-
 def place_faults(config: Config) -> dict[str, str]:
     """Faults of the places of node caches, as this process understands the config's paths, by name."""
     named = [cache for cache in declared_caches(config) if cache.name not in node_caches.OWN]
-    return node_caches.place_faults(named, config.cache_dir)
+    return node_caches.place_faults(named, config.cache_dir) if named else {}
 
 
 def declared_caches(config: Config) -> tuple[NodeCache, ...]:

@@ -28,13 +28,13 @@ from warmrank.cache_store.cache_dir.private_files import (
 )
 from warmrank.cache_store.errors import NotInStore, StoreError, UnusableCache, is_final
 from warmrank.cache_store.publish_pending import QueueReport, add_partition, publish_pending
+from warmrank.cache_store.text import count_text
 from warmrank.orchestrator.config.models import Config, launch_key, variable_of
 from warmrank.orchestrator.errors import BadArgument, OrchestratorError
 from warmrank.orchestrator.gang.launcher import free_port
 from warmrank.orchestrator.gang.node_artifacts import NodeKeeper, trust_of
 from warmrank.orchestrator.reaper_client import Chunk, ReapedCommand
 from warmrank.orchestrator.stores import Target, is_writable, may_publish, open_store, open_to_fetch, targets
-from warmrank.orchestrator.text import count_text
 from warmrank.worker import journal
 from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.manifests import made, of_journals

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from warmrank.cache_store.errors import NotInStore
 from warmrank.cache_store.publish_pending import add_launch
+from warmrank.cache_store.text import count_text, grouped
 from warmrank.orchestrator.config.models import Config, launch_key
 from warmrank.orchestrator.errors import ranks_text
 from warmrank.orchestrator.exec.node import ExecNode, HostGroup, NotPublished, Work, publish_queue, why_kept
 from warmrank.orchestrator.gang.node_group import Lost
 from warmrank.orchestrator.stores import is_writable, may_publish, open_store, waiting_launch
-from warmrank.orchestrator.text import count_text, grouped
 from warmrank.worker.results import Published
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from warmrank.cache_store.text import grouped
 from warmrank.orchestrator.nodes import Gang, RankPlacement, in_order
-from warmrank.orchestrator.text import grouped
 
 # Below Linux's default range of ephemeral ports (from 32768), above those that Ray gives to its workers (to
 # 19999): between the look and the use nobody is likely to come.

@@ -14,7 +14,7 @@ from warmrank.cache_store.cache_dir.node_files import KEPT_S, drop_unneeded, ref
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import QUEUE, add_partition, discard_partition
 from warmrank.orchestrator.config.models import Config, launch_key
-from warmrank.orchestrator.config.reading import declared_caches, node_caches_of, place_faults
+from warmrank.orchestrator.config.reading import declared_caches, place_faults
 from warmrank.orchestrator.nodes import NodeArtifacts
 from warmrank.worker import node_caches, node_collecting
 from warmrank.worker.node_collecting import Collected, Listing, listing
@@ -103,16 +103,18 @@ class NodeKeeper:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._has_caches = bool(declared_caches(config))
-        self._caches = node_caches_of(config)
-        self._faults = [f"node cache {name}: {why}" for name, why in place_faults(config).items()]
+        declared, faults = declared_caches(config), place_faults(config)
+        self._has_caches = bool(declared)
+        self._caches = tuple(cache for cache in declared if cache.name not in faults)
+        self._faults = [f"node cache {name}: {why}" for name, why in faults.items()]
         self._before: Listing = {}
         self._seeded: NodeSeedReport | None = None
         self._collected: Collected | None = None
 
     def begin(self) -> None:
         """List what lies in the node caches before the launch changes anything."""
-        self._before = listing(self._caches)
+        if self._caches:
+            self._before = listing(self._caches)
 
     def fetch(
         self, store: Store, ranks: tuple[int, ...] | None = None, *, options: FetchOptions | None = None

@@ -22,11 +22,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from warmrank.cache_store.text import brief_names, count_text, grouped
 from warmrank.orchestrator.config.models import RayConfig, WatchConfig
 from warmrank.orchestrator.errors import BadArgument, CannotStart, LacksDevice, UnknownNode
 from warmrank.orchestrator.gang.node_group import TICK_S, left_s
 from warmrank.orchestrator.nodes import Node, choose, in_order, is_called
-from warmrank.orchestrator.text import brief_names, count_text, grouped
 
 _NODE_ID = "ray.io/node-id"  # Ray's own label of each node
 _SELECTED = re.compile(r"(!?)(?:in\((.*)\)|(.*))")

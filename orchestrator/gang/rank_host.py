@@ -34,8 +34,7 @@ from warmrank.worker import collection
 from warmrank.worker.errors import CompileForbidden
 from warmrank.worker.keys.code import package_of
 from warmrank.worker.keys.request import environment
-from warmrank.worker.rank.rank_worker import RankWorker
-from warmrank.worker.rank.start import RankSpec
+from warmrank.worker.rank.rank_worker import RankSpec, RankWorker
 from warmrank.worker.results import (
     CaptureProposal,
     FunctionProbe,
@@ -442,7 +441,6 @@ class RankActor:
 def _import_ahead() -> None:
     """Import what `open` needs; should that fail, `open` meets the same fault, and reports it."""
     with suppress(Exception):
-        importlib.import_module("warmrank.worker.rank.start")
         importlib.import_module("torch.distributed")
 
 

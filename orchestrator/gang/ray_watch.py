@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from warmrank.cache_store.text import grouped
 from warmrank.orchestrator.config.models import WatchConfig
 from warmrank.orchestrator.errors import DIED, NODE_LOST, STOPPED, FailureKind, WorkerFailure
 from warmrank.orchestrator.gang.launcher import ProcessStatus, Shared
@@ -34,7 +35,6 @@ from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.gang.node_watch import Charge, NodeWatch, Said
 from warmrank.orchestrator.gang.rank_files import crash_in
 from warmrank.orchestrator.nodes import Gang
-from warmrank.orchestrator.text import grouped
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from warmrank.cache_store.backends.deadline import all_within
+from warmrank.cache_store.text import brief_names
 from warmrank.orchestrator import import_root
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import LOOK_S, is_url
 from warmrank.orchestrator.errors import ConfigError, ConfigProblem
-from warmrank.orchestrator.text import brief_names
 
 EXCLUDED_NAMES = (
     ".git", ".venv", "venv", "__pycache__", "*.egg-info", ".mypy_cache", ".ruff_cache", ".pytest_cache",

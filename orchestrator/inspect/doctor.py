@@ -26,6 +26,7 @@ from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.layout import TMP
 from warmrank.cache_store.store import open_backend
+from warmrank.cache_store.text import brief_names, count_text, grouped, size_text
 from warmrank.orchestrator import stores
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
@@ -37,7 +38,6 @@ from warmrank.orchestrator.inspect import machine
 from warmrank.orchestrator.inspect.machine import PATIENCE_S, Finding, Level, judged
 from warmrank.orchestrator.inspect.store_contents import can_be_made
 from warmrank.orchestrator.nodes import Node, this_node
-from warmrank.orchestrator.text import brief_names, count_text, grouped, size_text
 from warmrank.worker.keys.request import environment
 
 SCHEMA_VERSION = 3

@@ -17,7 +17,7 @@ from warmrank.cache_store.errors import NoStoreYet, StoreError, StoreUnavailable
 from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest, RequestEntry
 from warmrank.cache_store.seed import pick_launch
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.text import nearest
+from warmrank.cache_store.text import count_text, grouped, nearest, time_text
 from warmrank.orchestrator.config.models import identity, launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.inspect.store_contents import (
@@ -29,7 +29,6 @@ from warmrank.orchestrator.inspect.store_contents import (
     read_manifests,
     view_of,
 )
-from warmrank.orchestrator.text import count_text, grouped, time_text
 from warmrank.worker.keys.request import environment
 
 logger = logging.getLogger(__name__)

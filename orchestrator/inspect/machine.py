@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from warmrank.cache_store.backends.deadline import all_within
+from warmrank.cache_store.text import size_text
 from warmrank.orchestrator import import_root
-from warmrank.orchestrator.text import size_text
 from warmrank.worker.ascend import Installation, fit, installation, visible_devices
 from warmrank.worker.engines.toolchain import check_cpp_compiler, check_cuda
 from warmrank.worker.errors import DeviceUnavailable, ToolchainError

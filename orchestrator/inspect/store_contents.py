@@ -26,13 +26,12 @@ from warmrank.cache_store.parallel import OnProgress
 from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest, PartitionRef
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.cache_store.text import changed_components
+from warmrank.cache_store.text import brief_names, changed_components
 from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import is_url, tier_at
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.stores import named_store, open_store, silent_places, tier_spec
-from warmrank.orchestrator.text import brief_names
 from warmrank.worker.keys.request import environment
 
 MIN_KEY_CHARS = 6  # A shorter word is taken for a name, not for the start of a key

@@ -22,6 +22,7 @@ from warmrank.cache_store.cache_dir.single_flight import LOCKS, lock_in
 from warmrank.cache_store.errors import StoreError, StoreUnavailable, UnusableCache
 from warmrank.cache_store.publish_pending import add_launch
 from warmrank.cache_store.records.manifest import environments_of, utc_now
+from warmrank.cache_store.text import grouped
 from warmrank.orchestrator.config.models import Retries, ScriptWorkload, identity, launch_key
 from warmrank.orchestrator.config.reading import Config, require_workload
 from warmrank.orchestrator.errors import (
@@ -52,7 +53,6 @@ from warmrank.orchestrator.launch.run import Run
 from warmrank.orchestrator.nodes import Gang
 from warmrank.orchestrator.signals import held_back, named, undisturbed
 from warmrank.orchestrator.stores import Access, is_writable, may_publish, waiting_launch
-from warmrank.orchestrator.text import grouped
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import PlannedCapture, Published, Verification, function_of_unit
 from warmrank.worker.settings import settings
@@ -291,7 +291,7 @@ def turn(config: Config) -> Iterator[None]:
     """
     name = f"launch-{launch_key(config)[:12]}"
     ended = config.cache_dir / LOCKS / f"{name}.ended"
-    if way_in_now(config.ray) != "local" or ended.exists():
+    if ended.exists() or way_in_now(config.ray) != "local":
         yield
         return
     with contextlib.ExitStack() as held:

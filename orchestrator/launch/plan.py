@@ -29,10 +29,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal, NamedTuple
 
+from warmrank.cache_store.text import grouped
 from warmrank.orchestrator.config.models import AuditMode
 from warmrank.orchestrator.errors import OF_THE_FUNCTION, FailureKind
 from warmrank.orchestrator.launch.events import ClassAction, RankClass
-from warmrank.orchestrator.text import grouped
 from warmrank.worker.results import FunctionProbe, function_of_unit
 
 MAX_LEADERS = 2  # leaders that try to compile for a class before it is given up

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from warmrank.cache_store.text import brief_names, grouped
 from warmrank.orchestrator.config.models import positions
 from warmrank.orchestrator.errors import (
     CompileForbidden,
@@ -44,7 +45,6 @@ from warmrank.orchestrator.launch.plan import (
 )
 from warmrank.orchestrator.launch.run import Run
 from warmrank.orchestrator.nodes import RankPlacement
-from warmrank.orchestrator.text import brief_names, grouped
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import FunctionProbe, FunctionResult, TraceResult
 

@@ -17,7 +17,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from warmrank.cache_store.records.manifest import environments_of
-from warmrank.cache_store.text import changed_components
+from warmrank.cache_store.text import changed_components, grouped
 from warmrank.orchestrator.config.models import packed_ranks
 from warmrank.orchestrator.config.reading import declared_caches
 from warmrank.orchestrator.errors import FailureKind, WorkerFailure, ranks_text
@@ -26,7 +26,6 @@ from warmrank.orchestrator.launch.report import NodeFetch, NodeReport
 from warmrank.orchestrator.launch.rounds import Ledger, settle_all
 from warmrank.orchestrator.launch.run import Run
 from warmrank.orchestrator.nodes import straddle_text
-from warmrank.orchestrator.text import grouped
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import (
     CaptureProposal,

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from warmrank.cache_store.errors import NoStoreYet
 from warmrank.cache_store.fetch.blobs import FetchOptions
+from warmrank.cache_store.text import brief_names, count_text, seconds_text, size_text
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import StoreConfig
 from warmrank.orchestrator.errors import BadArgument
@@ -29,7 +30,6 @@ from warmrank.orchestrator.nodes import (
     this_node,
 )
 from warmrank.orchestrator.stores import open_to_fetch
-from warmrank.orchestrator.text import brief_names, count_text, seconds_text, size_text
 
 Status = Literal["seeded", "miss", "faults"]
 STYLES: dict[Status, str] = {"seeded": "green", "miss": "yellow", "faults": "bold red"}

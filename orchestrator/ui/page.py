@@ -22,7 +22,18 @@ from typing import Any, Literal, NamedTuple
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from warmrank.cache_store.text import changed_components
+from warmrank.cache_store.text import (
+    brief_names,
+    brief_ranks,
+    changed_components,
+    count_text,
+    defused,
+    first_lines,
+    grouped,
+    runs_text,
+    seconds_text,
+    size_text,
+)
 from warmrank.orchestrator.errors import policy_of, ranks_text
 from warmrank.orchestrator.launch.events import STAGES, Timeline
 from warmrank.orchestrator.launch.report import (
@@ -33,17 +44,6 @@ from warmrank.orchestrator.launch.report import (
     held_bytes,
 )
 from warmrank.orchestrator.signals import EXIT_INTERRUPTED, EXIT_TERMINATED
-from warmrank.orchestrator.text import (
-    brief_names,
-    brief_ranks,
-    count_text,
-    defused,
-    first_lines,
-    grouped,
-    runs_text,
-    seconds_text,
-    size_text,
-)
 from warmrank.orchestrator.ui.report_table import (
     AUDITED,
     STEPS,

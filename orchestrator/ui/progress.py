@@ -19,10 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
-from warmrank.orchestrator.launch import events
-from warmrank.orchestrator.launch.events import Event, LaunchState, Listener, RankClass, StageState
-from warmrank.orchestrator.text import (
+from warmrank.cache_store.text import (
     brief_names,
     brief_ranks,
     count_text,
@@ -32,6 +29,9 @@ from warmrank.orchestrator.text import (
     seconds_text,
     size_text,
 )
+from warmrank.orchestrator.gang.rank_files import RENDEZVOUS
+from warmrank.orchestrator.launch import events
+from warmrank.orchestrator.launch.events import Event, LaunchState, Listener, RankClass, StageState
 from warmrank.orchestrator.ui.report_table import audit_text
 from warmrank.orchestrator.ui.table import STYLES
 from warmrank.worker.results import FunctionResult

@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
-from warmrank.orchestrator.launch.report import FunctionReport, RankReport, Report, config_words
-from warmrank.orchestrator.text import (
+from warmrank.cache_store.text import (
     brief_names,
     brief_ranks,
     count_text,
@@ -25,6 +23,8 @@ from warmrank.orchestrator.text import (
     seconds_text,
     size_text,
 )
+from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
+from warmrank.orchestrator.launch.report import FunctionReport, RankReport, Report, config_words
 from warmrank.orchestrator.ui.table import KEY_CHARS, MAX_LINES, problems, some, table_of, word
 from warmrank.worker.results import StageSeconds
 from warmrank.worker.runtime.runtime_state import in_words

@@ -12,8 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from warmrank.orchestrator.errors import ranks_text
-from warmrank.orchestrator.text import (
+from warmrank.cache_store.text import (
     brief_names,
     count_text,
     first_lines,
@@ -22,6 +21,7 @@ from warmrank.orchestrator.text import (
     size_text,
     time_text,
 )
+from warmrank.orchestrator.errors import ranks_text
 
 if TYPE_CHECKING:
     from warmrank.cache_store.errors import NotInStore

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.netns import Node, Running, until
 from tests.support.netns_cluster import Cluster, CountingStore, ray_nodes
+from tests.support.stored import stored
 from warmrank.orchestrator.launch.report import Report, from_json
 
 pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(900)]
@@ -22,7 +22,6 @@ WATCH = {"every_s": 0.5, "node_silent_s": 4, "lease_s": 6}
 NO_RETRIES = {"rank": 0, "node": 0, "hang": 0, "start": 0}
 MANY_RETRIES = {"rank": 9, "node": 9, "hang": 9, "start": 9}
 REACHED_S = 300.0
-NOT_OURS = ("pymp-", "torchinductor_")  # of Ray's dashboard, and of an import of torch's compiler
 LOST = 5
 
 
@@ -79,9 +78,7 @@ class Trial:
     def check_nothing_left(self) -> None:
         """Check that no process and no temporary file is left, and that the store is whole."""
         assert self.nodes.left_over() == {}
-        for node in self.nodes.net.nodes.values():
-            names = [path.name for path in (node.disk / "tmp").iterdir()]
-            assert [name for name in names if not name.startswith(NOT_OURS)] == []
+        assert self.nodes.temporary_files() == []
         ended = self.nodes.warmrank("store", "verify", str(self.config))
         assert ended.exit_code == 0, ended.said
 
@@ -90,12 +87,7 @@ class Trial:
 def whole(nodes: Cluster) -> Iterator[Cluster]:
     """The cluster; four nodes are alive in it afterwards, and none that Ray believes to be dead."""
     yield nodes
-    nodes.end_commands()
-    for name in set(nodes.net.nodes) - set(nodes.alive()):
-        nodes.kill_node(nodes.net.nodes[name])
-    if missing := NUM_NODES - len(nodes.net.nodes):
-        nodes.add_nodes(missing)
-    nodes.await_alive()
+    nodes.restore(NUM_NODES)
 
 
 def has_ranks(node: Node) -> bool:
@@ -104,10 +96,6 @@ def has_ranks(node: Node) -> bool:
 
 def has_watch(node: Node) -> bool:
     return any("NodeWatch" in text for text in node.processes().values())
-
-
-def stored_launches(nodes: Cluster, name: str) -> list[Path]:
-    return list((nodes.shared / name / "launch").rglob("*/*/*"))
 
 
 def test_nodes_lost_in_start_and_while_ranks_build_compile_capture_and_verify(whole: Cluster) -> None:
@@ -148,7 +136,7 @@ def test_node_lost_without_another_attempt_is_named_and_nothing_is_committed(who
     assert report.failure is not None
     assert report.failure.stage == "capture"
     assert (report.failure.causes[0].kind, report.failure.causes[0].hosts) == ("node lost", (node.name,))
-    assert stored_launches(whole, "lost3") == []
+    assert stored(whole.shared / "lost3", "launch") == []
     trial.check_nothing_left()
 
 
@@ -201,5 +189,5 @@ def test_driver_that_is_killed_leaves_no_process_on_any_node(whole: Cluster) -> 
     trial.reached("compile")
     trial.running.send(signal.SIGKILL)
     trial.running.wait()
-    assert stored_launches(whole, "killed") == []
+    assert stored(whole.shared / "killed", "launch") == []
     trial.check_nothing_left()

@@ -9,18 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.faults import Forker, Rooms
+from tests.support.faults import Rooms
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the directory below it is made by tempfile
 _ENOUGH_BYTES = 4 << 30
-
-
-@pytest.fixture(scope="session")
-def forker() -> Iterator[Forker]:
-    """Starts trials of faults, each in a process of its own."""
-    forker = Forker()
-    yield forker
-    forker.close()
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tests.support.fault_child import laid_out
+from tests.support.fault_actions import laid_out
 from tests.support.sealed_launches import (
     DAY_S,
     GRACE_S,

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from tests.support.checkout import ROOT
-from tests.support.faults import ERRORS, Forker, Trial
+from tests.support.fault_actions import publish_and_fetch, recover, survey
+from tests.support.faults import ERRORS, Trial, tried
 from tests.support.loop_mounts import NAMESPACE, FileSystem, why_not
+from tests.support.sealed_launches import lay_launch
 
 pytestmark = pytest.mark.faults
 
@@ -117,16 +119,17 @@ TRIALS_A_ROUND = 5  # below ROUNDS_OF_ALL
 ROUNDS_OF_ALL = 10  # from here on each ten rounds try all calls with all errors; 200 rounds do so 20 times
 
 
-def launch(forker: Forker, root: Path, **plan: object) -> Trial:
+def launch(root: Path, **plan: object) -> Trial:
     plan["below"] = str(root)
     paths: dict[str, Any] = {name: root / name for name in ("store", "source", "cache")}
-    return forker.run("publish_and_fetch", plan, **paths, seed=SEED)
+    manifests = lay_launch(paths["source"], SEED, 2)
+    return tried(publish_and_fetch, plan, **paths, seed=SEED, manifests=manifests)
 
 
 @pytest.fixture(scope="module")
-def calls(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def calls(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The calls that an undisturbed launch makes in the store and in the cache directory."""
-    trial = launch(forker, tmp_path_factory.mktemp("undisturbed"))
+    trial = launch(tmp_path_factory.mktemp("undisturbed"))
     assert (trial.exit, trial.error, trial.bug) == (0, None, None)
     return trial.calls
 
@@ -136,25 +139,25 @@ def test_calls_that_matter_are_counted(calls):
     assert {"open", "read", "write", "os.fsync", "os.link", "os.mkdir", "os.stat", "os.fstat"} <= set(calls)
 
 
-def test_failing_call_never_leaves_a_wrong_thing(forker, rooms, calls, fault_rounds):
+def test_failing_call_never_leaves_a_wrong_thing(rooms, calls, fault_rounds):
     """Whatever fails: a `StoreError` or success; the store verifies; the next attempt goes through."""
     faults = []
     for number, error, fail_on in trials(len(calls), fault_rounds):
         root = rooms.fresh()
         # The order of calls in threads varies, so the name of the nth is only a hint.
         place = f"call {number} ({calls[number - 1]}), {error}{' from there on' if fail_on else ''}"
-        faults += [f"{place}: {fault}" for fault in try_one(forker, root, number, error, fail_on=fail_on)]
+        faults += [f"{place}: {fault}" for fault in try_one(root, number, error, fail_on=fail_on)]
     assert faults == []
 
 
-def try_one(forker: Forker, root: Path, number: int, error: str, *, fail_on: bool) -> list[str]:
+def try_one(root: Path, number: int, error: str, *, fail_on: bool) -> list[str]:
     """What is wrong after one trial."""
-    trial = launch(forker, root, fail_call=number, error=error, fail_on=fail_on)
+    trial = launch(root, fail_call=number, error=error, fail_on=fail_on)
     if (trial.exit, trial.bug) != (0, None):
         return [f"exit {trial.exit}, {trial.bug}"]
     paths: dict[str, Any] = {name: root / name for name in ("store", "cache")}
-    found = forker.run("survey", **paths, seed=SEED)
-    recovered = forker.run("recover", **paths, source=root / "source", seed=SEED)
+    found = tried(survey, **paths, seed=SEED)
+    recovered = tried(recover, **paths, source=root / "source", seed=SEED)
     if found.result is None or recovered.result is None:
         return [f"afterwards: {found.bug or found.error or recovered.bug or recovered.error}"]
     committed = trial.error is not None or found.result["launches"] == 1

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.fault_child import DAY_S
-from tests.support.faults import Forker, Rooms, Trial
+from tests.support.crowds import evict_ahead, lay_store, publish_stopped, read_while_evicting
+from tests.support.fault_actions import DAY_S, fetch, publish_and_fetch, recover, survey
+from tests.support.faults import Rooms, Trial, tried
+from tests.support.sealed_launches import lay_launch
+from tests.support.stored import stored
 from warmrank.cache_store.steps import Step
 
 pytestmark = pytest.mark.faults
@@ -34,37 +37,39 @@ SEED = 4
 class Place:
     """A store, a cache directory and what is published, for one trial."""
 
-    def __init__(self, forker: Forker, root: Path) -> None:
-        self.forker, self.root = forker, root
+    def __init__(self, root: Path) -> None:
+        self.root = root
         self.paths: dict[str, Any] = {name: root / name for name in ("store", "source", "cache")}
 
     def launch(self, **plan: object) -> Trial:
         plan["below"] = str(self.root)
-        return self.forker.run("publish_and_fetch", plan, **self.paths, seed=SEED)
-
-    def run(self, action: str, plan: dict[str, Any] | None = None, **arguments: Any) -> Any:
-        """What an action said, which has to go through."""
-        return finished(self.forker.run(action, plan, **arguments)).result
+        manifests = lay_launch(self.paths["source"], SEED, 2)
+        return tried(publish_and_fetch, plan, **self.paths, seed=SEED, manifests=manifests)
 
     def survey(self, seed: int = SEED, cache: str = "cache") -> dict[str, Any]:
-        found = self.run("survey", store=self.paths["store"], cache=self.root / cache, seed=seed)
+        found = run(survey, store=self.paths["store"], cache=self.root / cache, seed=seed)
         assert isinstance(found, dict)
         return found
 
     def recover(self, **plan: object) -> dict[str, Any]:
-        found = self.run("recover", plan, **self.paths, seed=SEED)
+        found = run(recover, plan, **self.paths, seed=SEED)
         assert isinstance(found, dict)
         return found
 
     def lay(self, *seeds: int) -> None:
         """Publish and commit launches."""
-        self.run("lay_store", store=self.paths["store"], source=self.paths["source"], seeds=seeds)
+        run(lay_store, store=self.paths["store"], source=self.paths["source"], seeds=seeds)
 
     def check_whole(self, seed: int) -> None:
         """The store has no fault, and the launch can be fetched."""
         assert self.survey(seed)["problems"] == []
-        fetched = self.run("fetch", store=self.paths["store"], cache=self.root / "fetched", seed=seed)
+        fetched = run(fetch, store=self.paths["store"], cache=self.root / "fetched", seed=seed)
         assert fetched == 2
+
+
+def run(action: Callable[..., Any], plan: dict[str, Any] | None = None, **arguments: Any) -> Any:
+    """What an action said, which has to go through."""
+    return finished(tried(action, plan, **arguments)).result
 
 
 def finished(trial: Trial) -> Trial:
@@ -73,20 +78,20 @@ def finished(trial: Trial) -> Trial:
 
 
 @pytest.fixture
-def place(forker: Forker, room: Path) -> Place:
-    return Place(forker, room)
+def place(room: Path) -> Place:
+    return Place(room)
 
 
 @pytest.fixture
-def places(forker: Forker, rooms: Rooms, fault_rounds: int) -> Iterator[Place]:
+def places(rooms: Rooms, fault_rounds: int) -> Iterator[Place]:
     """A new place for each round."""
-    return (Place(forker, rooms.fresh()) for _ in range(fault_rounds))
+    return (Place(rooms.fresh()) for _ in range(fault_rounds))
 
 
 @pytest.fixture(scope="module")
-def undisturbed(forker: Forker, tmp_path_factory: pytest.TempPathFactory) -> Trial:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Trial:
     """A launch that nothing disturbs."""
-    return finished(Place(forker, tmp_path_factory.mktemp("undisturbed")).launch())
+    return finished(Place(tmp_path_factory.mktemp("undisturbed")).launch())
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +127,13 @@ def test_killed_at_a_step_leaves_nothing_half_done(places, steps_of_a_run, step)
         check_aftermath(place)
 
 
-def test_killed_at_any_moment_leaves_nothing_half_done(forker, rooms, undisturbed, fault_rounds):
+def test_killed_at_any_moment_leaves_nothing_half_done(rooms, undisturbed, fault_rounds):
     """Killed a random while after a random call on a file, which mostly falls between two steps."""
     randomness = random.Random(0)
     num_killed = 0
     a_round = IN_A_SHORT_RUN if fault_rounds < SHORT_RUN_ROUNDS else RANDOM_KILLS_A_ROUND
     for _ in range(a_round * fault_rounds):
-        place = Place(forker, rooms.fresh())
+        place = Place(rooms.fresh())
         # Not a while after the start: how long a launch takes depends on what else this machine does.
         call, pause_s = randomness.randint(1, len(undisturbed.calls)), randomness.uniform(1e-6, A_CALL_S)
         trial = place.launch(kill_after=(call, pause_s))
@@ -164,7 +169,7 @@ def test_publisher_stopped_for_longer_than_the_grace_leaves_nothing_dangling(
         place.lay(KEPT)
         nth = chance.randint(1, 2) if step.name.startswith("PU") else 1
         paths = {name: place.paths[name] for name in ("store", "source")}
-        found = place.run("publish_stopped", **paths, seed=LATE, step=step.value, nth=nth)
+        found = run(publish_stopped, **paths, seed=LATE, step=step.value, nth=nth)
         assert found["evicter"] == 0
         assert len(found["evicted"]) == 3, "the publisher was never stopped"
         assert (found["faults"], found["launches"]) == ([], 1)
@@ -184,25 +189,25 @@ def test_evict_killed_at_any_step_is_finished_by_the_next(places: Iterator[Place
         place.lay(KEPT, VICTIM)
         graces = 1.5
         if step == Step.EVICT_DELETED:  # then there must be something in the trash
-            place.run("evict_ahead", store=store, graces=graces, keep=0, older=True, pin=KEPT)
+            run(evict_ahead, store=store, graces=graces, keep=0, older=True, pin=KEPT)
             graces += 1.5
         nth = chance.randint(1, 4) if step in (Step.EVICT_TRASHED, Step.EVICT_DELETED) else 1
-        plan = {"below": str(place.root), "kill_at": [step.value, nth]}
+        plan = {"below": str(place.root), "kill_at": (step.value, nth)}
         evict = {"store": store, "keep": 0, "older": True}
-        killed = place.forker.run("evict_ahead", plan, **evict, graces=graces, pin=KEPT)
+        killed = tried(evict_ahead, plan, **evict, graces=graces, pin=KEPT)
         assert killed.exit == -signal.SIGKILL
         place.check_whole(KEPT)
         for later in (1.5, 3.0):
-            place.run("evict_ahead", **evict, graces=graces + later)
+            run(evict_ahead, **evict, graces=graces + later)
         place.check_whole(KEPT)
-        assert not any(path.is_file() for path in (store / "trash").rglob("*"))
-        assert len([path for path in (store / "launch").rglob("*") if path.is_file()]) == 1
+        assert stored(store, "trash") == []
+        assert len(stored(store, "launch")) == 1
 
 
 def test_readers_beside_an_evict_see_whole_launches_or_a_miss(place: Place, fault_rounds: int):
     place.lay(KEPT)
     paths = {**place.paths, "cache": place.root / "reader"}
-    found = place.run("read_while_evicting", **paths, seed=LATE, pin=KEPT, rounds=5 * fault_rounds)
+    found = run(read_while_evicting, **paths, seed=LATE, pin=KEPT, rounds=5 * fault_rounds)
     assert found["bad"] == 0
     assert found["whole"] + found["missed"] > 0
     # The reader was killed anywhere in a fetch, or in clearing its own cache.

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from filelock import FileLock
 
+from tests.support import crowds, fault_actions
 from tests.support.backends import SlowEyes
-from tests.support.crowds import THREADS
-from tests.support.fault_child import DAY_S, laid_out
-from tests.support.faults import Forker, Trial
+from tests.support.fault_actions import DAY_S, laid_out
+from tests.support.faults import Trial, tried
 from tests.support.sealed_launches import fetch_laid, files_of, launch_key, lay_launch, publish_laid
 from tests.support.stored import FUNCTIONS, LAUNCH_KEY, OFF, make_partition, open_store
 from warmrank.cache_store.backends.directory import DirectoryBackend
@@ -43,9 +44,11 @@ def cache(room: Path) -> Path:
     return room / "cache"
 
 
-def fetch(forker: Forker, root: Path, cache: Path, **plan: object) -> Trial:
+def fetch(root: Path, cache: Path, **plan: object) -> Trial:
     """A fetch that must not wait for the lock: a wait would outlast the trial's time."""
-    return forker.run("fetch", plan, time_s=BEFORE_THE_WAIT_IS_OVER_S, store=root, cache=cache, seed=SEED)
+    return tried(
+        fault_actions.fetch, plan, time_s=BEFORE_THE_WAIT_IS_OVER_S, store=root, cache=cache, seed=SEED
+    )
 
 
 def check_fetched(trial: Trial, cache: Path) -> None:
@@ -60,14 +63,14 @@ def lock_path(cache: Path) -> Path:
     return path
 
 
-def test_lock_of_a_holder_that_was_killed_is_free_at_once(forker, root, room, fault_rounds):
+def test_lock_of_a_holder_that_was_killed_is_free_at_once(root, room, fault_rounds):
     """SIGKILL while the lock is held; the next fetch does not wait."""
     for turn in range(fault_rounds):
         cache = room / f"cache{turn}"
-        killed = fetch(forker, root, cache, kill_at=(Step.FETCH_STAGED.value, 1))
+        killed = fetch(root, cache, kill_at=(Step.FETCH_STAGED.value, 1))
         assert killed.exit == -signal.SIGKILL
         assert (cache / LOCKS / LOCK_NAME).exists()
-        check_fetched(fetch(forker, root, cache), cache)
+        check_fetched(fetch(root, cache), cache)
 
 
 def test_lock_that_is_never_released_delays_a_fetch_for_a_bounded_time(root, cache):
@@ -79,24 +82,24 @@ def test_lock_that_is_never_released_delays_a_fetch_for_a_bounded_time(root, cac
     assert laid_out(cache) == files_of(SEED, 2)
 
 
-def test_flock_that_says_yes_to_everybody_keeps_nobody_waiting(forker, root, cache):
+def test_flock_that_says_yes_to_everybody_keeps_nobody_waiting(root, cache):
     """That the no-op of the next test is one: the lock is held, and the fetch does not notice."""
     with FileLock(lock_path(cache)):
-        check_fetched(fetch(forker, root, cache, no_flock=True), cache)
+        check_fetched(fetch(root, cache, no_flock=True), cache)
 
 
-def test_fetchers_at_once_without_a_working_flock_agree(forker, room, fault_rounds):
+def test_fetchers_at_once_without_a_working_flock_agree(room, fault_rounds):
     """All copy at the same time; the cache directory holds each artifact once, and whole."""
     for turn in range(fault_rounds):
         paths = {name: room / f"{name}{turn}" for name in ("store", "source", "cache")}
-        trial = forker.run("fetch_at_once", {"no_flock": True}, **paths, seed=SEED, fetchers=8)
+        trial = tried(crowds.fetch_at_once, {"no_flock": True}, **paths, seed=SEED, fetchers=8)
         assert (trial.bug, trial.error) == (None, None)
         assert [item["faults"] for item in trial.result] == [[]] * 8
         assert laid_out(paths["cache"]) == files_of(SEED, 2)
 
 
 @pytest.mark.parametrize("offset_s", [-DAY_S - HOUR_S, -HOUR_S, HOUR_S, DAY_S + HOUR_S])
-def test_clock_that_is_off_harms_nothing(forker, room, offset_s, fault_rounds):
+def test_clock_that_is_off_harms_nothing(room, offset_s, fault_rounds):
     """Files on their way in, of processes that live and of other hosts, stay where they are."""
     for turn in range(fault_rounds):
         paths = {name: room / f"{name}{turn}" for name in ("store", "source", "cache")}
@@ -105,19 +108,20 @@ def test_clock_that_is_off_harms_nothing(forker, room, offset_s, fault_rounds):
         in_flight = [paths["store"] / "tmp" / name for name in (temporary_name(), other_host)]
         for path in in_flight:
             path.mkdir(parents=True)
-        trial = forker.run("publish_and_fetch", {"clock_offset_s": offset_s}, **paths, seed=SEED)
+        launch = {**paths, "seed": SEED, "manifests": lay_launch(paths["source"], SEED, 2)}
+        trial = tried(fault_actions.publish_and_fetch, {"clock_offset_s": offset_s}, **launch)
         assert (trial.overran, trial.bug, trial.error) == (False, None, None)
         assert laid_out(paths["cache"]) == files_of(SEED, 2)
         assert all(path.is_dir() for path in in_flight)
-        survey = forker.run("survey", store=paths["store"], cache=paths["cache"], seed=SEED)
+        survey = tried(fault_actions.survey, store=paths["store"], cache=paths["cache"], seed=SEED)
         assert (survey.result["problems"], survey.result["launches"]) == ([], 1)
 
 
-def test_later_launch_by_a_clock_an_hour_behind_is_still_fetched(forker, room):
+def test_later_launch_by_a_clock_an_hour_behind_is_still_fetched(room):
     """Two launches under one key, the second by a clock an hour behind: both stand, both are whole."""
     paths = {name: room / name for name in ("store", "source")}
-    ahead = forker.run("publish", {"clock_offset_s": HOUR_S}, **paths, seed=SEED)
-    behind = forker.run("publish", {"clock_offset_s": -HOUR_S}, **paths, seed=SEED, world_size=3)
+    ahead = tried(fault_actions.publish, {"clock_offset_s": HOUR_S}, **paths, seed=SEED)
+    behind = tried(fault_actions.publish, {"clock_offset_s": -HOUR_S}, **paths, seed=SEED, world_size=3)
     assert (ahead.error, behind.error, ahead.bug, behind.bug) == (None, None, None, None)
     store = open_store(paths["store"])
     assert sorted(record.world_size for record in store.launches(launch_key(SEED))) == [2, 3]
@@ -195,8 +199,8 @@ MEMORY_LIMIT_BYTES = 200 << 20
 ENOUGH_S = 3600.0
 
 
-def ask(forker: Forker, action: str, **arguments: Any) -> Any:
-    trial = forker.run(action, time_s=ENOUGH_S, **arguments)
+def ask(action: Callable[..., Any], **arguments: Any) -> Any:
+    trial = tried(action, time_s=ENOUGH_S, **arguments)
     assert (trial.exit, trial.bug, trial.error) == (0, None, None)
     return trial.result
 
@@ -206,37 +210,37 @@ def scaled(full: int, least: int, rounds: int) -> int:
     return max(least, min(full, full * rounds // FULL_ROUNDS))
 
 
-def test_of_64_writers_of_one_name_one_wins(forker, room, fault_rounds):
+def test_of_64_writers_of_one_name_one_wins(room, fault_rounds):
     """16 processes of four threads, in step; the winner's bytes are those that stand."""
     rounds = RACES_A_ROUND * fault_rounds
-    processes = WRITERS // THREADS
-    assert ask(forker, "race_for_names", store=room, processes=processes, rounds=rounds) == []
+    processes = WRITERS // crowds.THREADS
+    assert ask(crowds.race_for_names, store=room, processes=processes, rounds=rounds) == []
 
 
-def test_of_publishers_that_disagree_one_wins(forker, room, fault_rounds):
+def test_of_publishers_that_disagree_one_wins(room, fault_rounds):
     """Other bytes under one key: one manifest is created, and everybody's report names that one."""
     rounds = max(2, fault_rounds // 10)
     processes = scaled(WRITERS, 8, fault_rounds)
-    said = ask(forker, "race_for_manifests", root=room, processes=processes, rounds=rounds)
+    said = ask(crowds.race_for_manifests, root=room, processes=processes, rounds=rounds)
     assert said == {"created": rounds, "versions": [1] * rounds, "faults": []}
 
 
-def test_readers_never_see_a_part(forker, room, fault_rounds):
+def test_readers_never_see_a_part(room, fault_rounds):
     """Blobs come, go into the trash and come back; a reader has all bytes of one, or none."""
     reads = READS_A_ROUND * fault_rounds // READERS
-    said = ask(forker, "read_while_others_write", store=room, readers=READERS, reads=reads)
+    said = ask(crowds.read_while_others_write, store=room, readers=READERS, reads=reads)
     assert said["partial"] == []
     assert said["moves"] > 0
     assert 0 < said["found"] < said["done"]
 
 
 @pytest.mark.slow
-def test_fetchers_at_once_share_one_copy_of_the_work(forker, room, fault_rounds):
+def test_fetchers_at_once_share_one_copy_of_the_work(room, fault_rounds):
     """All ranks of a node fetch: every blob is read once, everybody finds everything, memory is bounded."""
     fetchers = scaled(FETCHERS, 16, fault_rounds)
     for turn in range(max(3, fault_rounds // 20)):  # fewer could agree by chance
         paths = {name: room / f"{name}{turn}" for name in ("store", "source", "cache")}
-        said = ask(forker, "fetch_at_once", **paths, seed=SEED, fetchers=fetchers)
+        said = ask(crowds.fetch_at_once, **paths, seed=SEED, fetchers=fetchers)
         assert [item["faults"] for item in said] == [[]] * fetchers
         assert {item["partitions"] for item in said} == {2}
         assert laid_out(paths["cache"]) == files_of(SEED, 2)
@@ -245,11 +249,11 @@ def test_fetchers_at_once_share_one_copy_of_the_work(forker, room, fault_rounds)
         assert max(item["memory"] for item in said) < MEMORY_LIMIT_BYTES
 
 
-def test_launch_of_1024_ranks_takes_bounded_memory(forker, room, fault_rounds):
+def test_launch_of_1024_ranks_takes_bounded_memory(room, fault_rounds):
     """Publish, commit and fetch of every rank's partition, in one process."""
     world_size = scaled(RANKS, 32, fault_rounds)
     paths = {name: Path(room / name) for name in ("store", "source", "cache")}
-    said = ask(forker, "launch_of_many_ranks", **paths, seed=SEED, world_size=world_size)
+    said = ask(crowds.launch_of_many_ranks, **paths, seed=SEED, world_size=world_size)
     assert (said["partitions"], said["problems"]) == (world_size, [])
     assert said["memory"] < MEMORY_LIMIT_BYTES
     assert laid_out(paths["cache"]) == files_of(SEED, world_size)

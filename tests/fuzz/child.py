@@ -13,6 +13,7 @@ import contextlib
 import gc
 import importlib
 import json
+import logging
 import os
 import re
 import select
@@ -22,10 +23,11 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
+from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "sympy", "torchair")
@@ -50,7 +52,8 @@ class Job:
         rank: rank and world size of a process group: a fake one, unless ``gloo``.
         gloo: so many ranks, each a process with a real group, run the job; 0: one process does.
         alone: of these ranks only the first finds files of its own partition.
-        engine, tolerance: see `tests.fuzz.program.Program`.
+        engine, tolerance, fresh: see `tests.fuzz.program.Program`.
+        vendor: TorchAir's own `cache_compile` is tried, instead of warmrank's.
         whole: all of the arguments and of the module is compared, not only tensors and plain attributes.
         captured: each call is captured ahead, so that it replays; else a shape's first call runs its graph.
         time_s: the process is killed after that long.
@@ -72,6 +75,8 @@ class Job:
     alone: bool = False
     engine: str = ""
     tolerance: float = 0.0
+    vendor: bool = False
+    fresh: bool = False
     whole: bool = False
     captured: bool = False
     time_s: float = 300.0
@@ -127,7 +132,12 @@ class _Run:
         self.main: Any = modules["main"]
         self.models = [self.main.build(), self.main.build()]
         self._apply(job.mutate, self.models)
-        self.cached = _cached(job, self.models[1].forward, job.cache, self.main.options)
+        self.judge = self.models[0].forward
+        if job.fresh:
+            (empty := Path(job.package, "empty")).mkdir()
+            self.judge, _ = _vendors(job, _apart(self.judge), str(empty), self.main.options)
+        make = _vendors if job.vendor else _cached
+        self.cached, self._told = make(job, self.models[1].forward, job.cache, self.main.options)
 
     def _apply(self, statements: str, models: list[Any]) -> None:
         """Run statements on each model, or once if they concern none."""
@@ -138,7 +148,7 @@ class _Run:
             exec(statements, scope)  # noqa: S102 - text of the generator
 
     def calls(self, context: str) -> Calls:
-        before = self.cached.last_result
+        before = self._told()
         eager, outcomes, last = "", [], before
         for call in range(self.main.NUM_CALLS):
             with contextlib.ExitStack() as stack:
@@ -149,13 +159,13 @@ class _Run:
             if found is not None:
                 found.eager = eager
                 return found
-            result = self.cached.last_result
+            result = self._told()
             outcomes.append("ran" if result == last else result.outcome)
             last = result
-        result = self.cached.last_result
-        if result is None or result == before:
+        if last is None or last == before:
             return Calls("ran", eager=eager, outcomes=outcomes)
-        return Calls(result.outcome, result.reason, eager, outcomes, self.cached.statistics.captures)
+        captures = 0 if self.job.vendor else self.cached.statistics.captures
+        return Calls(last.outcome, last.reason, eager, outcomes, captures)
 
     def _call(self, call: int) -> tuple[Calls | None, str]:
         """One call of both; how it ended if that was not equal, and eager's result in brief."""
@@ -165,7 +175,7 @@ class _Run:
         wanted_args, wanted_kwargs = self.main.arguments(call)
         args, kwargs = self.main.arguments(call)
         try:
-            returned = called(eager.forward, wanted_args, wanted_kwargs)
+            returned = called(self.judge, wanted_args, wanted_kwargs)
         except Exception as error:  # noqa: BLE001 - whatever the program raises
             return self._after_error(error, args, kwargs), f"{type(error).__name__} "
         wanted, given = cloned(returned), [wanted_args, wanted_kwargs]
@@ -196,7 +206,7 @@ class _Run:
             name = "torch wrong" if self._torch_gives(got, call) else "wrong"
             return Calls(name, f"call {call}: {wrong}"), text
         imported = [name for name in FORBIDDEN if name in sys.modules and name not in known]
-        if imported and not self.job.may_compile:
+        if imported and not self.job.may_compile and not self.job.vendor:
             return Calls("imported", ", ".join(imported)), text
         return None, text
 
@@ -219,7 +229,7 @@ class _Run:
         """Whether `torch.compile` gives the same for what was just compiled, so that Dynamo is wrong."""
         from tests.support.compare import difference
 
-        result = self.cached.last_result
+        result = self._told()
         is_compiled = self.job.may_compile and result is not None and result.outcome == "compiled"
         if call or self.job.engine or not is_compiled:
             return False
@@ -248,7 +258,8 @@ class _Run:
         return result
 
 
-def _cached(job: Job, function: Any, cache: str, options: Any) -> Any:
+def _cached(job: Job, function: Any, cache: str, options: Any) -> tuple[Any, Callable[[], Any]]:
+    """The function, cached by warmrank, and what tells of its latest look-up."""
     from warmrank import CompilerConfig
     from warmrank.inference import cache_compile
 
@@ -260,13 +271,53 @@ def _cached(job: Job, function: Any, cache: str, options: Any) -> Any:
     if job.engine:
         more["engine"] = job.engine
     more = {"dynamic": job.dynamic, "cache_dir": cache, **more, **options(config, _package(job))}
-    return cache_compile(function, config=config, **more)
+    made = cache_compile(function, config=config, **more)
+    return made, lambda: made.last_result
+
+
+def _vendors(job: Job, function: Any, cache: str, options: Any) -> tuple[Any, Callable[[], Any]]:
+    """As `_cached`, by TorchAir; only its log says whether it loads."""
+    package = _package(job)
+    config = package.CompilerConfig()
+    if job.mode != "npugraph_ex":
+        config.mode = job.mode
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger(_name(job))
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    more = {"dynamic": job.dynamic, "cache_dir": cache, **options(config, package)}
+    made = package.inference.cache_compile(function, config=config, **more)
+    return made, lambda: _looked_up([line for line in lines if cache in line])
+
+
+def _apart(method: MethodType) -> MethodType:
+    """The method with code of its own; TorchAir takes two compiles of equal code for a recompile."""
+    function: Any = method.__func__
+    code = function.__code__.replace(co_firstlineno=function.__code__.co_firstlineno + 1)
+    own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    own.__kwdefaults__ = function.__kwdefaults__
+    return MethodType(own, method.__self__)
+
+
+def _looked_up(lines: list[str]) -> Any:
+    """What TorchAir's log says of a look-up; None before the first."""
+    broken = [line for line in lines if line.startswith("Clear broken cache")]
+    if any(line.startswith("Compiling cache for") for line in lines):
+        return SimpleNamespace(outcome="compiled", reason=next(iter(broken), "it finds no cache"))
+    is_loaded = any(line.startswith("Loading cache from") for line in lines)
+    return SimpleNamespace(outcome="loaded", reason="") if is_loaded else None
 
 
 def _package(job: Job) -> Any:
     """TorchAir's package of a mode; None without an NPU."""
-    name = "npugraph_ex" if job.mode == "npugraph_ex" else "torchair"
-    return importlib.import_module(name) if job.engine else None
+    return importlib.import_module(_name(job)) if job.engine else None
+
+
+def _name(job: Job) -> str:
+    """Of TorchAir's package for a mode, and of its logger."""
+    return "npugraph_ex" if job.mode == "npugraph_ex" else "torchair"
 
 
 def _judged(error: Exception) -> Calls:
@@ -501,7 +552,8 @@ def prepare(kind: str) -> None:
     for mode in modes:
         with tempfile.TemporaryDirectory() as cache, torch.no_grad():
             job = Job(package="", cache=cache, mode=mode, engine="torchair" if kind == "npu" else "")
-            _cached(job, Unrelated().forward, cache, lambda *_: {})(torch.ones(3, 4))
+            function, _ = _cached(job, Unrelated().forward, cache, lambda *_: {})
+            function(torch.ones(3, 4))
             torch._dynamo.reset()  # as if nothing had been traced
 
 

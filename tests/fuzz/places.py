@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
+from types import MappingProxyType
 
 from tests.fuzz.program import Change, Part
 from tests.fuzz.values import Value, plain, value
@@ -51,6 +52,19 @@ def _attribute(name: str, before: str, of: str, attribute: str = "a", *, slot: s
     )
 
 
+def _at(
+    name: str,
+    read: str,
+    target: str = "",
+    *,
+    of: tuple[str, str] = ("", ""),
+    value: str = "",
+    bare: Mapping[str, str] = MappingProxyType({}),
+    **slots: str,
+) -> Place:
+    return Place(name=name, slots=slots, read=read, target=target, of=of, value=value, bare=bare)
+
+
 PLACES = (
     _attribute("attribute", "", "self", "a#"),
     _attribute("attribute named like generated code", "", "self", "_p0#"),
@@ -69,166 +83,128 @@ PLACES = (
     _attribute("attribute of a dataclass", "self.o# = K.Config()", "self.o#"),
     _attribute("slot", "self.o# = K.Slotted(1)", "self.o#", "b"),
     _attribute("attribute of the config object", "cfg# = types.SimpleNamespace(model=K.Box())", "cfg#.model", slot="conf"),
-    Place(
-        name="item of a dict", slots={"init": "self.d# = {'z': 0, 'k': {V}}"}, read="self.d#['k']", target="m.d#['k']"
+    _at("item of a dict", "self.d#['k']", "m.d#['k']", init="self.d# = {'z': 0, 'k': {V}}"),
+    _at("item of a dict, asked for", "self.d#.get('k', 4)", "m.d#['k']", init="self.d# = {'z': 0, 'k': {V}}"),
+    _at("item of a list", "self.l#[1]", "m.l#[1]", init="self.l# = [0, {V}]"),
+    _at("item of a tuple", "self.l#[1]", value="m.l#[1]", init="self.l# = (0, {V})"),
+    _at("class attribute", "self.c#", "main.Main.c#", of=("self", "c#"), bare={"fields": "pass"}, fields="c# = {V}"),
+    _at(
+        "class attribute, of the class", "type(self).c#", "main.Main.c#", of=("Main", "c#"), bare={"fields": "pass"},
+        fields="c# = {V}"
     ),
-    Place(
-        name="item of a dict, asked for", slots={"init": "self.d# = {'z': 0, 'k': {V}}"}, read="self.d#.get('k', 4)",
-        target="m.d#['k']",
+    _at("class attribute, hidden by the instance's", "self.c#", "m.c#", fields="c# = {V}"),
+    _at(
+        "attribute of a base class", "self.s#.c", "main.B#.c", of=("self.s#", "c"),
+        top="class B#(nn.Module):\n    c = {V}\nclass D#(B#):\n    pass", init="self.s# = D#()"
     ),
-    Place(name="item of a list", slots={"init": "self.l# = [0, {V}]"}, read="self.l#[1]", target="m.l#[1]"),
-    Place(name="item of a tuple", slots={"init": "self.l# = (0, {V})"}, read="self.l#[1]", value="m.l#[1]"),
-    Place(
-        name="class attribute", slots={"fields": "c# = {V}"}, read="self.c#", target="main.Main.c#", of=("self", "c#"),
-        bare={"fields": "pass"},
-    ),
-    Place(
-        name="class attribute, of the class", slots={"fields": "c# = {V}"}, read="type(self).c#", target="main.Main.c#",
-        of=("Main", "c#"), bare={"fields": "pass"},
-    ),
-    Place(
-        name="class attribute, hidden by the instance's", slots={"fields": "c# = {V}"}, read="self.c#", target="m.c#"
-    ),
-    Place(
-        name="attribute of a base class", slots={"top": "class B#(nn.Module):\n    c = {V}\nclass D#(B#):\n    pass",
-        "init": "self.s# = D#()"}, read="self.s#.c", target="main.B#.c", of=("self.s#", "c"),
-    ),
-    Place(
-        name="attribute of a derived class", slots={"top": "class B#(nn.Module):\n    c = 5\nclass D#(B#):\n    c = {V}",
-        "init": "self.s# = D#()"}, read="self.s#.c", target="main.D#.c", of=("self.s#", "c"),
+    _at(
+        "attribute of a derived class", "self.s#.c", "main.D#.c", of=("self.s#", "c"),
         bare={"top": "class B#(nn.Module):\n    c = 5\nclass D#(B#):\n    pass"},
+        top="class B#(nn.Module):\n    c = 5\nclass D#(B#):\n    c = {V}", init="self.s# = D#()"
     ),
-    Place(
-        name="attribute of an object's class", slots={"top": "class O#:\n    c = {V}", "init": "self.o# = O#()"},
-        read="self.o#.c", target="main.O#.c", of=("self.o#", "c"), bare={"top": "class O#:\n    pass"},
+    _at(
+        "attribute of an object's class", "self.o#.c", "main.O#.c", of=("self.o#", "c"),
+        bare={"top": "class O#:\n    pass"}, top="class O#:\n    c = {V}", init="self.o# = O#()"
     ),
-    Place(
-        name="attribute of a metaclass", slots={"top": "class T#(type):\n    c = {V}\nclass O#(metaclass=T#):\n    pass"},
-        read="O#.c", target="main.T#.c",
+    _at(
+        "attribute of a metaclass", "O#.c", "main.T#.c",
+        top="class T#(type):\n    c = {V}\nclass O#(metaclass=T#):\n    pass"
     ),
-    Place(name="global", slots={"top": "G# = {V}"}, read="G#", target="main.G#"),
-    Place(name="global of its globals()", slots={"top": "G# = {V}"}, read="globals()['G#']", target="main.G#"),
-    Place(
-        name="global of another module", slots={"helper": "G# = {V}"}, read="helper.G#", target="helper.G#",
-        of=("helper", "G#"), bare={"helper": "pass"},
+    _at("global", "G#", "main.G#", top="G# = {V}"),
+    _at("global of its globals()", "globals()['G#']", "main.G#", top="G# = {V}"),
+    _at(
+        "global of another module", "helper.G#", "helper.G#", of=("helper", "G#"), bare={"helper": "pass"},
+        helper="G# = {V}"
     ),
-    Place(
-        name="global of a module of a module", slots={"conf": "G# = {V}"}, read="helper.conf.G#", target="conf.G#",
-        of=("helper.conf", "G#"), bare={"conf": "pass"},
+    _at(
+        "global of a module of a module", "helper.conf.G#", "conf.G#", of=("helper.conf", "G#"), bare={"conf": "pass"},
+        conf="G# = {V}"
     ),
-    Place(
-        name="imported name", slots={"helper": "G# = {V}", "top": "from fuzzed.helper import G# as g#"}, read="g#",
-        target="main.g#",
+    _at("imported name", "g#", "main.g#", helper="G# = {V}", top="from fuzzed.helper import G# as g#"),
+    _at("global behind a function", "helper.get#()", "helper.G#", helper="G# = {V}\ndef get#():\n    return G#"),
+    _at(
+        "global of a third module behind a function", "helper.get#()", "conf.G#", conf="G# = {V}",
+        helper="def get#():\n    return conf.G#"
     ),
-    Place(
-        name="global behind a function", slots={"helper": "G# = {V}\ndef get#():\n    return G#"}, read="helper.get#()",
-        target="helper.G#",
+    _at("member of a global dict", "conf.T#['k']", "conf.T#['k']", conf="T# = {'k': {V}}"),
+    _at(
+        "module's own __getattr__", "conf.lazy#", "helper.S#['lazy#']", helper="S# = {'lazy#': {V}}",
+        conf="def __getattr__(name):\n    from fuzzed import helper\n    if name == 'lazy#':\n        return helper.S#[name]\n    raise AttributeError(name)"
     ),
-    Place(
-        name="global of a third module behind a function",
-        slots={"conf": "G# = {V}", "helper": "def get#():\n    return conf.G#"}, read="helper.get#()", target="conf.G#",
+    _at("module in sys.modules", "sys.modules['fuzzed.helper'].G#", "helper.G#", helper="G# = {V}"),
+    _at(
+        "closure", "self.f#()", "m.f#.__closure__[0].cell_contents",
+        top="def make#(v):\n    def inner():\n        return v\n    return inner", init="self.f# = make#({V})"
     ),
-    Place(name="member of a global dict", slots={"conf": "T# = {'k': {V}}"}, read="conf.T#['k']", target="conf.T#['k']"),
-    Place(
-        name="module's own __getattr__",
-        slots={"helper": "S# = {'lazy#': {V}}",
-               "conf": "def __getattr__(name):\n    from fuzzed import helper\n    if name == 'lazy#':\n"
-                       "        return helper.S#[name]\n    raise AttributeError(name)"},
-        read="conf.lazy#", target="helper.S#['lazy#']",
+    _at(
+        "closure of a class", "self.s#()", "type(m.s#).forward.__closure__[0].cell_contents",
+        top="def made#(v):\n    class C(nn.Module):\n        def forward(self):\n            return v\n    return C",
+        init="self.s# = made#({V})()"
     ),
-    Place(
-        name="module in sys.modules", slots={"helper": "G# = {V}"}, read="sys.modules['fuzzed.helper'].G#",
-        target="helper.G#",
+    _at("default value", "f#()", "main.f#.__defaults__ = ({V},)", top="D# = {V}\ndef f#(v=D#):\n    return v"),
+    _at("keyword default", "f#()", "main.f#.__kwdefaults__['v']", top="D# = {V}\ndef f#(*, v=D#):\n    return v"),
+    _at("default of a method", "self.g#()", top="D# = {V}", fields="def g#(self, v=D#):\n    return v"),
+    _at("attribute of a function", "f#()", "main.f#.v", top="def f#():\n    return f#.v\nf#.v = {V}"),
+    _at(
+        "attribute of a function, read outside", "f#.v", "main.f#.v", of=("f#", "v"),
+        bare={"top": "def f#():\n    return 1"}, top="def f#():\n    return 1\nf#.v = {V}"
     ),
-    Place(
-        name="closure", slots={"top": "def make#(v):\n    def inner():\n        return v\n    return inner",
-        "init": "self.f# = make#({V})"}, read="self.f#()", target="m.f#.__closure__[0].cell_contents",
+    _at(
+        "attribute of a method", "self.g#.v", "main.Main.g#.v", of=("self.g#", "v"), bare={"after": "pass"},
+        fields="def g#(self):\n    return 1", after="Main.g#.v = {V}"
     ),
-    Place(
-        name="closure of a class",
-        slots={"top": "def made#(v):\n    class C(nn.Module):\n        def forward(self):\n            return v\n    return C",
-        "init": "self.s# = made#({V})()"}, read="self.s#()",
-        target="type(m.s#).forward.__closure__[0].cell_contents",
+    _at(
+        "attribute of a partial", "self.f#.v", "m.f#.v", of=("self.f#", "v"),
+        bare={"init": "self.f# = functools.partial(K.multiplied)"},
+        init="self.f# = functools.partial(K.multiplied)\nself.f#.v = {V}"
     ),
-    Place(
-        name="default value", slots={"top": "D# = {V}\ndef f#(v=D#):\n    return v"}, read="f#()",
-        target="main.f#.__defaults__ = ({V},)",
+    _at(
+        "keyword of a partial", "self.f#()", "m.f#.keywords['value']",
+        init="self.f# = functools.partial(helper.same, value={V})"
     ),
-    Place(
-        name="keyword default", slots={"top": "D# = {V}\ndef f#(*, v=D#):\n    return v"}, read="f#()",
-        target="main.f#.__kwdefaults__['v']",
+    _at("argument of a partial", "self.f#()", init="self.f# = functools.partial(helper.same, {V})"),
+    _at("property", "self.p#", "m.h#", fields="@property\ndef p#(self):\n    return self.h#", init="self.h# = {V}"),
+    _at(
+        "cached property", "self.p#", "m.__dict__['p#']",
+        fields="@functools.cached_property\ndef p#(self):\n    return self.h#", init="self.h# = {V}"
     ),
-    Place(
-        name="default of a method", slots={"top": "D# = {V}", "fields": "def g#(self, v=D#):\n    return v"},
-        read="self.g#()",
+    _at("descriptor", "self.p#", "main.Main.__dict__['p#'].a", fields="p# = K.Constant({V})"),
+    _at(
+        "object's made-up attribute", "self.o#.a", "m.o#.values['a']", of=("self.o#", "a"),
+        bare={"init": "self.o# = K.Dynamic()"}, init="self.o# = K.Dynamic(a={V})"
     ),
-    Place(
-        name="attribute of a function", slots={"top": "def f#():\n    return f#.v\nf#.v = {V}"}, read="f#()",
-        target="main.f#.v",
+    _at("method of an object", "self.o#.get()", "m.o#.a", init="self.o# = K.Held({V})"),
+    _at("bound method", "self.f#()", "m.f#.__self__.a", init="self.f# = K.Held({V}).get"),
+    _at(
+        "context variable", "conf.C#.get()", "conf.C#.set({V})",
+        conf="C# = contextvars.ContextVar('C#', default=None)\nC#.set({V})"
     ),
-    Place(
-        name="attribute of a function, read outside", slots={"top": "def f#():\n    return 1\nf#.v = {V}"}, read="f#.v",
-        target="main.f#.v", of=("f#", "v"), bare={"top": "def f#():\n    return 1"},
+    _at("__dict__", "self.o#.__dict__['a']", "m.o#.a", init="self.o# = K.Box(); self.o#.a = {V}"),
+    _at("vars()", "vars(self.o#)['a']", "m.o#.a", init="self.o# = K.Box(); self.o#.a = {V}"),
+    _at("the module's __dict__", "self.__dict__['a#']", "m.a#", init="self.a# = {V}"),
+    _at("iterated objects", "[o.a for o in self.o#][1]", "m.o#[1].a", init="self.o# = [K.Held({V}), K.Held({V})]"),
+    _at(
+        "iterated modules", "[s.a for s in self.s#][1]", "m.s#[1].a",
+        init="self.s# = nn.ModuleList([nn.Module(), nn.Module()])\nfor s in self.s#:\n    s.a = {V}"
     ),
-    Place(
-        name="attribute of a method", slots={"fields": "def g#(self):\n    return 1", "after": "Main.g#.v = {V}"},
-        read="self.g#.v", target="main.Main.g#.v", of=("self.g#", "v"), bare={"after": "pass"},
+    _at(
+        "named children", "dict(self.named_children())['s#'].a", "m.s#.a",
+        init="self.s# = nn.Module()\nself.s#.a = {V}"
     ),
-    Place(
-        name="attribute of a partial", slots={"init": "self.f# = functools.partial(K.multiplied)\nself.f#.v = {V}"},
-        read="self.f#.v", target="m.f#.v", of=("self.f#", "v"), bare={"init": "self.f# = functools.partial(K.multiplied)"},
-    ),
-    Place(
-        name="keyword of a partial", slots={"init": "self.f# = functools.partial(helper.same, value={V})"},
-        read="self.f#()", target="m.f#.keywords['value']",
-    ),
-    Place(
-        name="argument of a partial", slots={"init": "self.f# = functools.partial(helper.same, {V})"}, read="self.f#()",
-    ),
-    Place(
-        name="property", slots={"fields": "@property\ndef p#(self):\n    return self.h#", "init": "self.h# = {V}"},
-        read="self.p#", target="m.h#",
-    ),
-    Place(
-        name="cached property",
-        slots={"fields": "@functools.cached_property\ndef p#(self):\n    return self.h#", "init": "self.h# = {V}"},
-        read="self.p#", target="m.__dict__['p#']",
-    ),
-    Place(name="descriptor", slots={"fields": "p# = K.Constant({V})"}, read="self.p#",
-          target="main.Main.__dict__['p#'].a"),
-    Place(name="object's made-up attribute", slots={"init": "self.o# = K.Dynamic(a={V})"}, read="self.o#.a",
-          target="m.o#.values['a']", of=("self.o#", "a"), bare={"init": "self.o# = K.Dynamic()"}),
-    Place(name="method of an object", slots={"init": "self.o# = K.Held({V})"}, read="self.o#.get()", target="m.o#.a"),
-    Place(name="bound method", slots={"init": "self.f# = K.Held({V}).get"}, read="self.f#()",
-          target="m.f#.__self__.a"),
-    Place(name="context variable", slots={"conf": "C# = contextvars.ContextVar('C#', default=None)\nC#.set({V})"},
-          read="conf.C#.get()", target="conf.C#.set({V})"),
-    Place(name="__dict__", slots={"init": "self.o# = K.Box(); self.o#.a = {V}"}, read="self.o#.__dict__['a']",
-          target="m.o#.a"),
-    Place(name="vars()", slots={"init": "self.o# = K.Box(); self.o#.a = {V}"}, read="vars(self.o#)['a']",
-          target="m.o#.a"),
-    Place(name="the module's __dict__", slots={"init": "self.a# = {V}"}, read="self.__dict__['a#']", target="m.a#"),
-    Place(name="iterated objects", slots={"init": "self.o# = [K.Held({V}), K.Held({V})]"},
-          read="[o.a for o in self.o#][1]", target="m.o#[1].a"),
-    Place(name="iterated modules",
-          slots={"init": "self.s# = nn.ModuleList([nn.Module(), nn.Module()])\nfor s in self.s#:\n    s.a = {V}"},
-          read="[s.a for s in self.s#][1]", target="m.s#[1].a"),
-    Place(name="named children", slots={"init": "self.s# = nn.Module()\nself.s#.a = {V}"},
-          read="dict(self.named_children())['s#'].a", target="m.s#.a"),
-    Place(name="argument", slots={"params": "v#", "args": "{V}"}, read="v#"),
-    Place(name="argument in a list", slots={"params": "v#", "args": "[1, {V}]"}, read="v#[1]"),
-    Place(name="argument in a dict", slots={"params": "v#", "args": "{'k': {V}}"}, read="v#['k']"),
-    Place(name="argument in a dataclass", slots={"params": "v#", "args": "K.Config(size={V})"}, read="v#.size"),
-    Place(name="argument in an object", slots={"params": "v#", "args": "K.Held({V})"}, read="v#.a"),
-    Place(name="argument in a namedtuple", slots={"params": "v#", "args": "K.Pair({V})"}, read="v#.size"),
-    Place(name="argument named like generated code", slots={"params": "_p#", "args": "{V}"}, read="_p#"),
+    _at("argument", "v#", params="v#", args="{V}"),
+    _at("argument in a list", "v#[1]", params="v#", args="[1, {V}]"),
+    _at("argument in a dict", "v#['k']", params="v#", args="{'k': {V}}"),
+    _at("argument in a dataclass", "v#.size", params="v#", args="K.Config(size={V})"),
+    _at("argument in an object", "v#.a", params="v#", args="K.Held({V})"),
+    _at("argument in a namedtuple", "v#.size", params="v#", args="K.Pair({V})"),
+    _at("argument named like generated code", "_p#", params="_p#", args="{V}"),
 )  # fmt: skip
 
 _KEYWORD = (
-    Place(name="keyword argument", slots={"params": "*, v#=3", "kwargs": "v#={V}"}, read="v#"),
-    Place(name="keywords", slots={"params": "**kw#", "kwargs": "v#={V}, _p0={V}"}, read="kw#['v#']"),
-    Place(name="further arguments", slots={"params": "*rest#", "args": "1, {V}"}, read="rest#[1]"),
-    Place(name="optional argument", slots={"params": "v#=3", "args": "{V}"}, read="v#"),
+    _at("keyword argument", "v#", params="*, v#=3", kwargs="v#={V}"),
+    _at("keywords", "kw#['v#']", params="**kw#", kwargs="v#={V}, _p0={V}"),
+    _at("further arguments", "rest#[1]", params="*rest#", args="1, {V}"),
+    _at("optional argument", "v#", params="v#=3", args="{V}"),
 )  # fmt: skip
 """They end a signature, so a program has at most one of them, as its last part."""
 

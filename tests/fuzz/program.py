@@ -182,6 +182,7 @@ class Program:
         dynamic: of `cache_compile`.
         gloo: runs on two real ranks.
         engine: ``torchair``: of `cache_compile`, on an emulated NPU.
+        fresh: eager knows nothing of what TorchAir is asked; right is what that compiles in an empty cache.
     """
 
     parts: tuple[Part, ...]
@@ -193,6 +194,7 @@ class Program:
     dynamic: bool = True
     gloo: bool = False
     engine: str = ""
+    fresh: bool = False
 
     @property
     def name(self) -> str:

@@ -176,14 +176,23 @@ class Runner:
     """Runs the pairs of trials; of one trial one after the other, in a directory of their own.
 
     With ``apart`` each changed process has a copy of what the first one left, and compiles unless that fits;
-    a third one then has to load what it compiled.
+    a third one then has to load what it compiled. With ``vendor`` TorchAir alone is tried.
     """
 
-    def __init__(self, servers: Servers, directory: Path, *, guards: str = "", apart: bool = False) -> None:
+    def __init__(
+        self,
+        servers: Servers,
+        directory: Path,
+        *,
+        guards: str = "",
+        apart: bool = False,
+        vendor: bool = False,
+    ) -> None:
         self._servers = servers
         self._directory = directory
         self._guards = guards
         self._apart = apart
+        self._vendor = vendor
 
     def run(self, made: Trial, numbers: set[int] | None = None) -> list[Outcome]:
         """The outcome of each pair, or of some."""
@@ -225,7 +234,7 @@ class Runner:
         change = pair.change
         job = self.job(made.program.changed(pair.index, pair.change), directory, f"pair{number}")
         if change.rank is not None:
-            job = replace(job, rank=change.rank)
+            job = replace(job, rank=change.rank, gloo=0)
         if change.alone or self._apart:
             cache = directory / f"cache{number}"
             shutil.copytree(job.cache, cache)
@@ -256,6 +265,8 @@ class Runner:
             rank=_COLD_RANK if program.ranks and not program.gloo else None,
             gloo=_NUM_RANKS if program.gloo else 0,
             engine=program.engine,
+            vendor=self._vendor,
+            fresh=program.fresh,
             context=program.context,
             tolerance=program.tolerance,
             whole=bool(program.calls),

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from tests.support.fault_workload import fault, helpers_of
 from tests.support.launching import ENTRYPOINT, counts, data_of
 from tests.support.processes import LaunchProcess, await_true, still_there
 from tests.support.ray_cluster import ray_cluster
-from tests.support.stored import open_store
+from tests.support.stored import open_store, stored
 from warmrank.orchestrator.cli.console import ExitCode, exit_code_of
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import DIED, NODE_LOST, STOPPED, TIMEOUT, LaunchFailed
@@ -58,10 +56,6 @@ class Trial:
         error = caught.value
         return error, launch.failed(error, exit_code=exit_code_of(error))
 
-    def stored(self, kind: str) -> list[Path]:
-        """Files of the store below one of its directories."""
-        return [path for path in (self.root / "store" / kind).rglob("*") if path.is_file()]
-
     def check_nothing_left(self) -> None:
         """Check that ranks and their helpers have ended, those in sessions of their own too."""
         helpers = helpers_of(self.marks)
@@ -92,7 +86,7 @@ def test_rank_that_is_stopped_again_and_again_ends_the_launch_and_leaves_the_sto
     assert (error.stage, report.exit_code) == ("commit", ExitCode.LOST), str(error)
     assert [(cause.ranks, cause.kind) for cause in error.causes] == [((0,), STOPPED)]
     assert [attempt.failed_stage for attempt in report.timeline.attempts] == ["verify", "commit"]
-    assert trial.stored("launch") == []
+    assert stored(tmp_path / "store", "launch") == []
     trial.check_nothing_left()
 
 
@@ -153,74 +147,6 @@ def test_rank_hung_in_native_code_costs_an_attempt_but_for_the_commit(cluster: s
     trial.check_nothing_left()
 
 
-MOUNTS = ("unshare", "--mount")
-# A disk of so many bytes, in a mount namespace that ends with the launch; what lay on it is copied back.
-MOUNTED = """
-set -e
-disk=$1 size=$2; shift 2
-mkdir -p "$disk"
-mount -t tmpfs -o "size=$size,mode=700" tmpfs "$disk"
-set +e
-"$@"
-code=$?
-mkdir "$disk-copy" && cp -a "$disk/." "$disk-copy"
-exit $code
-"""
-
-
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Callable[[str, str], LaunchProcess]]:
-    """Launches with a small disk at a place below the test's directory."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs root")
-    tried = subprocess.run((*MOUNTS, "true"), capture_output=True, text=True, check=False)
-    if tried.returncode:
-        pytest.skip(f"no mount namespaces here: {tried.stderr.strip()}")
-    temp_dir = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))  # a socket's path may have 107 bytes
-    started: list[LaunchProcess] = []
-
-    def begin(place: str, size: str) -> LaunchProcess:
-        words = (*MOUNTS, "sh", "-c", MOUNTED, "sh", str(tmp_path / place), size)
-        started.append(LaunchProcess(tmp_path, data_of(tmp_path), temp_dir=temp_dir, words=words))
-        return started[-1]
-
-    yield begin
-    for each in started:
-        each.end()
-    shutil.rmtree(temp_dir)
-
-
-@pytest.mark.slow
-def test_full_disk_under_the_cache_directory_is_named_and_nothing_half_written_stays(
-    launch: Callable[[str, str], LaunchProcess], tmp_path: Path
-) -> None:
-    found = launch("cache", "16k")
-    code = found.wait()
-    assert code == ExitCode.FAULT, found.said()
-    report = found.report
-    assert report is not None
-    assert report.failure is not None
-    assert "No space left on device" in report.failure.message
-    assert str(tmp_path / "cache") in report.failure.message
-    assert verify(None, tmp_path / "cache-copy", signatures_checked=False).faults == ()
-    assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file() and "launch" in path.parts]
-    assert found.left_over() == []
-
-
-@pytest.mark.slow
-def test_full_disk_under_the_store_leaves_the_launch_warm_and_not_committed(
-    launch: Callable[[str, str], LaunchProcess], tmp_path: Path
-) -> None:
-    found = launch("store", "16k")
-    assert found.wait() == ExitCode.OK, found.said()
-    report = found.report
-    assert report is not None
-    assert (report.outcome, report.record) == ("warm", "")
-    assert any("No space left on device" in problem for problem in report.problems), report.problems
-    assert verify(open_store(tmp_path / "store-copy"), None, signatures_checked=False).faults == ()
-    assert found.left_over() == []
-
-
 # What is silent counts as lost after three seconds; ranks whose driver is silent end after six.
 WATCH_NODES = {"every_s": 0.5, "node_silent_s": 3, "lease_s": 6}
 
@@ -240,12 +166,15 @@ def start(tmp_path: Path, temp_dir: Path, marks: Path) -> Iterator[Start]:
     started: list[LaunchProcess] = []
 
     def begin(
-        *faults: dict[str, Any], environ: Mapping[str, str] | None = None, **changes: Any
+        *faults: dict[str, Any],
+        environ: Mapping[str, str] | None = None,
+        words: tuple[str, ...] = (),
+        **changes: Any,
     ) -> LaunchProcess:
         arguments = {"marks": str(marks), "faults": list(faults), "helpers": True}
         workload = {"entrypoint": "tests.support.fault_workload:workload", "arguments": arguments}
         data = data_of(tmp_path, **{"workload": workload, "watch": WATCH_NODES, **changes})
-        started.append(LaunchProcess(tmp_path, data, temp_dir=temp_dir, environ=environ))
+        started.append(LaunchProcess(tmp_path, data, temp_dir=temp_dir, environ=environ, words=words))
         return started[-1]
 
     yield begin
@@ -253,15 +182,73 @@ def start(tmp_path: Path, temp_dir: Path, marks: Path) -> Iterator[Start]:
         launch.end()
 
 
-def stored_launches(root: Path) -> list[Path]:
-    return [path for path in (root / "store" / "launch").rglob("*") if path.is_file()]
-
-
 def reached(launch: LaunchProcess, marks: Path, index: int = 0) -> None:
     """Wait until a rank has begun its fault."""
     file = marks / f"fault{index}"
     assert await_true(lambda: file.exists() or launch.process.poll() is not None, timeout_s=180)
     assert file.exists(), launch.said()
+
+
+MOUNTS = ("unshare", "--mount")
+# A disk of so many bytes, in a mount namespace that ends with the launch; what lay on it is copied back.
+MOUNTED = """
+set -e
+disk=$1 size=$2; shift 2
+mkdir -p "$disk"
+mount -t tmpfs -o "size=$size,mode=700" tmpfs "$disk"
+set +e
+"$@"
+code=$?
+mkdir "$disk-copy" && cp -a "$disk/." "$disk-copy"
+exit $code
+"""
+
+
+@pytest.fixture
+def launch(start: Start, tmp_path: Path) -> Callable[[str, str], LaunchProcess]:
+    """Launches with a small disk at a place below the test's directory."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    tried = subprocess.run((*MOUNTS, "true"), capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no mount namespaces here: {tried.stderr.strip()}")
+
+    def begin(place: str, size: str) -> LaunchProcess:
+        words = (*MOUNTS, "sh", "-c", MOUNTED, "sh", str(tmp_path / place), size)
+        return start(words=words, workload={"entrypoint": ENTRYPOINT}, watch={})
+
+    return begin
+
+
+@pytest.mark.slow
+def test_full_disk_under_the_cache_directory_is_named_and_nothing_half_written_stays(
+    launch: Callable[[str, str], LaunchProcess], tmp_path: Path
+) -> None:
+    found = launch("cache", "16k")
+    code = found.wait()
+    assert code == ExitCode.FAULT, found.said()
+    report = found.report
+    assert report is not None
+    assert report.failure is not None
+    assert "No space left on device" in report.failure.message
+    assert str(tmp_path / "cache") in report.failure.message
+    assert verify(None, tmp_path / "cache-copy", signatures_checked=False).faults == ()
+    assert stored(tmp_path / "store", "launch") == []
+    assert found.left_over() == []
+
+
+@pytest.mark.slow
+def test_full_disk_under_the_store_leaves_the_launch_warm_and_not_committed(
+    launch: Callable[[str, str], LaunchProcess], tmp_path: Path
+) -> None:
+    found = launch("store", "16k")
+    assert found.wait() == ExitCode.OK, found.said()
+    report = found.report
+    assert report is not None
+    assert (report.outcome, report.record) == ("warm", "")
+    assert any("No space left on device" in problem for problem in report.problems), report.problems
+    assert verify(open_store(tmp_path / "store-copy"), None, signatures_checked=False).faults == ()
+    assert found.left_over() == []
 
 
 @pytest.mark.slow
@@ -296,7 +283,7 @@ def test_driver_that_is_killed_takes_ranks_helpers_and_its_own_ray_along(
     assert launch.wait() == -signal.SIGKILL
     assert launch.left_over() == []
     assert still_there(helpers_of(marks)) == []
-    assert stored_launches(tmp_path) == []
+    assert stored(tmp_path / "store", "launch") == []
 
 
 @pytest.mark.slow

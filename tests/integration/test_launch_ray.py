@@ -131,38 +131,9 @@ def test_missing_resources_are_named_in_bounded_time(cluster: str, tmp_path: Pat
         launch(config)
 
 
-SCRIPT = """
-import os, torch, warmrank.inference
-from warmrank import CompilerConfig
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(2), requires_grad=False)
-        config = CompilerConfig()
-        config.mode = "reduce-overhead"
-        self.run = warmrank.inference.cache_compile(self.scale, config=config)
-
-    def scale(self, x):
-        return x * self.weight
-
-torch.distributed.init_process_group("gloo")
-assert torch.distributed.get_world_size() == 2
-assert Model().run(torch.ones(3, 2)).sum() == 6
-assert os.environ["OMP_NUM_THREADS"] == "1"
-torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    path = tmp_path / "job.py"
-    path.write_text(SCRIPT)
-    return path
-
-
 @pytest.mark.slow
-def test_plain_script_is_warm_the_second_time(cluster: str, tmp_path: Path, script: Path) -> None:
+def test_plain_script_is_warm_the_second_time(cluster: str, tmp_path: Path) -> None:
+    script = ROOT / "tests" / "support" / "exec_model.py"
     config = config_of(tmp_path, workload={"script": str(script)})
     assert counts(launch(config)) == (1, 0, 1)  # on one node the other rank waits, and adopts
     assert counts(launch(config, no_compile=True)) == (0, 2, 0)

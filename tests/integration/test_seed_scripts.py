@@ -25,9 +25,7 @@ def scripts(names: Iterable[str]) -> list[Any]:
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     """Runs of the scripts that this session asks for."""
-    asked = selected(request, "script")
-    names = [name for name in (*FUNCTIONS, *UNKEPT) if name in asked]
-    return Runs(tmp_path_factory.mktemp("seeds"), names)
+    return Runs(tmp_path_factory.mktemp("seeds"), selected(request, "script"))
 
 
 @pytest.mark.parametrize("script", scripts(FUNCTIONS))

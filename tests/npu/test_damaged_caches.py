@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -240,20 +241,10 @@ def test_what_a_killed_process_left_is_removed_a_day_later(private: Path, damage
 
 def test_processes_that_compile_at_once_both_get_it_right(one_damage: Damage, private: Path) -> None:
     one_damage.file.unlink()
-    command = [sys.executable, "-m", "tests.support.npu_damage_child", one_damage.mode, str(one_damage.cache)]
-    both = [
-        subprocess.Popen(
-            [*command, "call"],
-            cwd=ROOT,
-            env={**npu_emulator.environ(), "TMPDIR": str(private)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    said = [process.communicate(timeout=400)[0] for process in both]
-    assert [json.loads(text.splitlines()[-1])["right"] for text in said] == [True, True]
+    words = (one_damage.mode, str(one_damage.cache), "call")
+    with ThreadPoolExecutor(2) as pool:
+        both = list(pool.map(lambda _: told(child(*words, tmpdir=private)), range(2)))
+    assert [found["right"] for found in both] == [True, True]
     files = [path.name for path in one_damage.file.parent.glob("compiled_module*")]
     assert files == ["compiled_module"]  # equal compiles are equal bytes
     assert one_damage.others() == one_damage.neighbours

@@ -7,14 +7,11 @@ two or four processes, so that most of them have the marker `slow` (``make test-
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks.stale_matrix_parts.cases import CASES, Case
-from benchmarks.stale_matrix_parts.launches import MODES, Line, lines
-from benchmarks.stale_matrix_parts.report import ERROR, WRONG, alone, counts, fault
+from benchmarks.stale_matrix import CASES, ERROR, MODES, WRONG, Line, cell, counts, lines
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "torchair.md"
 # Of the quick cases, at least so many are wrong or end in an error with TorchAir alone.
@@ -35,15 +32,11 @@ ALIKE = (
 )  # fmt: skip
 
 
-def in_one_mode(number: int, case: Case) -> Case:
-    return replace(case, start=replace(case.start, modes=(MODES[number % 2],)))
-
-
 CHOSEN = {
-    f"{case.group}: {case.name}": in_one_mode(number, case)
-    for number, case in enumerate(case for case in CASES if case.name not in ALIKE)
+    name: MODES[number % 2]
+    for number, name in enumerate(name for name in CASES if name.partition(": ")[2] not in ALIKE)
 }
-QUICKLY = [name for name, case in CHOSEN.items() if case.name in QUICK]
+QUICKLY = [name for name in CHOSEN if name.partition(": ")[2] in QUICK]
 MARKED = [
     pytest.param(name, marks=() if name in QUICKLY else (pytest.mark.slow, pytest.mark.timeout(900)))
     for name in CHOSEN
@@ -51,15 +44,14 @@ MARKED = [
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Line]:
+def found() -> Callable[[str], Line]:
     """Line of a case; the first one that asks for a quick case runs all of these, for a slow one likewise."""
     made: dict[str, Line] = {}
 
     def line_of(asked: str) -> Line:
         if asked not in made:
-            names = [name for name in CHOSEN if (name in QUICKLY) == (asked in QUICKLY)]
-            ran = lines(tmp_path_factory.mktemp("stale"), [CHOSEN[name] for name in names], workers=2)
-            made.update(zip(names, ran, strict=True))
+            alike = [(name, mode) for name, mode in CHOSEN.items() if (name in QUICKLY) == (asked in QUICKLY)]
+            made.update({line.name: line for line in lines(alike, workers=2)})
         return made[asked]
 
     return line_of
@@ -67,17 +59,15 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Line]:
 
 @pytest.mark.parametrize("case", MARKED)
 def test_stale_cache_is_a_miss_with_its_reason(found: Callable[[str], Line], case: str) -> None:
-    assert not fault(found(case)), found(case).ours
+    assert not found(case).fault, found(case).ours
 
 
 @pytest.mark.parametrize("case", MARKED)
 def test_document_says_what_torchair_alone_does(found: Callable[[str], Line], case: str) -> None:
     line = found(case)
-    theirs = alone(line)
-    cell = f"**{theirs}**" if theirs == WRONG else theirs
-    names = (line.case.name, f"{line.case.name} (`{line.mode}`)")
-    text = DOCUMENT.read_text()
-    assert any(f"| {name} | {cell} |" in text for name in names), line.alone
+    name, text = line.case.change.name, DOCUMENT.read_text()
+    said = (f"| {each} | {cell(line)} |" in text for each in (name, f"{name} (`{line.mode}`)"))
+    assert any(said), line.theirs
 
 
 def test_torchair_alone_loads_many_wrong_graphs(found: Callable[[str], Line]) -> None:

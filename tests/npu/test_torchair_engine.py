@@ -290,9 +290,7 @@ def scripts(*names: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    asked = selected(request, "script")
-    names = [name for name in (*FUNCTIONS, *UNKEPT) if name in asked]
-    return Runs(tmp_path_factory.mktemp("scripts"), names, npu=True)
+    return Runs(tmp_path_factory.mktemp("scripts"), selected(request, "script"), npu=True)
 
 
 @pytest.mark.parametrize("script", scripts(*FUNCTIONS))

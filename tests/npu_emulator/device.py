@@ -128,10 +128,24 @@ DEVICE_TYPE = 20  # c10::DeviceType::PrivateUse1
 _ADDRESSES = itertools.count(0x1000, 0x100)
 
 
-class StreamBase:
-    """``torch_npu._C._NPUStreamBase``."""
+class _Waits:
+    """What the host can wait for."""
 
     emulated: ClassVar[Device]  # set in a class of its own
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def query(self) -> bool:
+        self.emulated.wait()
+        return True
+
+    def synchronize(self) -> None:
+        self.emulated.wait()
+
+
+class StreamBase(_Waits):
+    """``torch_npu._C._NPUStreamBase``."""
+
     stream_id: int
     device_index: int
     priority: int
@@ -142,8 +156,6 @@ class StreamBase:
         made.device_index = int(fields.get("device_index", cls.emulated.index))
         made.stream_id = int(fields["stream_id"] if "stream_id" in fields else cls.emulated.new_stream())
         return made
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
 
     @property
     def device_type(self) -> int:
@@ -157,13 +169,6 @@ class StreamBase:
     def npu_stream(self) -> int:
         return 0x10000 * (self.device_index + 1) + self.stream_id
 
-    def query(self) -> bool:
-        self.emulated.wait()
-        return True
-
-    def synchronize(self) -> None:
-        self.emulated.wait()
-
     def set_data_preprocess_stream(self, is_data_preprocess_stream: bool) -> None:
         """Nothing follows from it here."""
 
@@ -174,18 +179,15 @@ class StreamBase:
         return hash(self.npu_stream)
 
 
-class EventBase:
+class EventBase(_Waits):
     """``torch_npu._C._NPUEventBase``."""
 
-    emulated: ClassVar[Device]  # set in a class of its own
     npu_event: int
 
     def __new__(cls, **_: Any) -> Self:
         made = super().__new__(cls)
         made.npu_event = next(_ADDRESSES)
         return made
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
 
     def record(self, stream: StreamBase) -> None:
         """What was before it on the stream has been done already."""
@@ -195,13 +197,6 @@ class EventBase:
 
     def reset(self, stream: StreamBase | None = None) -> None:
         """It can be waited for anew."""
-
-    def query(self) -> bool:
-        self.emulated.wait()
-        return True
-
-    def synchronize(self) -> None:
-        self.emulated.wait()
 
     def elapsed_time(self, end: EventBase) -> float:
         del end

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree
 
-from warmrank.worker.torch_private.kernels import waited
+from warmrank.worker.torch_private.kernels import Watch, waited
 from warmrank.worker.torch_private.operators import argument_name, argument_of, schema_name, written_arguments
-from warmrank.worker.torch_private.patching import Watch
 from warmrank.worker.torch_private.places import borrowed, leaves
 from warmrank.worker.values import Value
 

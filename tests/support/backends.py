@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 from warmrank.cache_store.backends.backend import BlobBackend, FileInfo, NewFile, check_name
-from warmrank.cache_store.backends.deadline import Tier
+from warmrank.cache_store.backends.deadline import Tier, TierMode
 from warmrank.cache_store.backends.places import Places
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NotInStore, StoreUnavailable
 from warmrank.cache_store.layout import FORMAT_FILE
+from warmrank.cache_store.signing.trust import Trust
+from warmrank.cache_store.store import Store
 
 
 class MemoryBackend:
@@ -170,6 +172,25 @@ def alone(backend: BlobBackend) -> Places:
 
 def unavailable(reason: str = "No space left on device", *, transport: bool = False) -> StoreUnavailable:
     return StoreUnavailable(what="file", where="made up", reason=reason, transport=transport)
+
+
+class NearAndFar:
+    """A near and a far place, and stores over both."""
+
+    def __init__(self) -> None:
+        self.near, self.far = WaywardBackend(), WaywardBackend()
+
+    def view(self, near: TierMode = "rw", far: TierMode = "rw", *, answer_s: float = 60.0) -> Places:
+        """Both as one; the near one has ``answer_s``, the far one has time."""
+        tiers = [
+            Tier(name="near", backend=self.near, mode=near, answer_s=answer_s),
+            Tier(name="far", backend=self.far, mode=far, answer_s=60.0),
+        ]
+        return Places(tiers)
+
+    def store(self, near: TierMode = "rw", far: TierMode = "rw", *, answer_s: float = 60.0) -> Store:
+        view = self.view(near, far, answer_s=answer_s)
+        return Store(view, trust=Trust(policy="off"), location="near, far")
 
 
 class SlowEyes:

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.fault_child import half_laid_out
+from tests.support.fault_actions import half_laid_out
 from tests.support.loop_mounts import LoopMount
 from tests.support.sealed_launches import fetch_laid, lay_launch, publish_laid
 from tests.support.stored import LAUNCH_KEY, OFF, make_partition, open_store

@@ -21,7 +21,7 @@ from tests.support.launching import data_of
 from tests.support.netns import Node
 from tests.support.netns_cluster import Cluster
 from tests.support.processes import ENDS_S, LaunchProcess, await_true
-from tests.support.stored import open_store
+from tests.support.stored import open_store, stored
 from warmrank.orchestrator.errors import CLUSTER_LOST, DIED, NODE_LOST, STOPPED, TIMEOUT
 from warmrank.orchestrator.inspect.store_contents import verify
 from warmrank.orchestrator.launch.report import Report, from_json
@@ -257,7 +257,6 @@ class _Own:
 
 
 _BRIEFLY_S = 1.5
-_NOT_OURS = ("pymp-", "torchinductor_")  # of Ray's dashboard, and of an import of torch's compiler
 
 
 class NodesRoom:
@@ -315,18 +314,11 @@ class _OnNodes:
             self._nodes.net.mend(node)
         processes = self._nodes.left_over(timeout_s=ENDS_S)
         found = [f"on {name}: {text}" for name, texts in processes.items() for text in texts]
-        for node in self._nodes.net.nodes.values():
-            names = [path.name for path in (node.disk / "tmp").iterdir()]
-            found += [f"on {node.name}: {name}" for name in names if not name.startswith(_NOT_OURS)]
-        return found
+        return found + self._nodes.temporary_files()
 
     def end(self) -> None:
         """Have as many nodes alive as before."""
-        for name in set(self._nodes.net.nodes) - set(self._nodes.alive()):
-            self._nodes.kill_node(self._nodes.net.nodes[name])
-        if missing := self._room.num_nodes - len(self._nodes.net.nodes):
-            self._nodes.add_nodes(missing)
-        self._nodes.await_alive()
+        self._nodes.restore(self._room.num_nodes)
 
     def strike(self, strike: Strike) -> bool:
         if strike.fault in {Fault.KILL_RANK, Fault.STOP_RANK}:
@@ -485,4 +477,4 @@ def _judge_store(room: Room, outcome: Outcome, before: set[str]) -> None:
 
 def launches_of(store: Path) -> set[str]:
     """The launch records of a store."""
-    return {str(path) for path in (store / "launch").rglob("*") if path.is_file()}
+    return {str(path) for path in stored(store, "launch")}

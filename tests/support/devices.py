@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -17,10 +18,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.npu_emulator.device import Device, PoolId
 from warmrank.worker import groups
-from warmrank.worker.devices import backend_for
+from warmrank.worker.devices import CpuBackend, backend_for, duplicate
 from warmrank.worker.devices.accelerator import AcceleratorBackend
-from warmrank.worker.devices.port import DeviceBackend, duplicate
-from warmrank.worker.runtime.runner import GraphRunner
+from warmrank.worker.devices.port import DeviceBackend
+from warmrank.worker.runtime.artifact import GraphFacts
+from warmrank.worker.runtime.runner import CaptureOptions, GraphRunner
 
 
 class FakeStream:
@@ -182,6 +184,18 @@ def fake_world(*, rank: int, world_size: int) -> Iterator[dist.ProcessGroup]:
     finally:
         groups.declare_groups({})
         dist.destroy_process_group()
+
+
+def runner(
+    graph: Callable[..., tuple[Any, ...]],
+    *classes: str,
+    facts: Mapping[str, Any] = MappingProxyType({}),
+    backend: DeviceBackend | None = None,
+    **options: Any,
+) -> GraphRunner:
+    """A runner of a graph with inputs of these classes on the CPU; ``options`` are of captures."""
+    known = {"input_classes": classes, "num_outputs": 1, "aliased_outputs": (), **facts}
+    return GraphRunner(graph, GraphFacts(**known), backend or CpuBackend(), CaptureOptions(**options))
 
 
 def warm(run: GraphRunner, *inputs: Any) -> GraphRunner:

@@ -1,6 +1,8 @@
-"""A script for torchrun: a cached function on every rank; prints how each got its artifact."""
+"""A script for two ranks of torchrun or a launch: a cached function on each; prints how it got its code."""
 
 from __future__ import annotations
+
+import os
 
 import torch
 import torch.distributed
@@ -26,6 +28,8 @@ class Model(torch.nn.Module):
 
 def main() -> None:
     torch.distributed.init_process_group("gloo")
+    assert torch.distributed.get_world_size() == 2
+    assert os.environ["OMP_NUM_THREADS"] == "1"
     model = Model()
     assert model.cached_scale(torch.ones(3, 2)).sum() == 6
     result = model.cached_scale.last_result

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 
 from tests.support.checkout import ended
+from tests.support.forks import in_a_fork
 from warmrank.inference import cache_compile
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.runtime.function import CachedFunction
@@ -90,22 +90,18 @@ def _served(table: Any, name: str, cache: Path, mode: str) -> dict[str, Any]:
 
 
 def _forked(table: Any, name: str, cache: Path, mode: str, seed: int) -> dict[str, Any]:
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
+    def served() -> dict[str, Any]:
         torch.manual_seed(seed)
         try:
-            found = _served(table, name, cache, mode)
-        except BaseException:  # noqa: BLE001 - the parent shows it
-            found = {"error": traceback.format_exc()[-3000:]}
-        os.write(writer, json.dumps(found).encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as pipe:
-        text = pipe.read()
-    used = os.wait4(child, 0)[2]
-    found = json.loads(text) if text else {"error": "the process died"}
-    return {**found, "cpu_s": round(used.ru_utime + used.ru_stime, 1)}
+            return _served(table, name, cache, mode)
+        except BaseException:  # noqa: BLE001 - the test shows it
+            return {"error": traceback.format_exc()[-3000:]}
+
+    try:
+        found: dict[str, Any] = in_a_fork(served)
+    except EOFError:
+        return {"error": "the process died"}
+    return found
 
 
 def main(table: str, phase: str, cache: str, mode: str, *names: str) -> None:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import errno
 import fcntl
 import io
-import json
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tests.support.checkout import ROOT
 from warmrank.cache_store.backends import directory
+from warmrank.cache_store.errors import StoreError
 from warmrank.cache_store.steps import EVENT
 
 ERRORS = ("ENOSPC", "EDQUOT", "EIO", "EROFS", "EMFILE", "ESTALE")
@@ -171,34 +172,6 @@ def _open_counted(tape: Tape) -> None:
     io.open = builtins.open = open_counted
 
 
-def forked(work: Callable[[], object]) -> int:
-    """Start a fork of this process that does ``work`` and ends; its id. Status 1 says that it raised."""
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        work()
-    except BaseException:  # noqa: BLE001 - the edge of a process; it is printed
-        sys.excepthook(*sys.exc_info())
-        os._exit(1)
-    os._exit(0)
-
-
-def telling(work: Callable[[], Any]) -> tuple[int, int]:
-    """Start a fork that does ``work``; its id, and where what that returns can be read as JSON."""
-    reader, writer = os.pipe()
-
-    def answer() -> None:
-        os.close(reader)
-        said = work()
-        with os.fdopen(writer, "w") as file:
-            json.dump(said, file)
-
-    pid = forked(answer)
-    os.close(writer)
-    return pid, reader
-
-
 _TIME_S = 60.0
 
 
@@ -225,34 +198,54 @@ class Trial:
     calls: list[str] = field(default_factory=list)
 
 
-class Forker:
-    """A `tests.support.fault_child` and the way to ask it."""
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.support.crowds", "tests.support.fault_actions"])
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.fault_child"],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
 
-    def run(
-        self, action: str, plan: dict[str, Any] | None = None, *, time_s: float = _TIME_S, **arguments: Any
-    ) -> Trial:
-        """Run an action in a fork; arguments that are paths may be given as such."""
-        trial = {"action": action, "arguments": arguments, "plan": plan or {}, "time_s": time_s}
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(trial, default=str) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        assert answer, "tests.support.fault_child ended"
-        return Trial(**json.loads(answer))
+def tried(
+    action: Callable[..., Any],
+    plan: dict[str, Any] | None = None,
+    *,
+    time_s: float = _TIME_S,
+    **arguments: Any,
+) -> Trial:
+    """A trial in a process of its own, forked from one that has no threads and opened no store.
 
-    def close(self) -> None:
-        """End the process; its children ended with their trials."""
-        self._process.communicate()
+    Args:
+        action: what the plan happens to.
+        plan: fields of a `Plan`.
+        time_s: the process is killed after that long.
+        arguments: of the action.
+    """
+    reader, writer = _CONTEXT.Pipe(duplex=False)
+    process = _CONTEXT.Process(target=_try, args=(writer, action, Plan(**(plan or {})), arguments))
+    process.start()
+    writer.close()
+    said: dict[str, Any] = {}
+    overran = not reader.poll(time_s)
+    if overran:
+        process.kill()
+    else:
+        with contextlib.suppress(EOFError):  # it was killed
+            said = reader.recv()
+    process.join()
+    assert process.exitcode is not None
+    return Trial(exit=process.exitcode, overran=overran, **said)
+
+
+def _try(writer: Connection, action: Callable[..., Any], plan: Plan, arguments: dict[str, Any]) -> None:
+    said: dict[str, Any] = {}
+    tape = install(plan)
+    try:
+        said["result"] = action(**arguments)
+    except StoreError as error:
+        said["error"] = f"{type(error).__name__}: {error}"
+    except BaseException as error:  # noqa: BLE001 - the edge of a process; it is told
+        said["bug"] = f"{type(error).__name__}: {error}"
+        sys.excepthook(*sys.exc_info())
+    said |= {"steps": tape.steps, "calls": tape.calls}
+    tape.plan = Plan()  # the answer itself must get through
+    writer.send(said)
 
 
 class Rooms:

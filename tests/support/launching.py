@@ -25,7 +25,7 @@ from warmrank.orchestrator.launch.events import Listener, Timeline, silence
 from warmrank.orchestrator.launch.report import Report, totals
 from warmrank.orchestrator.nodes import Gang
 from warmrank.worker.keys.request import environment
-from warmrank.worker.rank.start import RankSpec
+from warmrank.worker.rank.rank_worker import RankSpec
 from warmrank.worker.results import Outcome, StageSeconds
 
 

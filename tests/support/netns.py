@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.support.processes import still_there
+from tests.support.processes import await_true, running, still_there
 
 SUBNET = "10.77.0"
 SWITCH = "switch"
@@ -46,12 +46,9 @@ def until(found: Callable[[], bool], *, timeout_s: float, what: str | Callable[[
     Raises:
         TimeoutError: it has not; says ``what``, asked then where it is a function.
     """
-    deadline = time.monotonic() + timeout_s
-    while not found():
-        if time.monotonic() > deadline:
-            msg = f"not within {timeout_s:g} s: {what if isinstance(what, str) else what()}"
-            raise TimeoutError(msg)
-        time.sleep(0.02)
+    if not await_true(found, timeout_s=timeout_s):
+        msg = f"not within {timeout_s:g} s: {what if isinstance(what, str) else what()}"
+        raise TimeoutError(msg)
 
 
 class Node:
@@ -126,10 +123,10 @@ class Node:
             return {}
         own = Path(f"/proc/{self.init}/ns/pid").readlink()
         found = {}
-        for path in Path("/proc").glob("[0-9]*"):
+        for pid, text in running().items():
             with contextlib.suppress(OSError):  # gone meanwhile
-                if (path / "ns" / "pid").readlink() == own and int(path.name) != self.init:
-                    found[int(path.name)] = _command_line(path)
+                if Path(f"/proc/{pid}/ns/pid").readlink() == own and pid != self.init:
+                    found[pid] = text
         return found
 
     @property
@@ -256,10 +253,6 @@ def _children(pid: int) -> list[int]:
             if int(after_name[1]) == pid:
                 found.append(int(path.parent.name))
     return found
-
-
-def _command_line(path: Path) -> str:
-    return (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
 
 
 COMMAND_S = 300.0

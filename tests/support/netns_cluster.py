@@ -8,9 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ _RAY_START_S = 90.0
 # Ray's health checks stay as they are by default, as at users': a node is dead to it after about a minute.
 _DEATH_S = 180.0
 _FOREIGN = ("RAY_", "WARMRANK_", "AWS_", "XDG_")
+_NOT_OURS = ("pymp-", "torchinductor_")  # of Ray's dashboard, and of an import of torch's compiler
 # Ray's own processes that come later than its start, and those that it keeps for the next task.
 _OF_RAY = (
     *("/bin/ray start", "/ray/core/src/", "ray-dashboard-"),
@@ -101,6 +101,19 @@ class Cluster:
             timeout_s=_DEATH_S,
             what=lambda: f"alive are {wanted}; to Ray {self.alive()}",
         )
+
+    def restore(self, num_nodes: int) -> None:
+        """Have so many nodes alive, and none that Ray believes to be dead."""
+        self.end_commands()
+        for name in set(self.net.nodes) - set(self.alive()):
+            self.kill_node(self.net.nodes[name])
+        self.add_nodes(max(0, num_nodes - len(self.net.nodes)))
+        self.await_alive()
+
+    def temporary_files(self) -> list[str]:
+        """Files that launches left in the directories for temporary files of all nodes."""
+        found = [path for node in self.net.nodes.values() for path in (node.disk / "tmp").iterdir()]
+        return [str(path) for path in found if not path.name.startswith(_NOT_OURS)]
 
     def alive(self) -> list[str]:
         """The nodes that Ray believes to be alive."""
@@ -242,15 +255,13 @@ class CountingStore:
         self._log = log
         self._hold = log.with_suffix(".hold")
         self._address = node.address
-        words = log.with_suffix(".out")
-        command = (sys.executable, "-m", "tests.support.netns_cluster", node.address, str(log))
-        self._process = node.popen(*command, output=words, environ=environ)
-        request = f"r.Request('{self.endpoint}/{BUCKET}', method='PUT')"
-        make_bucket = f"import urllib.request as r; r.urlopen({request})"
+        output = log.with_suffix(".out")
+        command = (sys.executable, "-m", "tests.support.s3_server", node.address, str(STORE_PORT), str(log))
+        process = node.popen(*command, output=output, environ=environ)
 
         def answers() -> bool:
-            assert self._process.poll() is None, words.with_suffix(".err").read_text()
-            return node.run(sys.executable, "-S", "-c", make_bucket).returncode == 0
+            assert process.poll() is None, output.with_suffix(".err").read_text()
+            return bool(output.read_text())
 
         until(answers, timeout_s=_START_S, what="the S3 server answers")
 
@@ -295,35 +306,3 @@ class CountingStore:
         return Counter(
             (client, path) for client, method, path in asked if method == "GET" and path.startswith(start)
         )
-
-
-def _await_release(client: str, asked: str, hold: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        while True:
-            held_client, text = json.loads(hold.read_text())
-            if client != held_client or text not in asked:
-                return
-            hold.with_suffix(".held").touch()
-            time.sleep(0.05)
-
-
-def main() -> None:
-    from werkzeug.serving import run_simple
-
-    from tests.support.s3_server import application
-
-    serve = application()
-    path = Path(sys.argv[2])
-    with path.open("w", buffering=1) as log:
-
-        def counted(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-            client, asked = environ["REMOTE_ADDR"], environ["PATH_INFO"]
-            log.write(f"{json.dumps([client, environ['REQUEST_METHOD'], asked])}\n")
-            _await_release(client, f"{asked}?{environ['QUERY_STRING']}", path.with_suffix(".hold"))
-            return serve(environ, start_response)
-
-        run_simple(sys.argv[1], STORE_PORT, counted, threaded=True)
-
-
-if __name__ == "__main__":
-    main()

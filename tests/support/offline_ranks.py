@@ -7,6 +7,7 @@ import multiprocessing
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -135,23 +136,25 @@ def rank_of(
             )
 
 
+def _forward(model: Small, **options: Any) -> Workload:
+    """One call of the model's function."""
+    call = Call(function=cache_compile(model.forward, **options), args=(torch.ones(2, 4),))
+    return Workload(model=model, calls=(call,))
+
+
 def asks_for_values(context: RankContext) -> Workload:
     """Decides by the values of a weight."""
     model = Small(None)
     if float(model.linear.weight.detach().sum()) > 1e9:
         model.linear = nn.Linear(4, 4, bias=False)
-    return Workload(
-        model=model, calls=(Call(function=cache_compile(model.forward), args=(torch.ones(2, 4),)),)
-    )
+    return _forward(model)
 
 
 def asks_for_addresses(context: RankContext) -> Workload:
     """Decides by where a weight lies."""
     model = Small(None)
     assert model.linear.weight.data_ptr() != model.linear.bias.data_ptr()
-    return Workload(
-        model=model, calls=(Call(function=cache_compile(model.forward), args=(torch.ones(2, 4),)),)
-    )
+    return _forward(model)
 
 
 def hangs(context: RankContext) -> Workload:
@@ -164,7 +167,4 @@ def decomposes_with_a_table(context: RankContext) -> Workload:
     """A decomposition that holds a tensor, whose values would go into the graph."""
     model = Small(None).requires_grad_(requires_grad=False)
     table = torch.arange(4.0).sin()
-    function = cache_compile(
-        model.forward, custom_decompositions={torch.ops.aten.add.Tensor: lambda one, _: one * table}
-    )
-    return Workload(model=model, calls=(Call(function=function, args=(torch.ones(2, 4),)),))
+    return _forward(model, custom_decompositions={torch.ops.aten.add.Tensor: lambda one, _: one * table})

@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import random
 import select
 import shutil
-import signal
 import stat
 import sys
 import time
 from pathlib import Path
 from typing import Literal
 
-from tests.support.faults import forked, telling
+from tests.support.forks import FORK, in_a_fork
 from tests.support.loop_mounts import FileSystem, LoopMount
 from tests.support.sealed_launches import blobs_of, fetch_laid, launch_key, lay_launch, publish_laid
 from tests.support.stored import OFF, stored
@@ -121,18 +119,20 @@ def run(options: Options) -> Toll:
 def _write_and_cut(options: Options, mount: LoopMount, number: int, *, delay_s: float) -> dict[int, str]:
     """Number and record of each launch that was acknowledged before the cut."""
     reader, writer = os.pipe()
-    pids = [
-        forked(functools.partial(_publish_for_ever, options, number, index, writer))
+    writers = [
+        FORK.Process(target=_publish_for_ever, args=(options, number, index, writer))
         for index in range(_WRITERS)
     ]
+    for process in writers:
+        process.start()
     os.close(writer)
     if number % 2 == 0:  # on a busy machine most cuts would come before anything was acknowledged
         select.select([reader], [], [], _FIRST_ANSWER_S)
     time.sleep(delay_s)
     mount.cut_power()
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+    for process in writers:
+        process.kill()
+        process.join()
     with os.fdopen(reader, "r") as lines:
         return {int(seed): record for seed, record in (line.split() for line in lines)}
 
@@ -156,10 +156,10 @@ def _take_stock(
 ) -> None:
     root = mount.point / "store"
     lost, torn = _compare(root, acknowledged)
-    pid, reader = telling(lambda: _ask_the_store(options, number))
-    with os.fdopen(reader, "r") as answer:
-        torn += json.loads(answer.read() or '["the check of the store ended early"]')
-    os.waitpid(pid, 0)
+    try:
+        torn += in_a_fork(lambda: _ask_the_store(options, number))
+    except EOFError:
+        torn.append("the check of the store ended early")
     toll.lost += len(lost)
     toll.torn += len(torn)
     toll.examples += [f"cut {number}: {text}" for text in (*lost, *torn)][: 10 - len(toll.examples)]

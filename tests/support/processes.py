@@ -21,18 +21,26 @@ from warmrank.orchestrator import reaper
 from warmrank.orchestrator.launch.report import Report, from_json
 
 
+def running() -> dict[int, str]:
+    """Process id and command line of every process."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            text = path.read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            found[int(path.parent.name)] = text
+    return found
+
+
 def marked(mark: str) -> dict[int, str]:
     """Process id and command line of every process with this text in its environment, but this one."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            environ = (path / "environ").read_bytes()
-            command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue  # gone meanwhile, or another user's
-        if mark.encode() in environ and int(path.name) != os.getpid():
-            found[int(path.name)] = command
-    return found
+    return {pid: text for pid, text in running().items() if pid != os.getpid() and mark in _environ(pid)}
+
+
+def _environ(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:
+        return ""  # gone meanwhile, or another user's
 
 
 def still_there(pids: Iterable[int], *, timeout_s: float = 30.0) -> list[int]:
@@ -123,8 +131,8 @@ class LaunchProcess:
         processes = reaper.table()
         # A process that gives itself a title may write it over its environment.
         users = {pid for pid, _ in reaper.users(processes, [str(self.temp_dir)])}
-        found = {pid: _command_line(pid) for pid in users} | marked(f"{_VARIABLE}={self.mark}")
-        return {pid: text for pid, text in found.items() if text and pid != self.process.pid}
+        own = users | marked(f"{_VARIABLE}={self.mark}").keys()
+        return {pid: text for pid, text in running().items() if text and pid in own - {self.process.pid}}
 
     def of_ray(self, name: str) -> list[int]:
         """Processes of its own Ray by their program's name, such as ``raylet``."""
@@ -147,13 +155,6 @@ class LaunchProcess:
     def _left(self) -> list[str]:
         names = [str(path) for path in self.temp_dir.glob("warmrank-*")]
         return [*(f"{pid} {text}" for pid, text in self.processes().items()), *names]
-
-
-def _command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""  # ended since
 
 
 def warmrank(*words: str) -> tuple[str, ...]:

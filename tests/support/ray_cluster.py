@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from tests.support.processes import running
+
 TIMEOUT_S = 120
 # Between those that Ray gives to its workers and those that the kernel gives to anybody.
 _QUIET_PORTS = range(20000, 32768)
@@ -40,11 +42,8 @@ class RayCluster:
 
     def raylet(self, node: int) -> int:
         """The process that is a node to Ray."""
-        (found,) = [
-            int(path.parent.name)
-            for path in Path("/proc").glob("[0-9]*/cmdline")
-            if _program(path).endswith("/raylet") and os.getsid(int(path.parent.name)) == self.sessions[node]
-        ]
+        raylets = [pid for pid, text in running().items() if text.partition(" ")[0].endswith("/raylet")]
+        (found,) = [pid for pid in raylets if os.getsid(pid) == self.sessions[node]]
         return found
 
 
@@ -84,7 +83,7 @@ def ray_cluster(
             node.send_signal(signal.SIGTERM)
             node.communicate(timeout=TIMEOUT_S)
         shutil.rmtree(temp_dir, ignore_errors=True)
-        assert not _processes_of(temp_dir)
+        assert not [text for text in running().values() if temp_dir in text]
 
 
 def clean_environ() -> dict[str, str]:
@@ -142,23 +141,3 @@ def _await_up(node: subprocess.Popen[str]) -> None:
             return
     msg = f"ray start ended with {node.wait()}: {''.join(lines)}"
     raise RuntimeError(msg)
-
-
-def _program(path: Path) -> str:
-    try:
-        return path.read_bytes().partition(b"\0")[0].decode(errors="replace")
-    except OSError:
-        return ""  # ended since
-
-
-def _processes_of(temp_dir: str) -> list[str]:
-    """Command lines of processes that name the cluster's directory."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue  # ended since
-        if temp_dir in command:
-            found.append(command)
-    return found

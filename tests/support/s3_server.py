@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import queue
-import re
+import json
 import socket
 import struct
 import subprocess
 import sys
 import threading
-import urllib.request
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ ENVIRONMENT = {
     "AWS_ALLOW_HTTP": "true",
 }
 PATIENT_S = 60.0  # for a place at this server: a busy machine is slow, and no test is about that
-_START_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,28 +53,12 @@ def new_prefix() -> str:
 @contextlib.contextmanager
 def running_s3() -> Iterator[S3Server]:
     command = [sys.executable, str(Path(__file__))]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
-            server = S3Server(port=_port(process))
-            request = urllib.request.Request(f"{server.endpoint}/{BUCKET}", method="PUT")  # noqa: S310
-            with urllib.request.urlopen(request, timeout=_START_S):  # noqa: S310 - this machine's own server
-                yield server
+            assert process.stdout is not None
+            yield S3Server(port=int(process.stdout.readline()))
         finally:
             process.kill()
-
-
-def _port(process: subprocess.Popen[str]) -> int:
-    ports: queue.Queue[int] = queue.Queue()
-
-    def drain() -> None:
-        assert process.stdout is not None
-        with contextlib.suppress(ValueError):  # closed at the end
-            for line in process.stdout:
-                if match := re.search(r"Running on http://127\.0\.0\.1:([0-9]+)", line):
-                    ports.put(int(match[1]))
-
-    threading.Thread(target=drain, daemon=True).start()
-    return ports.get(timeout=_START_S)
 
 
 _HOP_HEADERS = frozenset({"connection", "keep-alive", "transfer-encoding", "content-length"})
@@ -247,14 +229,20 @@ class _Handler(BaseHTTPRequestHandler):
 Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
-def main() -> None:
-    """Serve at a free port, which werkzeug prints."""
-    from werkzeug.serving import run_simple
+def main(address: str = "127.0.0.1", port: str = "0", log: str = "") -> None:
+    """Serve a bucket, and print the port; what is asked goes to a log, if there is one."""
+    from werkzeug.serving import make_server
+    from werkzeug.test import Client
 
-    run_simple("127.0.0.1", 0, application(), threaded=True)
+    serve = _application()
+    assert Client(serve).put(f"/{BUCKET}").status_code == 200
+    server = make_server(address, int(port), _logged(serve, Path(log)) if log else serve, threaded=True)
+    sys.stdout.write(f"{server.port}\n")
+    sys.stdout.flush()
+    server.serve_forever()
 
 
-def application() -> Application:
+def _application() -> Application:
     """moto's S3, for WSGI.
 
     moto looks whether a name is free and then takes it, in two steps that threads can come between (2 of 60
@@ -266,13 +254,35 @@ def application() -> Application:
     lock = threading.Lock()
 
     def serve(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        if environ["REQUEST_METHOD"] != "PUT":
-            return moto(environ, start_response)  # type: ignore[no-any-return]
-        with lock:
+        with lock if environ["REQUEST_METHOD"] == "PUT" else contextlib.nullcontext():
             return moto(environ, start_response)  # type: ignore[no-any-return]
 
     return serve
 
 
+def _logged(serve: Application, path: Path) -> Application:
+    """Notes who asks for what; a file beside the log, ending in ``.hold``, names what has to wait."""
+    path.write_text("")
+
+    def logged(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        client, asked = environ["REMOTE_ADDR"], environ["PATH_INFO"]
+        with path.open("a") as log:
+            log.write(f"{json.dumps([client, environ['REQUEST_METHOD'], asked])}\n")
+        _await_release(client, f"{asked}?{environ['QUERY_STRING']}", path.with_suffix(".hold"))
+        return serve(environ, start_response)
+
+    return logged
+
+
+def _await_release(client: str, asked: str, hold: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        while True:
+            held_client, text = json.loads(hold.read_text())
+            if client != held_client or text not in asked:
+                return
+            hold.with_suffix(".held").touch()
+            time.sleep(0.05)
+
+
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -84,10 +84,11 @@ def events(output: str) -> list[CacheEvent]:
 
 
 class Runs:
-    """Runs scripts twice in a directory of their own: all first runs, then all second ones."""
+    """Runs each of some scripts twice in a directory of its own: all first runs, then all second ones."""
 
-    def __init__(self, root: Path, names: Sequence[str], *, npu: bool = False) -> None:
+    def __init__(self, root: Path, asked: set[str], *, npu: bool = False) -> None:
         self.root = root
+        names = [name for name in (*FUNCTIONS, *UNKEPT) if name in asked]
         for name in names:
             self.work_dir(name).mkdir()
         kept = [name for name in names if name in FUNCTIONS]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from tests.support.forks import crowd
 from warmrank.examples import llama
 from warmrank.examples.llama_model import build_model
 from warmrank.examples.llama_weights import LlamaSizes, full_weights
@@ -66,27 +65,12 @@ def split_llama(rank: int) -> str:
 WHAT: dict[str, Callable[[int], str]] = {"collectives": collectives, "llama": split_llama}
 
 
-def run_rank(rank: int, store: str, what: str) -> int:
+def run_rank(rank: int, store: str, what: str) -> str:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    try:
-        os.write(1, f"{WHAT[what](rank)}\n".encode())
-    except BaseException:  # noqa: BLE001 - the test shows it
-        traceback.print_exc()
-        return 1
-    dist.barrier()
-    return 0
-
-
-def main(store: str, what: str) -> int:
-    children = []
-    for rank in range(2):
-        child = os.fork()
-        if child == 0:
-            # A peer that leaves early can abort this process from one of gloo's threads.
-            os._exit(run_rank(rank, store, what))
-        children.append(child)
-    return max(abs(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) for child in children)
+    printed = WHAT[what](rank)
+    dist.barrier()  # a peer that leaves early can abort this process from one of gloo's threads
+    return printed
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    print(*crowd(2, lambda rank: run_rank(rank, *sys.argv[1:])), sep="\n")  # noqa: T201 - the answer

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from warmrank.cache_store.store import Store
 
 if TYPE_CHECKING:
+    from tests.support.backends import NearAndFar
     from tests.support.sealed_launches import Evicting
 
 _VARIABLES = (
     "TORCHAIR_CACHE_HOME", "WARMRANK_NO_COMPILE", "WARMRANK_JOURNAL",
-    "ASCEND_RT_VISIBLE_DEVICES", "HCCL_OP_EXPANSION_MODE",
+    "ASCEND_RT_VISIBLE_DEVICES", "HCCL_OP_EXPANSION_MODE", "RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR",
 )  # fmt: skip
 
 
@@ -31,32 +33,13 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def torch_state() -> Iterator[None]:
-    """Puts torch's process-wide switches back."""
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing that ``torch.compile`` keeps in the process, before the test and after it."""
     import torch
 
-    before = _switches(torch)
-    try:
-        yield
-    finally:
-        torch.set_grad_enabled(before["grad"])
-        torch.set_default_dtype(before["dtype"])
-        torch.use_deterministic_algorithms(before["deterministic"], warn_only=before["warn_only"])
-        torch.set_float32_matmul_precision(before["precision"])
-        torch.backends.mkldnn.enabled = before["mkldnn"]
-        torch.utils.deterministic.fill_uninitialized_memory = before["fill"]  # type: ignore[attr-defined]
-
-
-def _switches(torch: Any) -> dict[str, Any]:
-    return {
-        "grad": torch.is_grad_enabled(),
-        "dtype": torch.get_default_dtype(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
-        "precision": torch.get_float32_matmul_precision(),
-        "mkldnn": torch.backends.mkldnn.enabled,
-        "fill": torch.utils.deterministic.fill_uninitialized_memory,
-    }
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture
@@ -124,6 +107,29 @@ def memory(tmp_path: Path) -> Evicting:
     from tests.support.sealed_launches import Evicting
 
     return Evicting(tmp_path)
+
+
+@pytest.fixture
+def places() -> NearAndFar:
+    """A near and a far place of a store, in memory."""
+    from tests.support.backends import NearAndFar
+
+    return NearAndFar()
+
+
+@pytest.fixture
+def own_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's keyring, in which there is nothing yet."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    return tmp_path / "config" / "warmrank" / "keys"
+
+
+@pytest.fixture
+def heeds_ctrl_c() -> Iterator[None]:
+    """Whoever runs the tests in the background of a shell ignores it, and so do they."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

@@ -23,9 +23,6 @@ from warmrank.worker.devices.port import CapturedGraph
 from warmrank.worker.errors import BadConfig, DeviceUnavailable, NotCapturable, RandomOp
 from warmrank.worker.runtime.function import CachedFunction
 
-NONE: frozenset[int] = frozenset()
-FIRST = frozenset((0,))
-
 
 @pytest.fixture
 def module() -> FakeDevice:
@@ -42,19 +39,9 @@ def capture(
     graph: Callable[..., Any],
     inputs: Sequence[Any],
     pool: AcceleratorPool | None = None,
-    *,
-    copied: frozenset[int] = FIRST,
-    aliased: frozenset[int] = NONE,
 ) -> CapturedGraph:
     pool = backend.pool() if pool is None else pool
-    return backend.capture(graph, inputs, copied=copied, aliased=aliased, pool=pool)
-
-
-def compiled(source: str) -> Any:
-    """A graph function in a file of the name that engine graph uses."""
-    scope: dict[str, Any] = {"torch": torch}
-    exec(compile(source, "<warmrank graph>", "exec"), scope)  # noqa: S102
-    return scope["bind"]()
+    return backend.capture(graph, inputs, copied=frozenset((0,)), aliased=frozenset(), pool=pool)
 
 
 WAITING = """
@@ -72,8 +59,10 @@ def bind():
 
 
 def test_graph_that_waits_for_the_device_is_refused_by_operator(backend, module):
+    scope: dict[str, Any] = {"torch": torch}
+    exec(compile(WAITING, "<warmrank graph>", "exec"), scope)  # noqa: S102 - the file that engine graph names
     with pytest.raises(NotCapturable, match="operator aten_item cannot be captured on cuda") as caught:
-        capture(backend, compiled(WAITING), [torch.ones(1)])
+        capture(backend, scope["bind"](), [torch.ones(1)])
     assert caught.value.operator == "aten_item"
     assert "\n" not in str(caught.value)
     assert module.current_stream(0) == DEFAULT_STREAM

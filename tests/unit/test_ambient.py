@@ -32,8 +32,6 @@ from warmrank.worker.runtime.runtime_state import (
     declared_for,
 )
 
-pytestmark = pytest.mark.usefixtures("torch_state")
-
 
 class Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -39,21 +39,12 @@ from warmrank.worker.runtime.find import StoredArtifact, function_of, with_files
 from warmrank.worker.runtime.variant import StandIns, bind
 from warmrank.worker.torch_private.tracing import Trace
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
 NAMES = st.text(min_size=1, max_size=12).filter(lambda name: name != "frame.code")
 SECTIONS = st.dictionaries(NAMES, st.binary(max_size=64), max_size=4)
 COMPONENTS = st.dictionaries(st.text(max_size=12), st.text(max_size=12), max_size=4)
 DATA = to_bytes(make_artifact())
-
-
-def sealed(header: Any, raw: bytes = b"") -> bytes:
-    """A file whose digest is right, whatever its header says."""
-    body = (header if isinstance(header, bytes) else json.dumps(header).encode()) + b"\n" + raw
-    return f"warmrank-artifact {FORMAT} {hashlib.sha256(body).hexdigest()}\n".encode() + body
-
-
-def header_of(data: bytes) -> dict[str, Any]:
-    header: dict[str, Any] = json.loads(data.split(b"\n", 2)[1])
-    return header
 
 
 @given(sections=SECTIONS, components=COMPONENTS, name=st.text(max_size=20))
@@ -114,11 +105,13 @@ def test_file_that_is_no_whole_artifact_is_refused_by_place(data: bytes, words: 
     ids=["no guards", "no sections", "short sections", "guards a list", "short node", "short source"],
 )
 def test_artifact_whose_header_makes_no_sense_is_refused(change: Any) -> None:
-    header = header_of(DATA)
+    _, text, raw = DATA.split(b"\n", 2)
+    header = json.loads(text)
     change(header)
-    raw = DATA.split(b"\n", 2)[2]
+    body = json.dumps(header).encode() + b"\n" + raw
+    line = f"warmrank-artifact {FORMAT} {hashlib.sha256(body).hexdigest()}\n"
     with pytest.raises(ArtifactCorrupt, match="its header cannot be read"):
-        parse(sealed(header, raw), "here")
+        parse(line.encode() + body, "here")
 
 
 @pytest.mark.parametrize(
@@ -269,11 +262,6 @@ class Doubling(torch.nn.Module):
         return x + x
 
 
-def run(function: Any, *args: Any) -> Any:
-    with torch.no_grad():
-        return function(*args)
-
-
 def config_with(section: str, **values: Any) -> CompilerConfig:
     config = CompilerConfig()
     for name, value in values.items():
@@ -290,7 +278,7 @@ def plain(config: CompilerConfig, tmp_path: Path) -> Any:
 def test_graph_dump_is_written_when_compiled(tmp_path: Path, kind: str) -> None:
     dumps = tmp_path / "dumps"
     config = config_with("graph_dump", type=kind, path=str(dumps))
-    run(plain(config, tmp_path), torch.ones(2, 4))
+    plain(config, tmp_path)(torch.ones(2, 4))
     (file,) = dumps.iterdir()
     assert file.name.startswith("dynamo_original_graph_rank_0_pid_")
     assert file.suffix == f".{kind}"
@@ -305,7 +293,7 @@ def test_data_dump_writes_the_result_of_every_operator_on_every_call(tmp_path: P
     function = plain(config, tmp_path)
     for value in (1.0, 2.0):
         x = torch.full((2, 4), value)
-        result = run(function, x)
+        result = function(x)
         steps = tmp_path / "data" / "worldsize1_global_rank0" / "Plain.affine" / str(int(value) - 1)
         found = {file.name: np.load(file) for file in sorted(steps.iterdir())}
         assert list(found) == [
@@ -313,7 +301,7 @@ def test_data_dump_writes_the_result_of_every_operator_on_every_call(tmp_path: P
             "00001-mul-aten.mul.Tensor.OUTPUT.0.npy",
         ]
         linear, scaled = found.values()
-        np.testing.assert_array_equal(linear, run(function.module.linear, x).numpy())
+        np.testing.assert_array_equal(linear, function.module.linear(x).numpy())
         np.testing.assert_array_equal(scaled, result.numpy())
 
 
@@ -321,7 +309,7 @@ def test_data_dump_writes_the_result_of_every_operator_on_every_call(tmp_path: P
 def test_data_dump_keeps_values_of_every_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
     config = config_with("data_dump", type="npy", path=str(tmp_path / "data"))
     function = cache_compile(Doubling().doubled, config=config, cache_dir=tmp_path / "cache")
-    run(function, torch.ones(3, dtype=dtype))
+    function(torch.ones(3, dtype=dtype))
     (file,) = (tmp_path / "data").rglob("*.npy")
     assert np.load(file).tolist() == [2, 2, 2]
 
@@ -337,19 +325,6 @@ class KeywordOnly(nn.Module):
 def frame_of(method: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Frame, Trace]:
     trace = traced(method, *args, **kwargs)
     return portable_frame(trace, function_of(bound(method))), trace
-
-
-def bound_frame(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
-    """The frame of a method around its own ATen graph, as a function of the method's arguments."""
-    frame, trace = frame_of(method, *args, **kwargs)
-    reread = Frame(code=bytes(frame.code), names=json.loads(json.dumps(frame.names)))
-    function = bind(reread, function_of(bound(method)), trace.lowered.graph)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad():
-            return function(bound(method).__self__, *args, **kwargs)
-
-    return call
 
 
 def test_error_that_passes_through_a_frame_can_be_printed() -> None:
@@ -368,8 +343,11 @@ def test_error_that_passes_through_a_frame_can_be_printed() -> None:
 
 @pytest.mark.parametrize(("args", "kwargs"), [((), {}), ((1,), {"x": 2}), ((ROWS, 3, 0.5), {})])
 def test_frame_refuses_arguments_that_the_method_does_not_take(args, kwargs):
+    module = KeywordOnly()
+    frame, trace = frame_of(module.forward, ROWS)
+    function = bind(frame, function_of(bound(module.forward)), trace.lowered.graph)
     with pytest.raises(TypeError, match=r"forward\(\)"):
-        bound_frame(KeywordOnly().forward, ROWS)(*args, **kwargs)
+        function(module, *args, **kwargs)
 
 
 STAND_INS = StandIns("torch._dynamo.utils")

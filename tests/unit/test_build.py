@@ -10,56 +10,35 @@ from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
+from tests.support.command_line import run
 from tests.support.fake_rank import FakeWorld
 from tests.support.launching import loaded_config, rank_spec, write_config
 from tests.support.offline_ranks import FakeOfflineLauncher, rank_of, small
 from tests.support.stored import open_store
 from warmrank.orchestrator.build.driver import BuildOptions, build
-from warmrank.orchestrator.build.plan import BuildReport, built_ranks, check_target, read_target, target_here
-from warmrank.orchestrator.cli.main import app
-from warmrank.orchestrator.config.reading import Config
+from warmrank.orchestrator.build.plan import built_ranks, check_target, read_target, target_here
 from warmrank.orchestrator.errors import BadArgument, BuildFailed
 from warmrank.worker.errors import NeedsValues
 from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.manifests import unpacked
 from warmrank.worker.rank.offline import OfflineRank
-from warmrank.worker.rank.start import RankSpec
+from warmrank.worker.rank.rank_worker import RankSpec
 from warmrank.worker.results import FunctionResult
 from warmrank.worker.settings import Target
 
-
-def config_of(directory: Path, *, ranks: int = 16, **changes: Any) -> Config:
-    parallel = {"tp": 2, "pp": 2, "dp": ranks // 4}
-    return loaded_config(directory, ranks=ranks, parallel=parallel, **changes)
-
-
-def built(
-    config: Config, world: FakeWorld | None = None, *, every_rank: bool = False
-) -> tuple[BuildReport, FakeOfflineLauncher]:
-    launcher = FakeOfflineLauncher(built_ranks(config, every_rank=every_rank), world)
-    options = BuildOptions(target=target_here(), every_rank=every_rank)
-    return build(config, options, launcher=launcher), launcher
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 def test_witness_that_asks_for_something_else_fails_the_build(tmp_path):
-    config = config_of(tmp_path)
+    config = loaded_config(tmp_path, ranks=16, parallel={"tp": 2, "pp": 2, "dp": 4})
     world = FakeWorld(kind_of=lambda rank: rank == 15)
+    launcher = FakeOfflineLauncher(built_ranks(config, every_rank=False), world)
     with pytest.raises(BuildFailed, match="rank 15 differs from rank 3") as caught:
-        built(config, world)
+        build(config, BuildOptions(target=target_here(), every_rank=False), launcher=launcher)
     assert "--every-rank" in str(caught.value)
     assert config.store is not None
     assert open_store(Path(config.store.tiers[0].path)).launches() == ()
-
-
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Result:
-    """The command, with ranks without torch."""
-    monkeypatch.setattr(
-        "warmrank.orchestrator.build.driver.OfflineLauncher",
-        lambda _, ranks, **_more: FakeOfflineLauncher(ranks),
-    )
-    return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["build", *map(str, arguments)])
 
 
 @pytest.mark.parametrize(
@@ -67,23 +46,10 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> Result:
     [(("--device", "npu"), "--environment"), (("--device", "moon"), "device"), (("--jobs", 0), "--jobs")],
 )
 def test_command_that_cannot_be_done_is_bad_input(arguments, says, tmp_path, monkeypatch):
-    result = run(monkeypatch, write_config(tmp_path), *arguments)
+    monkeypatch.setattr("warmrank.orchestrator.build.driver.OfflineLauncher", None)  # nothing is begun
+    result = run("build", write_config(tmp_path), *arguments)
     assert result.exit_code == 2
     assert says in result.output
-
-
-@pytest.fixture
-def config(tmp_path: Path) -> Config:
-    return loaded_config(tmp_path)
-
-
-pytestmark = pytest.mark.usefixtures("no_grad")
-
-HERE = "tests.support.offline_ranks"
-
-
-def _pair(rank: int) -> range:
-    return range(rank - rank % 2, rank - rank % 2 + 2)
 
 
 def spec_of(cache: Path, *, rank: int = 1, entrypoint: str = "small", **changed: Any) -> RankSpec:
@@ -91,8 +57,8 @@ def spec_of(cache: Path, *, rank: int = 1, entrypoint: str = "small", **changed:
         cache,
         rank=rank,
         world_size=8,
-        groups={"world": range(8), "tp": _pair(rank)},
-        entrypoint=f"{HERE}:{entrypoint}",
+        groups={"world": range(8), "tp": range(rank - rank % 2, rank - rank % 2 + 2)},
+        entrypoint=f"tests.support.offline_ranks:{entrypoint}",
         **changed,
     )
 
@@ -180,7 +146,7 @@ def test_tensor_whose_values_a_graph_would_hold_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["python", "torch", "cuda", "torch_npu"])
-def test_what_takes_part_in_a_trace_must_be_the_same(name, config, tmp_path, monkeypatch):
+def test_what_takes_part_in_a_trace_must_be_the_same(name, tmp_path, monkeypatch):
     if name == "torch_npu":  # counts where it is installed
         monkeypatch.setattr(
             "warmrank.orchestrator.build.plan.environment", lambda: {**environment(), "torch_npu": "2.13.0"}
@@ -188,4 +154,4 @@ def test_what_takes_part_in_a_trace_must_be_the_same(name, config, tmp_path, mon
     path = tmp_path / "there.json"
     path.write_text(json.dumps({**environment(), name: "another 1.0"}))
     with pytest.raises(BadArgument, match=f"{name} here .*, there another 1.0"):
-        check_target(config, read_target(path), real_tensors=False)
+        check_target(loaded_config(tmp_path), read_target(path), real_tensors=False)

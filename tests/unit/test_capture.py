@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import warmrank
-from tests.support.devices import warm
+from tests.support.devices import runner, warm
 from tests.support.small_models import Cached
 from tests.support.tracing import cached
 from warmrank.inference import cache_compile
@@ -23,44 +23,17 @@ from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.configs.options import options
 from warmrank.worker.devices import CpuBackend
 from warmrank.worker.errors import NotCapturable
-from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.runtime.runner import OPTION_NAMES, CaptureOptions, GraphRunner
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 Graph = Callable[..., tuple[Any, ...]]
-
-
-def runner(
-    graph: Graph,
-    *classes: str,
-    aliased: tuple[int, ...] = (),
-    of_module: tuple[int, ...] = (),
-    backend: CpuBackend | None = None,
-    **options: Any,
-) -> GraphRunner:
-    facts = GraphFacts(
-        input_classes=classes,
-        num_outputs=1,
-        aliased_outputs=aliased,
-        input_names=("self.weight", "cache", "x")[: len(classes)],
-        module_inputs=of_module,
-    )
-    return GraphRunner(graph, facts, backend or CpuBackend(), CaptureOptions(**options))
+OF_MODULE = {"input_names": ("self.weight", "cache", "x"), "module_inputs": (0,)}
+"""Facts of a graph whose first input is the module's."""
 
 
 def doubled(x: torch.Tensor) -> tuple[Any, ...]:
     return (x * 2,)
-
-
-def weighted(weight: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
-    return (weight * x,)
-
-
-def counted(cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
-    """Adds to its cache, so that each run of the graph leaves a trace."""
-    cache.add_(x.sum())
-    return (cache * 1.0,)
 
 
 @torch.library.custom_op("warmrank_capture::noisy", mutates_args=())
@@ -106,7 +79,7 @@ def test_cloned_output_that_shares_memory_with_an_input_stays_shared() -> None:
         return cache[:1], cache * 1.0
 
     cache = torch.zeros(2)
-    run = warm(runner(part, "mutated", aliased=(0,), clone_output=True), cache)
+    run = warm(runner(part, "mutated", facts={"aliased_outputs": (0,)}, clone_output=True), cache)
     shared, computed = run(cache)
     assert shared.data_ptr() == cache.data_ptr()
     assert computed.data_ptr() != run(cache)[1].data_ptr()
@@ -114,7 +87,7 @@ def test_cloned_output_that_shares_memory_with_an_input_stays_shared() -> None:
 
 @pytest.mark.parametrize("kind", ["state", "mutated"])
 def test_state_is_used_where_it_lies_and_recaptured_at_another_address(kind: str) -> None:
-    run = warm(runner(weighted, kind, "user"), ones(3), ones(3))
+    run = warm(runner(lambda weight, x: (weight * x,), kind, "user"), ones(3), ones(3))
     weight = ones(3)
     run(weight, ones(3))
     weight.fill_(4.0)
@@ -137,7 +110,7 @@ def test_operator_that_draws_unannounced_draws_what_eager_does() -> None:
 
 @pytest.mark.parametrize("options", [{"eager": True}, {"limit": 1}], ids=["eager", "limit"])
 def test_capture_that_cannot_be_made_leaves_mutated_inputs_as_they_were(options: dict[str, Any]) -> None:
-    run = runner(counted, "mutated", "user", **options)
+    run = runner(lambda cache, x: (cache.add_(x.sum()) * 1.0,), "mutated", "user", **options)
     run.prepare(torch.zeros(3), ones(1))  # takes the only capture there may be
     cache = torch.arange(2.0)
     run.prepare(cache, ones(1))
@@ -157,9 +130,6 @@ def test_user_input_that_moves_into_and_within_a_mutated_input_sees_its_writes()
     assert run(cache, cache[1:])[0].item() == 1030
 
 
-# What the process is in when a graph runs.
-
-
 def test_graph_runs_without_gradients_and_autocast() -> None:
     seen: list[bool] = []
 
@@ -172,9 +142,6 @@ def test_graph_runs_without_gradients_and_autocast() -> None:
         results = [run(ones(3).requires_grad_())[0] for _ in range(2)]
     assert seen == [False, False]  # it ran, and was captured
     assert not any(result.requires_grad for result in results)
-
-
-NAN = float("nan")
 
 
 class Failing(CpuBackend):
@@ -224,7 +191,7 @@ def test_output_of_a_first_call_is_never_overwritten(pool: str) -> None:
     run = runner(doubled, "user", **options)
     kept = [(size, run(torch.ones(size))[0]) for size in (8, 4)]
     for size in (8, 4, 8, 4):
-        run(torch.full((size,), NAN))
+        run(torch.full((size,), float("nan")))
     assert done(run) == (2, 2, 4)
     for size, value in kept:
         assert torch.equal(value, torch.ones(size) * 2)
@@ -285,7 +252,7 @@ def using(
     *, captures: bool = True, **options: Any
 ) -> tuple[GraphRunner, torch.Tensor, torch.Tensor, torch.Tensor]:
     """A runner after a call that captured, if calls of it do so, and the inputs of that call."""
-    run = runner(used, "state", "mutated", "user", of_module=(0,), **options)
+    run = runner(used, "state", "mutated", "user", facts=OF_MODULE, **options)
     inputs = torch.ones(4), torch.zeros(4), torch.ones(4)
     if captures:
         warm(run, *inputs)
@@ -294,7 +261,7 @@ def using(
 
 
 def test_another_layout_at_the_old_address_is_named_and_seen() -> None:
-    run = runner(lambda weight, cache: (weight * 2 + cache,), "state", "mutated", of_module=(0,))
+    run = runner(lambda weight, cache: (weight * 2 + cache,), "state", "mutated", facts=OF_MODULE)
     weight, cache = torch.arange(4.0).reshape(2, 2), torch.zeros(2, 2)
     warm(run, weight, cache)(weight, cache)
     assert torch.equal(run(weight.T, cache)[0], weight.T * 2)
@@ -302,7 +269,8 @@ def test_another_layout_at_the_old_address_is_named_and_seen() -> None:
 
 
 def test_user_inputs_of_other_strides_where_elements_overlap_are_read_correctly() -> None:
-    run = runner(lambda weight, cache, x: (x * 2,), "state", "state", "user", of_module=(0, 1))
+    facts = {"module_inputs": (0, 1)}
+    run = runner(lambda weight, cache, x: (x * 2,), "state", "state", "user", facts=facts)
     weight = torch.ones(1)
     warm(run, weight, weight, torch.ones(2, 3))
     assert torch.equal(
@@ -330,7 +298,7 @@ def test_frozen_parameter_at_another_address_is_not_looked_at() -> None:
 
 def test_graph_that_cannot_be_captured_runs_without_and_warns_once(caplog: pytest.LogCaptureFixture) -> None:
     x = torch.ones(4)
-    run = runner(used, "state", "mutated", "user", of_module=(0,), backend=Uncapturable(x))
+    run = runner(used, "state", "mutated", "user", facts=OF_MODULE, backend=Uncapturable(x))
     weight, cache = torch.ones(4), torch.zeros(4)
     warm(run, weight, cache, x)
     with caplog.at_level(logging.WARNING, logger="torchair"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import warmrank
-from tests.support.devices import warm
+from tests.support.devices import runner, warm
 from tests.support.in_process import InProcessLauncher
 from tests.support.stored import store_config
 from warmrank.orchestrator.config.reading import parse as config_of
@@ -26,14 +25,12 @@ from warmrank.orchestrator.launch.driver import launch
 from warmrank.orchestrator.launch.stages import order
 from warmrank.worker.capture.plan import PlannedInput, Shapes, inputs_for, shapes_of
 from warmrank.worker.capture.plan import parse as parse_plan
-from warmrank.worker.devices import CpuBackend
-from warmrank.worker.devices.cpu_graph import ALIGNMENT, Lifetime, Segment, planned
-from warmrank.worker.devices.port import tensor_in
+from warmrank.worker.devices.cpu_graph import ALIGNMENT, Lifetime, planned
 from warmrank.worker.rank import captures
 from warmrank.worker.rank.rank_worker import RankWorker
 from warmrank.worker.results import CaptureProposal, FunctionProbe, FunctionResult, PlannedCapture
 from warmrank.worker.runtime.artifact import GraphFacts
-from warmrank.worker.runtime.runner import CaptureOptions, GraphRunner, InputLayout
+from warmrank.worker.runtime.runner import GraphRunner, InputLayout
 
 DIGEST = "ab" * 32
 SIZES = st.lists(st.integers(0, 64), max_size=4)
@@ -138,9 +135,8 @@ def added(cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
     return (cache.sum() + x[0].view(1)[:1] + x,)
 
 
-def planned_runner(**options: Any) -> GraphRunner:
-    facts = GraphFacts(input_classes=("mutated", "user"), num_outputs=1, aliased_outputs=())
-    return GraphRunner(added, facts, CpuBackend(), CaptureOptions(**options))
+def planned_runner() -> GraphRunner:
+    return runner(added, "mutated", "user")
 
 
 class MadeVariant:
@@ -276,16 +272,6 @@ def test_later_launch_captures_the_plan_before_its_first_call_and_the_largest_fi
     assert WatchedRank.seen[1:] == [[8, 5, 2]]
 
 
-Graph = Callable[..., tuple[Any, ...]]
-LARGE, SMALL = 4096, 1024
-NAN = float("nan")
-
-
-def runner(graph: Graph, *classes: str, aliased: tuple[int, ...] = (), **options: Any) -> GraphRunner:
-    facts = GraphFacts(input_classes=classes, num_outputs=1, aliased_outputs=aliased)
-    return GraphRunner(graph, facts, CpuBackend(), CaptureOptions(**options))
-
-
 def step(x: torch.Tensor) -> tuple[Any, ...]:
     y = x * 2
     z = y + 1
@@ -304,15 +290,6 @@ def runner_of(*sizes: int, **options: Any) -> GraphRunner:
     return run
 
 
-def poison(run: GraphRunner) -> None:
-    """Overwrite all that the pool holds and that is not read again before it is written."""
-    for entry in run._captured().entries.values():
-        for output in entry.captured.outputs:
-            output.fill_(NAN)
-        for index in run.layout.copied:
-            entry.captured.inputs[index].fill_(NAN)
-
-
 POOLS: dict[str, Callable[[], dict[str, Any]]] = {
     "mode one": lambda: {"pool": warmrank.graph_pool_handle("cpu")},
     "mode two": dict,
@@ -326,26 +303,6 @@ def pool(request: pytest.FixtureRequest) -> dict[str, Any]:
     return POOLS[request.param]()
 
 
-def test_shapes_of_one_function_share_a_pool() -> None:
-    run = runner_of(LARGE, SMALL)
-    for size in (LARGE, SMALL):
-        run(numbers(size))
-    (held,) = run.statistics.pools
-    assert held.num_graphs == 2
-    assert held.saved_bytes >= SMALL * 4
-
-
-@pytest.mark.parametrize("clone", CLONES.values(), ids=CLONES)
-def test_output_fed_back_as_input_is_read_correctly(pool: dict[str, Any], clone: dict[str, Any]) -> None:
-    run = runner_of(8, **pool, **clone)
-    x = numbers(8)
-    expected = x
-    for _ in range(6):
-        (x,) = run(x)
-        (expected,) = step(expected)
-        assert torch.equal(x, expected)
-
-
 @pytest.mark.parametrize("clone", CLONES.values(), ids=CLONES)
 def test_output_of_another_shape_fed_in_is_read_correctly(pool, clone):
     run = runner_of(4, 8, **pool, **clone)
@@ -355,7 +312,7 @@ def test_output_of_another_shape_fed_in_is_read_correctly(pool, clone):
         assert torch.equal(run(large[:4])[0], (numbers(4) * 2 + 1) * 2 + 1)
 
 
-def test_input_in_the_pool_that_is_not_copied_is_not_overwritten_by_its_own_graph() -> None:
+def test_input_in_the_pool_that_is_not_copied_is_told_and_not_overwritten_by_its_own_graph(caplog):
     def twice(cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
         cache.add_(1.0)
         y = x * 3
@@ -365,27 +322,20 @@ def test_input_in_the_pool_that_is_not_copied_is_not_overwritten_by_its_own_grap
     first = runner_of(8, pool=handle)
     second = warm(runner(twice, "mutated", "user", pool=handle), numbers(8), numbers(8))
     (cache,) = first(numbers(8))
-    for number in range(1, 4):
-        result = second(cache, numbers(8))[0]
-        assert torch.equal(cache, numbers(8) * 2 + 1 + number)
-        assert torch.equal(result, numbers(8) * 3 + cache)
+    with caplog.at_level(logging.WARNING, logger="torchair"):
+        for number in range(1, 4):
+            result = second(cache, numbers(8))[0]
+            assert torch.equal(cache, numbers(8) * 2 + 1 + number)
+            assert torch.equal(result, numbers(8) * 3 + cache)
+    assert caplog.text.count("lies in memory that a captured graph returned") == 1
 
 
-def test_replay_reads_nothing_that_it_did_not_write(pool: dict[str, Any]) -> None:
-    run = runner_of(8, 4, **pool)
-    for size in (8, 4):
-        run(numbers(size))
-    for size in (4, 8, 4):
-        x = numbers(size) + size
-        poison(run)
-        assert torch.equal(run(x)[0], x * 2 + 1)
-
-
-def test_two_inputs_from_the_pool_do_not_overwrite_each_other(pool: dict[str, Any]) -> None:
+@pytest.mark.parametrize("clone", CLONES.values(), ids=CLONES)
+def test_outputs_fed_back_as_inputs_do_not_overwrite_each_other(pool, clone):
     def mixed(x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
         return x * 2 + y, y * 2 + x
 
-    run = warm(runner(mixed, "user", "user", **pool), numbers(8), numbers(8))
+    run = warm(runner(mixed, "user", "user", **pool, **clone), numbers(8), numbers(8))
     x, y = numbers(8), numbers(8) + 1
     for _ in range(4):
         expected = mixed(x.clone(), y.clone())
@@ -405,16 +355,6 @@ def test_threads_of_two_functions_with_one_pool_do_not_mix() -> None:
 
     with ThreadPoolExecutor(4) as threads:
         assert all(threads.map(call, range(400)))
-
-
-def test_tensor_in_a_block_keeps_its_memory_when_the_segment_is_gone() -> None:
-    segment = Segment(1 << 16)
-    tensor = tensor_in(segment.block(0, 1 << 16), 0, (1 << 14,), (1,), torch.float32).fill_(3.0)
-    del segment
-    gc.collect()
-    others = [torch.zeros(1 << 14) for _ in range(8)]
-    assert tensor.eq(3.0).all()
-    assert not any(other.any() for other in others)
 
 
 def block(size_bytes: int, first: int, last: int) -> Lifetime:

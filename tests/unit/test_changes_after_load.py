@@ -20,6 +20,8 @@ from warmrank.worker.torch_private import unchanged
 from warmrank.worker.torch_private.unchanged import TensorWatch, Watched
 from warmrank.worker.torch_private.warm import Metadata
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
 X = torch.arange(12.0).reshape(3, 4) - 5
 SCALE = torch.tensor([2.0, 3.0, 4.0, 5.0])
 
@@ -61,7 +63,6 @@ def _scale() -> Any:
 
 
 @pytest.mark.one_in(4)
-@torch.no_grad()
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("change", TENSORS)
 def test_call_after_a_change_equals_eagers(change: str, mode: str, cache: Path) -> None:
@@ -74,7 +75,6 @@ def test_call_after_a_change_equals_eagers(change: str, mode: str, cache: Path) 
         torch.testing.assert_close(function(X), model(X))
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("mode", MODES)
 def test_tensor_whose_storage_is_too_small_is_refused_by_name(mode: str, cache: Path) -> None:
     model = Model()
@@ -86,7 +86,6 @@ def test_tensor_whose_storage_is_too_small_is_refused_by_name(mode: str, cache: 
         function(X)
 
 
-@torch.no_grad()
 def test_argument_that_the_artifact_was_not_made_for_is_a_miss_without_guards_too(cache: Path) -> None:
     model = Model()
     function = cached(model.forward, cache, guards="skip", dynamic=False)
@@ -117,7 +116,6 @@ def _another_code(_: pytest.MonkeyPatch, model: Any) -> None:
     function.__kwdefaults__ = {"offset": 4.0}
 
 
-@torch.no_grad()
 @pytest.mark.parametrize(
     "change",
     [
@@ -143,7 +141,6 @@ class Counts(nn.Module):
         return x
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("is_loaded", [True, False])
 def test_builtin_that_nobody_can_work_with_is_refused_by_name(tmp_path: Path, *, is_loaded: bool) -> None:
     model = Counts()
@@ -187,7 +184,6 @@ def _(x: torch.Tensor) -> torch.Tensor:
         pytest.param("skip", "max-autotune", marks=[compiles_ahead, pytest.mark.slow]),
     ],
 )
-@torch.no_grad()
 def test_changed_sizes_of_an_operators_result_are_noticed(
     guards: str, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,7 +225,6 @@ class Tree(dict[str, Any]):
 @pytest.mark.parametrize(
     "kind", [lambda members: defaultdict(int, members), Tree], ids=["defaultdict", "__missing__"]
 )
-@torch.no_grad()
 def test_look_for_a_key_does_not_make_it(tmp_path: Path, kind: Callable[..., Any], is_given: bool) -> None:
     """As the check of the variant made for two keys would, which then fits."""
     for members in ({"a": 1, "b": 2}, {"a": 1}):
@@ -240,7 +235,6 @@ def test_look_for_a_key_does_not_make_it(tmp_path: Path, kind: Callable[..., Any
         assert dict(held) == members
 
 
-@torch.no_grad()
 def test_patched_class_of_parameters_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model()
     function = cached(model.forward, tmp_path)
@@ -262,7 +256,6 @@ LAZY = {
 
 
 @pytest.mark.parametrize("bit", LAZY)
-@torch.no_grad()
 def test_inputs_with_lazy_bits_are_right_in_captured_graphs(tmp_path: Path, bit: str) -> None:
     model = Lazy()
     function = cached(model.shifted, tmp_path)
@@ -270,7 +263,6 @@ def test_inputs_with_lazy_bits_are_right_in_captured_graphs(tmp_path: Path, bit:
 
 
 @pytest.mark.parametrize("bit", LAZY)
-@torch.no_grad()
 def test_inputs_with_lazy_bits_are_refused_by_compiled_kernels(tmp_path: Path, bit: str) -> None:
     function = cached(Lazy().shifted, tmp_path, config=in_mode("max-autotune"))
     with pytest.raises(NotPortable, match=rf"^x has its {bit} bit set.*x\.resolve_"):
@@ -288,7 +280,6 @@ class MakingSettings(nn.Module):
         return x * Settings().scale
 
 
-@torch.no_grad()
 def test_changed_default_of_a_generated_method_is_noticed(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

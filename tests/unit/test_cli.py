@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -17,8 +16,9 @@ from typing import Any
 import pytest
 import yaml
 from typer.main import get_command
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
+from tests.support.command_line import run
 from tests.support.fake_rank import FakeWorld
 from tests.support.in_process import InProcessLauncher
 from tests.support.launching import loaded_config, make_report, store_launch
@@ -42,16 +42,13 @@ from warmrank.orchestrator.errors import (
 )
 from warmrank.orchestrator.gang import ray_session
 from warmrank.orchestrator.launch import driver
-from warmrank.orchestrator.launch.report import Report, from_json, to_json
+from warmrank.orchestrator.launch.report import from_json, to_json
 from warmrank.orchestrator.signals import Terminated
 from warmrank.orchestrator.ui import outputs
 from warmrank.worker.errors import NotYet, WorkloadError
 from warmrank.worker.keys.request import environment
 
-
-def run(*arguments: str | Path) -> Result:
-    # Wide, so that no path is folded, however long the test's directory is.
-    return CliRunner(env={"COLUMNS": "400"}).invoke(app, [str(argument) for argument in arguments])
+pytestmark = pytest.mark.usefixtures("heeds_ctrl_c")
 
 
 def test_publish_brings_what_waits_to_the_store(tmp_path: Path):
@@ -79,7 +76,7 @@ def launch(tmp_path: Path, *options: str, **more: Any) -> Result:
     }
     config = tmp_path / "launch.yaml"
     config.write_text(yaml.safe_dump(data))
-    return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["launch", str(config), *options])
+    return run("launch", config, *options)
 
 
 def test_failed_launch_leaves_a_report_of_its_own(tmp_path: Path, world: FakeWorld):
@@ -135,12 +132,9 @@ def test_launch_that_could_publish_nothing_is_refused_unless_it_is_told_to_read_
 def test_launch_refuses_in_the_words_of_config_check_what_every_rank_would_find(
     tmp_path, world, monkeypatch, more, key
 ):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("warmrank.orchestrator.gang.ray_session._is_initialized", lambda: False)
     result = launch(tmp_path, **more)
-    checked = CliRunner(env={"COLUMNS": "400"}).invoke(
-        app, ["config", "check", str(tmp_path / "launch.yaml")]
-    )
+    checked = run("config", "check", tmp_path / "launch.yaml")
     assert (result.exit_code, checked.exit_code) == (ExitCode.BAD_INPUT, ExitCode.BAD_INPUT)
     assert f"launch.yaml: {key}" in result.stderr
     assert f"error: {key}" in checked.stdout
@@ -151,7 +145,6 @@ def test_launch_refuses_in_the_words_of_config_check_what_every_rank_would_find(
 
 
 def test_cache_directory_of_somebody_else_is_refused_before_anything_starts(tmp_path, world, monkeypatch):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("warmrank.orchestrator.gang.ray_session._is_initialized", lambda: False)
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache").chmod(0o777)
@@ -170,14 +163,6 @@ def launch_failed(*kinds: str) -> LaunchFailed:
 def caused_by(cause: Exception) -> CannotStart:
     message = "no Ray cluster can be joined at '10.0.0.1:6379'"
     return CannotStart(message, is_lost=ray_session.is_unreachable(cause))
-
-
-@pytest.fixture(autouse=True)
-def ctrl_c_raises():
-    """Also where the tests run in the background of a shell, which lets its jobs ignore SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize(
@@ -213,8 +198,7 @@ def test_hostile_names_in_a_store_reach_no_terminal(tmp_path: Path, arguments):
     functions = {f"{HOSTILE}.decode": FUNCTIONS["Llama.decode"]}
     here = {**environment(), HOSTILE: HOSTILE}
     store_launch(config, tmp_path / "work", here=here, functions=functions)
-    wide = CliRunner(env={"COLUMNS": "400"})  # so that nothing is folded
-    result = wide.invoke(app, [*arguments, "--store", str(tmp_path / "store")])
+    result = run(*arguments, "--store", tmp_path / "store")
     assert (result.exit_code, "owned" in result.stdout) == (0, True)
     assert not {"\x1b", "\x07", "\x9b", "\x7f"} & set(result.output)
 
@@ -224,10 +208,6 @@ def test_show_of_a_file_that_is_not_there_says_so(tmp_path: Path):
     assert result.exit_code == 2
     assert "no file" in result.stderr
     assert "--store" in result.stderr
-
-
-def cold() -> Report:
-    return make_report("compiled", trace_s=1.0, wall_s=10.0)
 
 
 def test_prepare_leaves_a_directory_alone_that_no_demo_made(tmp_path: Path):
@@ -244,7 +224,8 @@ def test_demo_without_a_terminal_writes_lines_that_a_log_can_show(
     monkeypatch.delenv("COLUMNS", raising=False)
 
     def run(command: Sequence[str]) -> int:
-        report = cold() if command[-1].endswith("cold.html") else make_report("loaded", wall_s=5.0)
+        is_cold = command[-1].endswith("cold.html")
+        report = make_report("compiled", trace_s=1.0, wall_s=10.0) if is_cold else make_report(wall_s=5.0)
         Path(command[command.index("--json") + 1]).write_text(to_json(report))
         return 0
 

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from tests.support.checkout import python
+from tests.support.command_line import run as invoke
 from tests.support.launching import loaded_config, store_launch, write_config
 from tests.support.stored import (
     FUNCTIONS,
@@ -37,11 +37,12 @@ from warmrank.cache_store.signing.keyring import (
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store, TierSpec
 from warmrank.cache_store.store import open_store as open_tiers
-from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.inspect.explain import explain
 from warmrank.orchestrator.inspect.store_contents import open_if_there, open_to_look, show_partition
+
+pytestmark = pytest.mark.usefixtures("own_keys")
 
 
 @pytest.fixture
@@ -50,10 +51,6 @@ def cache(tmp_path: Path) -> Path:
     directory.mkdir(mode=0o700)
     (directory / "kernel").write_bytes(b"compiled")
     return directory
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner(env={"COLUMNS": "400"}).invoke(app, [str(argument) for argument in arguments])
 
 
 def done(*arguments: object) -> str:
@@ -114,17 +111,10 @@ def test_pull_over_other_files_exits_4_unless_they_are_to_be_replaced(cache, tmp
     assert (tmp_path / "new" / "kernel").read_bytes() == b"compiled"
 
 
-@pytest.fixture(autouse=True)
-def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's keyring, in which there is nothing yet."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    return tmp_path / "config" / "warmrank" / "keys"
-
-
 @pytest.fixture
-def keyring(keys: Path) -> Path:
-    generate(keys, "ci")
-    return keys
+def keyring(own_keys: Path) -> Path:
+    generate(own_keys, "ci")
+    return own_keys
 
 
 @pytest.fixture
@@ -161,14 +151,10 @@ def store(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     return store
 
 
-def old_record(store: Store) -> str:
-    return tuple(store.newest_launches())[-1].name
-
-
 @pytest.mark.parametrize("mode", [0o775, 0o700])
-def test_evict_of_a_store_judges_records_by_the_keyring(root, source, tmp_path, monkeypatch, keys, mode):
+def test_evict_of_a_store_judges_records_by_the_keyring(root, source, tmp_path, monkeypatch, own_keys, mode):
     """What nobody signed is newer, and pushes out nothing."""
-    signer = generate(keys, "ci")
+    signer = generate(own_keys, "ci")
     signed = publish_launch(open_store(root, Trust(policy="require", signer=signer)), source)
     publish_launch(open_store(root), tmp_path / "other", functions={0: {"Llama.decode": b"unsigned"}})
     root.chmod(mode)
@@ -185,7 +171,7 @@ def test_evict_refuses_what_it_does_not_understand(store, root, arguments):
 
 
 def test_pinned_launch_outlives_an_evict_until_the_pin_is_removed(store, root):
-    digest = old_record(store).rpartition("/")[2]
+    digest = tuple(store.newest_launches())[-1].name.rpartition("/")[2]
     assert "baseline" in done("store", "pin", digest[:12], "--store", root, "--reason", "baseline")
     done("store", "evict", "--store", root, "--older-than", "30d")
     assert len(store.launches()) == 2
@@ -205,14 +191,14 @@ def test_pin_takes_its_launch_and_then_a_config_as_show_does(tmp_path):
     assert (result.exit_code, "LAUNCH" in result.stderr) == (2, True)
 
 
-def test_generate_in_a_keyring_that_cannot_be_believed_makes_no_key(keys):
+def test_generate_in_a_keyring_that_cannot_be_believed_makes_no_key(own_keys):
     done("keys", "generate", "ci")
-    keys.chmod(0o777)
+    own_keys.chmod(0o777)
     assert invoke("keys", "generate", "other").exit_code == 4
-    keys.chmod(0o700)
-    (keys / "trusted" / "theirs.pub.pem").write_text("damaged")
+    own_keys.chmod(0o700)
+    (own_keys / "trusted" / "theirs.pub.pem").write_text("damaged")
     assert invoke("keys", "generate", "other").exit_code == 4
-    assert not private_path(keys, "other").exists()
+    assert not private_path(own_keys, "other").exists()
 
 
 def test_what_a_command_is_given_and_cannot_use_is_bad_input(tmp_path, root, store):
@@ -249,15 +235,15 @@ def test_list_tells_own_trusted_and_revoked_apart(tmp_path):
     assert "stolen" in done("keys", "list")
 
 
-def test_revoke_takes_name_id_and_files(tmp_path, keys):
+def test_revoke_takes_name_id_and_files(tmp_path, own_keys):
     done("keys", "generate", "ci")
     theirs, other = generate_key_pair("theirs"), generate_key_pair("other")
     private, _ = save_key_pair(theirs, tmp_path)
     for text in ("ci", private, key_id(other.public_key)):
         assert "is revoked now" in done("keys", "revoke", text)
-    own = load_public_key(public_path(keys, "ci"))
-    assert {item.name for item in read_keyring(keys).revoked.values()} == {"ci", "theirs", ""}
-    assert set(read_keyring(keys).revoked) == {
+    own = load_public_key(public_path(own_keys, "ci"))
+    assert {item.name for item in read_keyring(own_keys).revoked.values()} == {"ci", "theirs", ""}
+    assert set(read_keyring(own_keys).revoked) == {
         key_id(key) for key in (own, theirs.public_key, other.public_key)
     }
 

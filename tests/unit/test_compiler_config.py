@@ -102,10 +102,6 @@ def test_unknown_name_is_refused_with_the_nearest() -> None:
     assert caught.value.nearest == "debug.aclgraph.clone_input"
 
 
-def through_pickle(value: Any) -> Any:
-    return pickle.loads(pickle.dumps(value))  # noqa: S301 - bytes made here
-
-
 def values(option: Any) -> st.SearchStrategy[Any]:
     """Allowed values of an option, and its default."""
     found = {
@@ -133,7 +129,8 @@ def test_every_configuration_survives_copies_and_keeps_its_canonical_form(data: 
     declared = list(options(config))
     for name, option, _ in data.draw(st.lists(st.sampled_from(declared), max_size=5)):
         assign(config, name, data.draw(values(option)))
-    for twin in (copy.copy(config), copy.deepcopy(config), through_pickle(config)):
+    through_pickle = pickle.loads(pickle.dumps(config))  # noqa: S301 - bytes made here
+    for twin in (copy.copy(config), copy.deepcopy(config), through_pickle):
         assert twin == config
         assert twin.canonical() == config.canonical()
     assert all(isinstance(text, str) for text in config.canonical().values())
@@ -248,21 +245,22 @@ def own(**parts: Any) -> Own:
     return Own(directory=PRIVATE, **parts)
 
 
+OF_TP = own(groups={"tp": "12"})
+
+
 def test_counters_and_pools_of_a_process_leave_no_trace() -> None:
-    groups = {"tp": "12"}
-    given = portable(code("(0, 5)", "graph_7"), own(groups=groups))
-    assert given == portable(code("None", "graph_12"), own(groups=groups))
+    assert portable(code("(0, 5)", "graph_7"), OF_TP) == portable(code("None", "graph_12"), OF_TP)
 
 
 def test_group_is_named_by_its_role_in_operators_on_groups_only() -> None:
-    found = portable(code(), own(groups={"tp": "12"}))
+    found = portable(code(), OF_TP)
     assert "default(arg0_1, 'sum', 'warmrank group tp')" in found
     assert "write(other, '12')" in found
     assert roles_in(found) == {"tp"}
 
 
 def test_loaded_code_has_this_process_s_group_and_pool_and_events_of_its_own() -> None:
-    kept = portable(code("(0, 5)"), own(groups={"tp": "12"}))
+    kept = portable(code("(0, 5)"), OF_TP)
     here = Own(groups={"tp": "3"}, pool=(0, 9))
     found = bound(kept, here)
     for part in ("default(arg0_1, 'sum', '3')", "pool=(0, 9),", "'pool=(0, 3), graph_7'"):

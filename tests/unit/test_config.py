@@ -13,21 +13,32 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner, Result
 
-from tests.support.checkout import ROOT, python
+from tests.support.checkout import ROOT
+from tests.support.command_line import run
 from warmrank.orchestrator.cli.look import SchemaOf, document_schema
-from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.lint import fault_of, lint
 from warmrank.orchestrator.config.models import EntrypointWorkload, ScriptWorkload, launch_key
 from warmrank.orchestrator.config.reading import Config, groups, load, parse, read_yaml
 from warmrank.orchestrator.errors import ConfigError
 
-MINIMAL = "workload: {entrypoint: json:dumps}\nranks: 2\nparallel: {dp: 2}\nray: {num_cpus: 4}\n"
+MINIMAL = """
+workload: {entrypoint: "json:dumps", arguments: {layers: 4}}
+ranks: 2
+parallel: {dp: 2}
+ray: {num_cpus: 4}
+"""
+LEAST: dict[str, Any] = {"workload": {"entrypoint": "a:b"}, "ranks": 2, "parallel": {"dp": 2}}
 
 
-def run(*arguments: str | Path) -> Result:
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, [str(argument) for argument in arguments])
+def config(**data: Any) -> Config:
+    return parse({**LEAST, **data})
+
+
+def refusal(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(path, overrides)
+    return str(caught.value)
 
 
 @pytest.fixture
@@ -60,8 +71,7 @@ def test_show_prints_a_config_that_is_the_same(file: Path, tmp_path: Path):
     assert load(shown) == load(file, ("ranks=4", "parallel.dp=4"))
 
 
-def test_module_with_the_name_of_the_package_is_named(file: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(file.parent)
+def test_module_with_the_name_of_the_package_is_named(file: Path):
     (file.parent / "warmrank.py").touch()
     result = run("config", "check", file)
     assert (result.exit_code, "warmrank.py in place of the package" in result.stdout) == (2, True)
@@ -69,7 +79,6 @@ def test_module_with_the_name_of_the_package_is_named(file: Path, monkeypatch: p
 
 CONFIGS = sorted((ROOT / "cluster_configs").glob("*.yaml"))
 NAMES: tuple[SchemaOf, ...] = get_args(SchemaOf)
-LEAST: dict[str, Any] = {"workload": {"entrypoint": "a:b"}, "ranks": 2, "parallel": {"dp": 2}}
 
 
 def kept(name: str) -> Path:
@@ -218,11 +227,9 @@ def test_document_that_cannot_be_walked_is_refused(text: str, found: str) -> Non
         read_yaml(text, "a.yaml")
 
 
-def test_whole_number_and_date_are_texts_where_only_texts_go_and_else_quotes_are_asked_for(
-    tiny_file: Path,
-) -> None:
-    config = load(tiny_file, ("env={PORT: 61000, DAY: 2026-01-01}", "ray.labels={rack: 3}"))
-    assert (config.env, config.ray.labels) == ({"PORT": "61000", "DAY": "2026-01-01"}, {"rack": "3"})
+def test_whole_number_and_date_are_texts_where_only_texts_go_and_else_quotes_are_asked_for(file):
+    found = load(file, ("env={PORT: 61000, DAY: 2026-01-01}", "ray.labels={rack: 3}"))
+    assert (found.env, found.ray.labels) == ({"PORT": "61000", "DAY": "2026-01-01"}, {"rack": "3"})
     for override in (
         "audit=off",
         "store={path: /s, trust: {policy: off}}",
@@ -230,8 +237,8 @@ def test_whole_number_and_date_are_texts_where_only_texts_go_and_else_quotes_are
         "env={A: 1.0}",
         "name=5",
     ):
-        assert "in quotes" in refusal(tiny_file, override)
-    assert "env={A: 010}:1: found 010, which YAML takes for 8" in refusal(tiny_file, "env={A: 010}")
+        assert "in quotes" in refusal(file, override)
+    assert "env={A: 010}:1: found 010, which YAML takes for 8" in refusal(file, "env={A: 010}")
 
 
 KUBERAY = ROOT / "cluster_configs" / "kuberay"
@@ -276,27 +283,6 @@ def test_manifest_of_kuberay_launches_what_plain_hosts_do_in_pods_that_fit(path:
             assert any(f"{wanted}/".startswith(f"{mount['mountPath']}/") for mount in mounts), wanted
 
 
-TINY = """
-workload: {entrypoint: "models.tiny:workload", arguments: {layers: 4}}
-ranks: 2
-parallel: {tp: 2}
-"""
-
-
-@pytest.fixture
-def tiny_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "tiny.yaml"
-    path.write_text(TINY)
-    return path
-
-
-def refusal(path: Path, *overrides: str) -> str:
-    with pytest.raises(ConfigError) as caught:
-        load(path, overrides)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize(
     "override",
     [
@@ -307,58 +293,34 @@ def refusal(path: Path, *overrides: str) -> str:
         "ranks", "=1", "ranks.x=1", "ranks=[",
     ],
 )  # fmt: skip
-def test_unusable_value_is_refused(tiny_file: Path, override: str) -> None:
-    assert override.partition("=")[0].partition(".")[0] in refusal(tiny_file, override)
+def test_unusable_value_is_refused(file: Path, override: str) -> None:
+    assert override.partition("=")[0].partition(".")[0] in refusal(file, override)
 
 
-def test_config_imports_neither_torch_nor_ray() -> None:
-    program = (
-        "import sys, warmrank.orchestrator.config.reading;"
-        "from warmrank.orchestrator.launch import driver;"
-        "sys.exit(' '.join({'torch', 'ray'} & set(sys.modules)) or 0)"
-    )
-    assert python("-c", program) == ""
-
-
-def config(**data: Any) -> Config:
-    least = {"workload": {"entrypoint": "a:b"}, "ranks": 2, "parallel": {"dp": 2}}
-    return parse({**least, **data})
-
-
-def found(**data: Any) -> list[tuple[str, tuple[str, ...]]]:
+def found(**data: Any) -> list[tuple[str, str]]:
     data = {"workload": {"entrypoint": "json:dumps"}, "ray": {"num_cpus": 8}, **data}
-    return [(finding.level, finding.keys) for finding in lint(config(**data))]
+    return [(finding.level, ", ".join(finding.keys)) for finding in lint(config(**data))]
 
 
-CPUS = ("ranks", "ray.num_cpus_per_rank", "ray.num_cpus")
+CPUS, THREADS = "ranks, ray.num_cpus_per_rank, ray.num_cpus", "ray.omp_num_threads, ray.num_cpus_per_rank"
+NO_KEY = {"path": "/a", "trust": {"policy": "require"}}
+NO_SIGNER = {"path": "/a", "trust": {"policy": "require", "trusted_keys": {"ci": "/k.pem"}}}
 
 
 @pytest.mark.parametrize(
     ("data", "level", "keys"),
     [
         ({"ray": {"num_cpus": 8, "num_cpus_per_rank": 5.0}}, "error", CPUS),
-        (
-            {"ray": {"num_cpus": 8, "omp_num_threads": 2}},
-            "warning",
-            ("ray.omp_num_threads", "ray.num_cpus_per_rank"),
-        ),
-        ({"engine": "torchair"}, "error", ("engine", "device")),
-        ({"no_compile": True}, "warning", ("no_compile", "store")),
-        ({"cache_dir": "/a/b", "store": {"path": "/a"}}, "error", ("cache_dir", "store")),
-        ({"cache_dir": "/a", "store": {"path": "/a/../a/b/"}}, "error", ("cache_dir", "store")),
-        (
-            {"store": {"path": "/a", "trust": {"policy": "require"}}},
-            "error",
-            ("store.trust.policy", "store.trust.trusted_keys"),
-        ),
-        (
-            {"store": {"path": "/a", "trust": {"policy": "require", "trusted_keys": {"ci": "/k.pem"}}}},
-            "error",
-            ("store.trust.policy", "store.trust.signing_key"),
-        ),
+        ({"ray": {"num_cpus": 8, "omp_num_threads": 2}}, "warning", THREADS),
+        ({"engine": "torchair"}, "error", "engine, device"),
+        ({"no_compile": True}, "warning", "no_compile, store"),
+        ({"cache_dir": "/a/b", "store": {"path": "/a"}}, "error", "cache_dir, store"),
+        ({"cache_dir": "/a", "store": {"path": "/a/../a/b/"}}, "error", "cache_dir, store"),
+        ({"store": NO_KEY}, "error", "store.trust.policy, store.trust.trusted_keys"),
+        ({"store": NO_SIGNER}, "error", "store.trust.policy, store.trust.signing_key"),
     ],
 )
-def test_keys_that_do_not_go_together_are_named(data: dict[str, Any], level: str, keys: tuple[str, ...]):
+def test_keys_that_do_not_go_together_are_named(data: dict[str, Any], level: str, keys: str):
     assert found(**data) == [(level, keys)]
 
 
@@ -368,13 +330,13 @@ SHARED = {"address": "10.0.0.1:6379"}
 def test_what_this_machine_lacks_is_an_error_where_the_nodes_cannot_have_it(tmp_path: Path) -> None:
     store = {"path": str(tmp_path), "trust": {"policy": "off"}}
     assert found(store=store) == []
-    assert found(store=store, ray=SHARED) == [("warning", ("store", "ray.address"))]
+    assert found(store=store, ray=SHARED) == [("warning", "store, ray.address")]
     tiers = [{"path": str(tmp_path)}, {"path": "s3://b/c"}]
     assert found(store={"tiers": tiers, "trust": {"policy": "off"}}, ray=SHARED) == []
-    assert found(workload={"entrypoint": "absent_of_all:f"}) == [("error", ("workload.entrypoint",))]
+    assert found(workload={"entrypoint": "absent_of_all:f"}) == [("error", "workload.entrypoint")]
     script = {"script": "x.py"}
-    assert found(workload=script, ray=SHARED) == [("error", ("workload.script",))]
-    assert found(workload=script, ray={**SHARED, "ship_code": False}) == [("warning", ("workload.script",))]
+    assert found(workload=script, ray=SHARED) == [("error", "workload.script")]
+    assert found(workload=script, ray={**SHARED, "ship_code": False}) == [("warning", "workload.script")]
 
 
 def test_cache_directory_below_a_file_is_named_by_check_and_launch(file: Path, tmp_path: Path):
@@ -394,9 +356,6 @@ def test_store_that_others_can_write_and_no_key_is_an_error_that_says_how_to_kee
     assert "policy require (s3://bucket/store: " in finding.found
     assert "chmod go-w" in finding.remedy
     assert lint(config(**data, store={**store, "mode": "ro"})) == ()
-
-
-HEAD: dict[str, Any] = {"workload": {"entrypoint": "models.tiny:workload"}, "ranks": 1}
 
 
 @pytest.mark.parametrize(
@@ -424,8 +383,27 @@ HEAD: dict[str, Any] = {"workload": {"entrypoint": "models.tiny:workload"}, "ran
 )
 def test_unusable_value_is_refused_once_by_its_key(store: Any, key: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse({**HEAD, "store": store})
+        config(store=store)
     assert [problem.key for problem in caught.value.problems] == [key]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"tools": {"pth": "/x"}}, "node_caches.tools.path"),
+        ({"tools": {"path": ""}}, "of tools a path"),
+        ({"triton": {}}, "of triton a path"),
+        ({"ge": {"path": "/x"}}, "engine torchair looks"),
+        ({"tools": {"path": "/x", "collect": "some"}}, "what a launch adds or changes"),
+        ({"tools": {"path": "/x", "scope": "rank"}}, "once a node"),
+        ({"Tools/x": {"path": "/x"}}, "mapping of a name"),
+        ({"tools": {"path": "/x", "patterns": []}}, "list of patterns"),
+    ],
+)
+def test_node_caches_that_are_none_are_refused(given: Any, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(node_caches=given)
+    assert expected in str(caught.value)
 
 
 SECRET = "hunter2"  # noqa: S105 - what must never be shown
@@ -444,79 +422,56 @@ SECRET = "hunter2"  # noqa: S105 - what must never be shown
 )
 def test_secret_is_refused_and_not_shown(store: Any) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse({**HEAD, "store": store})
+        config(store=store)
     assert SECRET not in str(caught.value)
     assert "not shown here" in str(caught.value)
 
 
-def test_secret_of_an_override_is_not_shown(tiny_file: Path) -> None:
-    text = refusal(tiny_file, "store={path: 's3://b'}", f"store.secret_key={SECRET}")
+def test_secret_of_an_override_is_not_shown(file: Path) -> None:
+    text = refusal(file, "store={path: 's3://b'}", f"store.secret_key={SECRET}")
     assert SECRET not in text
     assert "--set store.secret_key: store.secret_key" in text
 
 
-BASE: dict[str, Any] = {
-    "workload": {"entrypoint": "models.tiny:workload", "arguments": {"layers": 4, "sizes": {"a": 1, "b": 2}}},
-    "ranks": 2,
-    "parallel": {"tp": 2},
-}
+WORKLOAD = {"entrypoint": "models.tiny:workload", "arguments": {"layers": 4, "sizes": {"a": 1, "b": 2}}}
+SAME_KEY: list[dict[str, Any]] = [
+    {"name": "other"},
+    {"ranks": 4, "parallel": {"tp": 2, "dp": 2}},
+    {"ranks": 2, "parallel": {"tp": 2}},
+    {"ray": {"num_cpus_per_rank": 2, "address": "10.0.0.1:6379"}},
+    {"cache_dir": "/elsewhere"},
+    {"store": {"path": "/store"}},
+    {"timeouts": {"compile_s": 1}},
+    {"no_compile": True},
+    {"max_rounds": 1},
+    {"workload": {**WORKLOAD, "arguments": {"sizes": {"b": 2, "a": 1}, "layers": 4}}},
+]
+OTHER_KEY: list[dict[str, Any]] = [
+    {"workload": {**WORKLOAD, "entrypoint": "models.tiny:other"}},
+    {"workload": {**WORKLOAD, "arguments": {"layers": 5}}},
+    {"workload": {**WORKLOAD, "arguments": {"layers": "4"}}},
+    {"workload": {"script": "tiny.py"}},
+    {"device": "cuda"},
+    {"guards": "skip"},
+]
 
 
-def key(base: dict[str, Any] = BASE, **changes: Any) -> str:
-    return launch_key(parse({**base, **changes}))
+@pytest.mark.parametrize("changes", [*SAME_KEY, *OTHER_KEY], ids=str)
+def test_key_depends_on_what_is_launched_and_on_nothing_that_changes_no_artifact(changes: dict[str, Any]):
+    key, changed = (launch_key(config(**{"workload": WORKLOAD, **more})) for more in ({}, changes))
+    assert (changed == key) == (changes in SAME_KEY)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"name": "other"},
-        {"ranks": 4, "parallel": {"tp": 2, "dp": 2}},
-        {"ranks": 2, "parallel": {"dp": 2}},
-        {"ray": {"num_cpus_per_rank": 2, "address": "10.0.0.1:6379"}},
-        {"cache_dir": "/elsewhere"},
-        {"store": {"path": "/store"}},
-        {"timeouts": {"compile_s": 1}},
-        {"no_compile": True},
-        {"max_rounds": 1},
-        {
-            "workload": {
-                "arguments": {"sizes": {"b": 2, "a": 1}, "layers": 4},
-                "entrypoint": "models.tiny:workload",
-            }
-        },
-    ],
-    ids=str,
-)
-def test_key_does_not_depend_on_what_changes_no_artifact(changes: dict[str, Any]) -> None:
-    assert key(**changes) == key()
+def test_override_sets_a_nested_value_as_yaml(file: Path) -> None:
+    found = load(file, ("workload.arguments.names=[a, b]", "timeouts.compile_s=1.5"))
+    assert found.model_dump()["workload"]["arguments"] == {"layers": 4, "names": ["a", "b"]}
+    assert found.timeouts.compile_s == 1.5
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"workload": {"entrypoint": "models.tiny:other", "arguments": BASE["workload"]["arguments"]}},
-        {"workload": {"entrypoint": "models.tiny:workload", "arguments": {"layers": 5}}},
-        {"workload": {"entrypoint": "models.tiny:workload", "arguments": {"layers": "4"}}},
-        {"workload": {"script": "tiny.py"}},
-        {"device": "cuda"},
-        {"guards": "skip"},
-    ],
-    ids=str,
-)
-def test_key_depends_on_what_is_launched(changes: dict[str, Any]) -> None:
-    assert key(**changes) != key()
-
-
-def test_override_sets_a_nested_value_as_yaml(tiny_file: Path) -> None:
-    config = load(tiny_file, ("workload.arguments.names=[a, b]", "timeouts.compile_s=1.5"))
-    assert config.model_dump()["workload"]["arguments"] == {"layers": 4, "names": ["a", "b"]}
-    assert config.timeouts.compile_s == 1.5
-
-
-def test_misspelt_key_names_file_key_value_and_nearest(tiny_file: Path) -> None:
-    tiny_file.write_text(TINY + "timeouts: {compile: 3}\n")
-    text = refusal(tiny_file)
-    assert str(tiny_file) in text
+def test_misspelt_key_names_file_key_value_and_nearest(file: Path) -> None:
+    file.write_text(MINIMAL + "timeouts: {compile: 3}\n")
+    text = refusal(file)
+    assert str(file) in text
     assert "timeouts.compile: found an unknown key with value 3 (int)" in text
     assert "did you mean timeouts.compile_s?" in text
 

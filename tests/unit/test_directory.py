@@ -10,6 +10,7 @@ import stat
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -24,7 +25,7 @@ from warmrank.cache_store.backends.directory import (
     flush_all,
 )
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Corrupt, NewerFormat, StoreUnavailable
+from warmrank.cache_store.errors import Corrupt, StoreUnavailable
 from warmrank.cache_store.layout import trash_name
 from warmrank.cache_store.steps import Step
 
@@ -38,20 +39,6 @@ def backend(root: Path) -> DirectoryBackend:
 
 def new_file(name: str = NAME, data: bytes = b"data") -> NewFile:
     return NewFile(name=name, source=data, expected=digest_bytes(data))
-
-
-def failing(number: int):
-    def fail(*arguments: object, **options: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return fail
-
-
-def test_newer_store_is_refused_by_name(backend, root):
-    (root / "FORMAT").chmod(0o600)
-    (root / "FORMAT").write_text('{"format":2,"digest":"blake3"}')
-    with pytest.raises(NewerFormat, match=r"format 2.*upgrade warmrank"):
-        DirectoryBackend(root)
 
 
 def test_directory_with_other_files_is_no_store(root):
@@ -69,7 +56,8 @@ def test_store_whose_creation_was_cut_short_is_completed(root):
 
 
 def test_put_new_that_fails_leaves_nothing(backend, root, monkeypatch):
-    monkeypatch.setattr("warmrank.cache_store.backends.directory.flush_all", failing(errno.ENOSPC))
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+    monkeypatch.setattr(directory, "flush_all", full)
     with pytest.raises(StoreUnavailable, match="No space left on device"):
         backend.put_new([new_file()])
     assert (list((root / "tmp").iterdir()), stored(root, "ac")) == ([], [])
@@ -88,7 +76,7 @@ def test_put_new_flushes_bytes_before_names_and_names_last(root, monkeypatch):
 
     link = os.link
     backend = DirectoryBackend(root)
-    monkeypatch.setattr("warmrank.cache_store.backends.directory.flush_all", flush)
+    monkeypatch.setattr(directory, "flush_all", flush)
     monkeypatch.setattr(os, "link", record)
     backend.put_new([new_file("ac/ab/1"), new_file("ac/ab/2")])
     assert list(dict.fromkeys(steps)) == ["bytes of 2", "link ac/ab/1", "link ac/ab/2", "names of 3"]
@@ -102,7 +90,7 @@ def test_put_new_flushes_directories_above_again_after_a_flush_that_failed(backe
         if "cas" in flushed:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("warmrank.cache_store.backends.directory.flush_all", fail)
+    monkeypatch.setattr(directory, "flush_all", fail)
     for _ in range(2):
         flushed.clear()
         with pytest.raises(StoreUnavailable):

@@ -12,14 +12,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from tests.support import ascend_machine as ascend
-from tests.support.checkout import python
+from tests.support.command_line import run
 from tests.support.launching import loaded_config, store_launch, write_config
 from tests.support.stored import OFF
 from warmrank.cache_store.store import TierSpec, open_store
-from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
 from warmrank.orchestrator.inspect import doctor, machine
 from warmrank.orchestrator.inspect.doctor import check_resources
@@ -40,16 +39,10 @@ sys.modules["warmrank.worker.torch_private"] = types.SimpleNamespace(facts=facts
 
 @pytest.fixture(autouse=True)
 def _this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A torch that imports in no time, and a machine that belongs to no cluster."""
-    for name in ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
-        monkeypatch.delenv(name, raising=False)
+    """A torch that imports in no time."""
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "torch.py").write_text(TORCH)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner(env={"COLUMNS": "200"}).invoke(app, ["doctor", *map(str, arguments)])
 
 
 def levels(result: Result) -> dict[str, str]:
@@ -60,7 +53,7 @@ def levels(result: Result) -> dict[str, str]:
 def test_npu_on_a_machine_without_one_says_what_is_missing():
     if Path("/dev/davinci0").exists():
         pytest.skip("this machine has NPUs")
-    result = run("--device", "npu", "--json")
+    result = run("doctor", "--device", "npu", "--json")
     assert (result.exit_code, json.loads(result.stdout)["worst"]) == (1, "error")
     found = levels(result)
     assert (found["devices.present"], found["ascend.cann"]) == ("error", "error")
@@ -73,7 +66,7 @@ def test_bad_config_or_cluster_ends_with_two(tmp_path: Path):
         (["--all-nodes"], "CONFIG"),
         ([config, "--all-nodes"], "ray.address"),
     ):
-        result = run(*words)
+        result = run("doctor", *words)
         assert (result.exit_code, said in result.stderr) == (2, True)
 
 
@@ -266,12 +259,7 @@ def test_visible_npus_that_cann_would_cut_short_are_refused(text: str, why: str)
 def test_config_brings_its_store_and_its_disk(tmp_path: Path):
     store_launch(loaded_config(tmp_path), tmp_path / "work")
     (tmp_path / "cache").mkdir(mode=0o700)
-    result = run(tmp_path / "tiny.yaml", "--json")
+    result = run("doctor", tmp_path / "tiny.yaml", "--json")
     assert result.exit_code == 0, result.stdout
     names = ("store.reachable", "store.writable", "store.keys", "disk.cache_dir", "disk.free")
     assert {levels(result)[name] for name in names} == {"ok"}
-
-
-def test_doctor_does_not_import_torch_which_may_fail():
-    code = "import sys, warmrank.orchestrator.inspect.doctor; print('torch' in sys.modules)"
-    assert python("-c", code) == "False\n"

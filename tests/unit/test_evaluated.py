@@ -30,7 +30,7 @@ from tests.support.tracing import cached, compiled, in_mode, misfits, not_in_2_1
 from warmrank.inference import cache_compile
 from warmrank.worker import groups
 from warmrank.worker.errors import GroupError, PortInUse
-from warmrank.worker.rank import start
+from warmrank.worker.rank.rank_worker import start_groups
 from warmrank.worker.rank.units import print_of
 from warmrank.worker.runtime.artifact import parse
 from warmrank.worker.runtime.files import to_bytes
@@ -292,12 +292,12 @@ def test_rank_makes_its_own_groups_only_and_roles_in_one_order(asked: dict[str, 
         world_size=4,
         groups={"world": (0, 1, 2, 3), "tp": (2, 3), "dp": (0, 2)},
     )
-    assert list(start.start_groups(spec, "gloo")) == ["world", "dp", "tp"]
+    assert list(start_groups(spec, "gloo")) == ["world", "dp", "tp"]
     assert list(asked) == ["world", "[0, 2]", "[2, 3]"]
 
 
 def test_hccl_times_out_by_the_launch_and_torch_s_watchdog_after_it(asked: dict[str, timedelta]) -> None:
-    start.start_groups(SPEC, "hccl")
+    start_groups(SPEC, "hccl")
     assert (os.environ["HCCL_CONNECT_TIMEOUT"], os.environ["HCCL_EXEC_TIMEOUT"]) == ("200", "200")
     assert asked == {"world": timedelta(seconds=260), "[0]": timedelta(seconds=260)}
 
@@ -306,7 +306,7 @@ def test_port_that_another_process_has_taken_is_told_as_such(tmp_path: Path) -> 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         spec = rank_spec(tmp_path, master_addr="127.0.0.1", master_port=taken.getsockname()[1])
         with pytest.raises(PortInUse, match="another process's now"):
-            start.start_groups(spec, "gloo")
+            start_groups(spec, "gloo")
 
 
 World = tuple[dist.ProcessGroup, dist.ProcessGroup, dist.ProcessGroup]

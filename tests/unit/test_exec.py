@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
+from tests.support import command_line
 from tests.support.checkout import PYTHONPATH
 from tests.support.launching import loaded_config, write_config
 from tests.support.processes import marked, still_there
@@ -24,7 +24,6 @@ from warmrank.cache_store.cache_dir.marks import mark_signers
 from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.publish_pending import publish_pending
 from warmrank.cache_store.signing.keyring import generate
-from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.exec.driver import Options, Outcome, execute
@@ -39,7 +38,6 @@ Runs = Callable[..., Outcome]
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", PYTHONPATH)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
 @pytest.fixture
@@ -183,10 +181,9 @@ def cli(tmp_path: Path, mark: str) -> Iterator[Cli]:
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **changes: object) -> subprocess.Popen[str]:
-        environ = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
         process = subprocess.Popen(
             [sys.executable, "-m", "warmrank", "exec", str(write_config(tmp_path, **changes)), *arguments],
-            env={**environ, "WARMRANK_TEST": mark, "PYTHONPATH": PYTHONPATH},
+            env={**os.environ, "WARMRANK_TEST": mark},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -201,11 +198,6 @@ def cli(tmp_path: Path, mark: str) -> Iterator[Cli]:
     assert still_there(marked(mark)) == []
 
 
-def first_line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline()
-
-
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
@@ -218,7 +210,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
     ],
 )
 def test_options_that_cannot_be_are_refused(tmp_path: Path, arguments: list[str], wrong: str) -> None:
-    done = CliRunner().invoke(app, ["exec", str(write_config(tmp_path)), *arguments, "--", "true"])
+    done = command_line.run("exec", write_config(tmp_path), *arguments, "--", "true")
     assert done.exit_code == 2
     assert wrong in " ".join(done.stderr.replace("│", " ").split())
 
@@ -250,7 +242,8 @@ def test_signals_go_to_the_command_and_nothing_is_left(
     cli: Cli, mark: str, number: signal.Signals, status: int
 ) -> None:
     driver = cli("--", "bash", "-c", "setsid sleep 600 & echo up; exec sleep 600")
-    assert first_line(driver) == "up\n"
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "up\n"
     driver.send_signal(number)
     assert driver.wait(WAIT_S) == status
     assert still_there(marked(mark), timeout_s=0) == []

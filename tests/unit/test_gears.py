@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
@@ -23,6 +23,8 @@ from warmrank.worker.errors import GearError
 from warmrank.worker.gears.model import MAX_COMBINATIONS, checked_gears, covering, merged
 from warmrank.worker.gears.rules import geared_arguments
 from warmrank.worker.torch_private.marks import mark_geared
+
+pytestmark = pytest.mark.usefixtures("no_grad")
 
 
 @dataclass
@@ -190,7 +192,6 @@ PADDED = {"gears": (2, 8), "counts": (1, 2, 3, 5, 8, 3), "options": {"on_gear_mi
     [*((EXACT, first) for first in (1, 2, 8)), *((PADDED, first) for first in (1, 3, 8))],
 )
 @pytest.mark.parametrize(("name", "more"), [("mlp", (8,)), ("attention", (3, 8))])
-@torch.no_grad()
 def test_one_compile_serves_every_gear_also_one_of_one_and_padded_sizes(tmp_path, name, more, given, first):
     model = Model()
     function = cached(getattr(model, name), tmp_path, **given["options"])
@@ -204,7 +205,6 @@ def test_one_compile_serves_every_gear_also_one_of_one_and_padded_sizes(tmp_path
     assert (found.warm_up_runs, found.captures) == (num_gears, num_gears)
 
 
-@torch.no_grad()
 def test_a_shape_between_gears_is_an_error_that_says_all(tmp_path: Path) -> None:
     function = cached(Model().add, tmp_path)
     function(geared(rows(2), 2, 4), geared(rows(2), 2, 4))
@@ -221,7 +221,6 @@ def test_a_shape_between_gears_is_an_error_that_says_all(tmp_path: Path) -> None
         ({"on_gear_miss": "pad"}, 3, (2, 4), 1, "does not hold"),
     ],
 )
-@torch.no_grad()
 def test_code_that_branches_on_a_size_is_never_run_with_another(tmp_path, options, first, gears, other, said):
     function = cached(Model().branching, tmp_path, **options)
     x = geared(rows(first), *gears)
@@ -231,7 +230,6 @@ def test_code_that_branches_on_a_size_is_never_run_with_another(tmp_path, option
 
 
 @pytest.mark.parametrize("order", [(1, 2, 4), (4, 1, 2)])
-@torch.no_grad()
 def test_gear_that_the_code_treats_otherwise_is_compiled_alone(order: Sequence[int], tmp_path: Path) -> None:
     model = Model()
     for expected in ("compiled", "loaded"):
@@ -241,13 +239,11 @@ def test_gear_that_the_code_treats_otherwise_is_compiled_alone(order: Sequence[i
             assert same(function(geared(x, 1, 2, 4)), model.squeezed(x))
         has_gears = [variant.stored.artifact.facts.gears is not None for variant in function.variants]
         assert has_gears == [True] * 2
-        assert function.last_result is not None
-        assert function.last_result.outcome == expected
+        assert outcome(function) == expected
         with pytest.raises(GearError, match="no gear for these sizes"):
             function(rows(3))
 
 
-@torch.no_grad()
 def test_tensors_load_what_was_made_with_their_gears(tmp_path: Path) -> None:
     model = Model()
     function = cached(model.mlp, tmp_path)
@@ -265,7 +261,6 @@ def test_tensors_load_what_was_made_with_their_gears(tmp_path: Path) -> None:
     assert len(again.variants) == 1
 
 
-@torch.no_grad()
 def test_all_gears_are_captured_ahead_largest_first(tmp_path: Path) -> None:
     function = cached(Model().mlp, tmp_path)
     variant = function.ensure((geared(rows(2), 2, 8, 4),), {})
@@ -283,7 +278,6 @@ def test_all_gears_are_captured_ahead_largest_first(tmp_path: Path) -> None:
 
 @compiles_ahead
 @pytest.mark.slow
-@torch.no_grad()
 def test_compiled_kernels_serve_every_gear(tmp_path: Path) -> None:
     config = in_mode("max-autotune")
     model = Model()
@@ -325,7 +319,6 @@ class Coupled(nn.Module):
         (Coupled.noisy, 1, {"rng": "allow"}, "draws random numbers"),
     ],
 )
-@torch.no_grad()
 def test_a_function_whose_inputs_cannot_be_padded_is_refused(tmp_path, method, arguments, options, said):
     model = Coupled() if method is Coupled.noisy else Model()
     inputs = [rows(3) for _ in range(arguments)]
@@ -338,14 +331,12 @@ def test_a_function_whose_inputs_cannot_be_padded_is_refused(tmp_path, method, a
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("values", [[3.5, -1.25, 2.5], [1.5, 2.5, 3.5], [-1.5, -2.5, -3.5]])
 @pytest.mark.parametrize("name", ["highest", "lowest", "every"])
-@torch.no_grad()
 def test_coupled_rows_are_refused_whatever_the_first_call_brings(tmp_path, name, values):
     x = torch.tensor(values)[:, None].repeat(1, 4)
     with pytest.raises(GearError, match="the function mixes rows"):
         padded(getattr(Coupled(), name), tmp_path)(geared(x, 2, 4))
 
 
-@torch.no_grad()
 def test_padding_reads_no_rows_of_an_earlier_call(tmp_path: Path) -> None:
     model = Model()
     function = padded(model.add, tmp_path)
@@ -355,7 +346,6 @@ def test_padding_reads_no_rows_of_an_earlier_call(tmp_path: Path) -> None:
     assert same(function(x, y), x + y)
 
 
-@torch.no_grad()
 def test_cut_outputs_are_overwritten_unless_they_are_cloned(tmp_path: Path) -> None:
     config = CompilerConfig()
     config.debug.aclgraph.enable_output_clone = True
@@ -368,7 +358,6 @@ def test_cut_outputs_are_overwritten_unless_they_are_cloned(tmp_path: Path) -> N
     assert same(kept, x + y)
 
 
-@torch.no_grad()
 def test_numbers_and_strides_of_a_padded_call_are_the_callers(tmp_path: Path) -> None:
     class Sizes(nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, int, int]:
@@ -403,7 +392,6 @@ class Marked(nn.Module):
     ("mark", "dynamic", "sizes", "num_variants"),
     [("mark_static", True, [2, 4], 2), ("mark_dynamic", False, [None, 4], 1)],
 )
-@torch.no_grad()
 def test_mark_of_a_dimension_decides_whether_its_size_is_a_constant(
     tmp_path, mark, dynamic, sizes, num_variants
 ):
@@ -416,7 +404,6 @@ def test_mark_of_a_dimension_decides_whether_its_size_is_a_constant(
     assert len(function.variants) == num_variants
 
 
-@torch.no_grad()
 def test_mark_dynamic_of_a_size_that_the_code_fixes_is_refused(tmp_path: Path) -> None:
     x = torch.rand(4, 4)
     torch._dynamo.mark_dynamic(x, 0)
@@ -424,7 +411,6 @@ def test_mark_dynamic_of_a_size_that_the_code_fixes_is_refused(tmp_path: Path) -
         cached(Marked().four, tmp_path)(x)
 
 
-@torch.no_grad()
 def test_maybe_mark_dynamic_of_a_size_that_the_code_fixes_is_a_constant(tmp_path: Path) -> None:
     function = cached(Marked().four, tmp_path)
     x, y = torch.rand(4, 4), torch.rand(1, 4)
@@ -434,20 +420,12 @@ def test_maybe_mark_dynamic_of_a_size_that_the_code_fixes_is_a_constant(tmp_path
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@torch.no_grad()
 def test_mark_unbacked_is_refused_by_name(tmp_path: Path, strict: bool) -> None:
     x = torch.rand(4, 4)
     torch._dynamo.decorators.mark_unbacked(x, 0, strict=strict)
     said = r"dimension 0 of x is marked by torch._dynamo.decorators.mark_unbacked"
     with pytest.raises(GearError, match=said):
         cached(Marked().forward, tmp_path)(x)
-
-
-@pytest.fixture
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 class _Counting:
@@ -467,7 +445,7 @@ class _Counting:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("policy", ["zip", "product"])
 @pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.usefixtures("_fresh_dynamo")
+@pytest.mark.usefixtures("fresh_dynamo")
 def test_gears_through_torch_compile(policy: str, dynamic: bool | None) -> None:
     counting = _Counting(policy)
     add: Any = torch.compile(Model().add, fullgraph=True, backend=counting, dynamic=dynamic)
@@ -481,7 +459,7 @@ def test_gears_through_torch_compile(policy: str, dynamic: bool | None) -> None:
     assert counting.compiles == 1
 
 
-@pytest.mark.usefixtures("_fresh_dynamo")
+@pytest.mark.usefixtures("fresh_dynamo")
 def test_a_gear_of_one_through_torch_compile_is_right() -> None:
     counting = _Counting("zip")
     add: Any = torch.compile(Model().add, fullgraph=True, backend=counting)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,20 +26,15 @@ from warmrank.worker.keys import reachable
 from warmrank.worker.keys.reachable import reachable_digest
 from warmrank.worker.runtime.artifact import GraphFacts
 from warmrank.worker.torch_private.kernels import RANDOM, traits_of
-from warmrank.worker.torch_private.lowering import LoweredGraph
-from warmrank.worker.torch_private.operators import memory_of
-from warmrank.worker.torch_private.tracing import Trace
+
+pytestmark = pytest.mark.usefixtures("no_grad", "fresh_dynamo")
 
 ROWS = torch.ones(2, 4)
 CACHE = torch.zeros(8, 4)
 
 
-def lowered(method: Callable[..., Any], *args: Any, **kwargs: Any) -> LoweredGraph:
-    return traced(method, *args, dynamic=False, **kwargs).lowered
-
-
-def facts(method: Callable[..., Any], *args: Any, self_name: str = "self", **kwargs: Any) -> GraphFacts:
-    return analyse(lowered(method, *args, **kwargs), self_name)
+def facts(method: Callable[..., Any], x: torch.Tensor) -> GraphFacts:
+    return analyse(traced(method, x, dynamic=False).lowered, "self")
 
 
 def classes(method: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, str]:
@@ -62,20 +57,15 @@ WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
 
 
 class Writes(nn.Module):
-    """Writes to an argument, and returns views of what it has."""
+    """Writes to an argument."""
 
-    def __init__(self, way: str = "") -> None:
+    def __init__(self, way: str) -> None:
         super().__init__()
         self.way = way
-        self.register_buffer("table", torch.zeros(8, 4))
-        self.table: torch.Tensor
 
-    def writes(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         WRITES[self.way](cache, x)
         return x * 2
-
-    def several(self, cache: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return x + 1, self.table[2:4], cache[:1], (x * 2).view(-1), self.table.add_(1.0)
 
 
 class Layers(nn.Module):
@@ -100,7 +90,7 @@ class Layers(nn.Module):
 
 @pytest.mark.parametrize("way", WRITES)
 def test_argument_that_is_written_is_mutated_whatever_the_way(way: str) -> None:
-    found = classes(Writes(way).writes, (ROWS if way == "keyword" else CACHE).clone(), ROWS)
+    found = classes(Writes(way).forward, (ROWS if way == "keyword" else CACHE).clone(), ROWS)
     assert (found["cache"], found["x"]) == ("mutated", "user")
 
 
@@ -136,11 +126,6 @@ def test_operator_that_is_told_not_to_draw_is_allowed(method: Callable[..., Any]
 
 
 aten = torch.ops.aten
-
-
-def memory(trace_: Trace, name: str) -> set[int]:
-    (node,) = [node for node in trace_.lowered.graph.graph.nodes if node.name == name]
-    return set(memory_of(node.meta["val"]))
 
 
 @pytest.mark.parametrize(
@@ -197,21 +182,16 @@ def times_global(graph_module: Any, example_inputs: Any, config: Any) -> None:
     times(FACTOR[0])(graph_module, example_inputs, config)
 
 
-def run(function: Any, *args: Any) -> Any:
-    with torch.no_grad():
-        return function(*args)
-
-
 def noting(graph_module: Any, example_inputs: Any, config: Any) -> None:
     logging.getLogger("tests.passes").warning("the pass ran")
 
 
 def test_pass_runs_when_compiled_and_never_when_loaded(tmp_path, caplog):
     x = torch.ones(2, 4)
-    first = run(cached(tmp_path, with_pass(noting)), x)
+    first = cached(tmp_path, with_pass(noting))(x)
     assert caplog.messages.count("the pass ran") == 1
     function = cached(tmp_path, with_pass(noting))
-    torch.testing.assert_close(run(function, x), first)
+    torch.testing.assert_close(function(x), first)
     assert function.last_result.outcome == "loaded"
     assert caplog.messages.count("the pass ran") == 1
 
@@ -230,7 +210,7 @@ def to_view(graph_module: Any, example_inputs: Any, config: Any) -> None:
 def test_output_that_a_pass_makes_a_view_is_known_as_one(tmp_path: Path) -> None:
     function = cached(tmp_path, with_pass(to_view), "viewed")
     x = torch.ones(2, 4)
-    result = run(function, x)
+    result = function(x)
     assert result.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
     assert function.variants[0].stored.artifact.facts.aliased_outputs == (0,)
 
@@ -252,7 +232,7 @@ def removed_input(graph_module: Any, example_inputs: Any, config: Any) -> None:
 @pytest.mark.parametrize("function", [broken_target, removed_input])
 def test_pass_that_breaks_the_graph_is_named(tmp_path: Path, function: Any) -> None:
     with pytest.raises(BadPass, match=rf"post_grad_custom_pre_pass \({function.__name__}\)") as caught:
-        run(cached(tmp_path, with_pass(function)), torch.ones(2, 4))
+        cached(tmp_path, with_pass(function))(torch.ones(2, 4))
     assert caught.value.option == "post_grad_custom_pre_pass"
     assert not list(tmp_path.rglob("compiled_module"))
 
@@ -260,34 +240,29 @@ def test_pass_that_breaks_the_graph_is_named(tmp_path: Path, function: Any) -> N
 def test_another_global_that_a_pass_reads_is_another_request(tmp_path, monkeypatch):
     x = torch.ones(2, 4)
     for factor in (3.0, 5.0):
-        monkeypatch.setattr(f"{__name__}.FACTOR", [factor])
         monkeypatch.setitem(times_global.__globals__, "FACTOR", [factor])
         function = cached(tmp_path, with_pass(times_global))
-        torch.testing.assert_close(run(function, x), run(function.module.linear, x) * factor)
-
-
-def test_what_a_pass_reads_may_change_after_a_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    function, x = cached(tmp_path, with_pass(times_global)), torch.ones(2, 4)
-    for factor in (2.0, 5.0, 2.0):
-        monkeypatch.setitem(times_global.__globals__, "FACTOR", [factor])
-        torch.testing.assert_close(run(function, x), run(function.module.linear, x) * factor)
-    assert len(function.variants) == 2
+        torch.testing.assert_close(function(x), function.module.linear(x) * factor)
 
 
 def multiplied(x: torch.Tensor, y: Any) -> torch.Tensor:
     return x / (1.0 / FACTOR[0])
 
 
-def test_what_a_decomposition_reads_may_change_after_a_load(tmp_path, monkeypatch):
-    decompositions = {torch.ops.aten.mul.Tensor: multiplied}
-    method = Doubling().forward
-    function, x = (
-        cache_compile(method, custom_decompositions=decompositions, cache_dir=tmp_path),
-        torch.ones(2, 4),
-    )
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"config": with_pass(times_global)},
+        {"custom_decompositions": {torch.ops.aten.mul.Tensor: multiplied}},
+    ],
+    ids=["pass", "decomposition"],
+)
+def test_what_a_pass_or_a_decomposition_reads_may_change_after_a_load(options, tmp_path, monkeypatch):
+    module, x = Doubling(), torch.ones(2, 4)
+    function = cache_compile(module.forward, cache_dir=tmp_path, **options)
     for factor in (2.0, 5.0, 2.0):
         monkeypatch.setitem(times_global.__globals__, "FACTOR", [factor])
-        torch.testing.assert_close(run(function, x), run(function.module.linear, x) * factor)
+        torch.testing.assert_close(function(x), module.linear(x) * factor)
     assert len(function.variants) == 2
 
 
@@ -305,13 +280,13 @@ def test_calls_digest_nothing_of_decompositions_until_what_they_read_changes(tmp
     function = cache_compile(module.forward, custom_decompositions=decompositions, cache_dir=tmp_path)
     x = torch.ones(2, 4)
     for _ in range(3):
-        run(function, x)
+        function(x)
     digested.clear()
     for _ in range(3):
-        run(function, x)
+        function(x)
     assert not digested
     read[0] = 7.0
-    torch.testing.assert_close(run(function, x), run(module.linear, x) * 7.0)
+    torch.testing.assert_close(function(x), module.linear(x) * 7.0)
 
 
 @dataclass(frozen=True)
@@ -349,34 +324,23 @@ def test_digest_follows_what_a_function_reaches(one: Any, other: Any) -> None:
     assert reachable_digest(reaching(one)) == reachable_digest(reaching(one))
 
 
-NUMBERED = torch.arange(8.0).reshape(2, 4)
+def compiled(function: Any, **options: Any) -> Any:
+    return torch.compile(function, backend=warmrank.get_npu_backend(), **options)
 
 
-@pytest.fixture(autouse=True)
-def forget_compiled() -> Iterator[None]:
-    yield
-    torch._dynamo.reset()
-
-
-def compiled(function: Any, config: CompilerConfig | None = None, **options: Any) -> Any:
-    return torch.compile(function, backend=warmrank.get_npu_backend(compiler_config=config), **options)
-
-
-@pytest.mark.usefixtures("no_grad")
 def test_compiled_method_that_writes_in_place_equals_eager() -> None:
     model, reference = Cached(), Cached()
     reference.load_state_dict(model.state_dict())
-    run = compiled(model.accumulate, dynamic=False)
+    run, x = compiled(model.accumulate, dynamic=False), torch.arange(8.0).reshape(2, 4)
     for value in (1.0, 2.0):
-        assert torch.equal(run(NUMBERED * value), reference.accumulate(NUMBERED * value))
+        assert torch.equal(run(x * value), reference.accumulate(x * value))
     assert torch.equal(model.cache, reference.cache)
 
 
 def test_input_that_requires_gradients_is_an_error_with_the_remedy() -> None:
-    with pytest.raises(
-        BackendCompilerFailed, match=r"requires gradients; call the compiled model under torch.no_grad\(\)"
-    ) as raised:
-        compiled(lambda x: x * 2)(NUMBERED.clone().requires_grad_())
+    said = r"requires gradients; call the compiled model under torch.no_grad\(\)"
+    with torch.enable_grad(), pytest.raises(BackendCompilerFailed, match=said) as raised:
+        compiled(lambda x: x * 2)(ROWS.clone().requires_grad_())
     assert isinstance(raised.value.inner_exception, BackwardNotSupported)
 
 
@@ -389,7 +353,6 @@ class Scaled(nn.Module):
         return functional.scaled_dot_product_attention(x, x, x, scale=self.scale) * by
 
 
-@pytest.mark.usefixtures("no_grad")
 @pytest.mark.parametrize("dynamic", [False, True, None])
 def test_floats_of_a_compiled_model_are_constants_that_are_guarded(dynamic: bool | None) -> None:
     model = Scaled()

@@ -14,8 +14,8 @@ import sys
 from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FunctionType
-from typing import Any, Generic, NamedTuple
+from types import FunctionType, SimpleNamespace
+from typing import Any, Generic, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -39,12 +39,6 @@ from warmrank.worker.runtime.decoding import decode
 from warmrank.worker.runtime.files import guards_json
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, Leaf
 from warmrank.worker.torch_private.patching import intercepted, steps_in
-
-
-class Holder:
-    def __init__(self, **attributes: Any) -> None:
-        self.__dict__.update(attributes)
-
 
 ARGUMENTS = st.one_of(
     st.text(), st.integers(), st.floats(allow_nan=False).map(encode), st.just(encode((1, "a")))
@@ -74,20 +68,10 @@ GUARDS = st.builds(
 )
 
 
-def through_json(guards: PortableGuards) -> PortableGuards:
-    data: dict[str, Any] = json.loads(json.dumps(guards_json(guards)))
-    return PortableGuards.from_json(data)
-
-
 @settings(max_examples=40)
 @given(guards=GUARDS)
 def test_guards_round_trip_through_json(guards: PortableGuards) -> None:
-    assert through_json(guards) == guards
-
-
-@dataclasses.dataclass
-class Options:
-    width: int = 3
+    assert PortableGuards.from_json(json.loads(json.dumps(guards_json(guards)))) == guards
 
 
 class Point(NamedTuple):
@@ -111,10 +95,10 @@ def found_paths(expression: str, local: Mapping[str, Any], global_: Mapping[str,
     return values[-1]
 
 
-VALUE = Holder(
+VALUE = SimpleNamespace(
     items=[10, 11],
     table={"a": 1, 2: "two", (1, 2): "pair", 1.5: "half"},
-    options=Options(),
+    plain=object(),
     point=Point(5, 6),
 )
 
@@ -134,7 +118,7 @@ VALUE = Holder(
         ("list(L['x'].items)[1]", 11),
         ("getattr(L['x'], 'items')", VALUE.__dict__["items"]),
         ("object.__getattribute__(L['x'], 'items')", VALUE.__dict__["items"]),
-        ("type(L['x'])", Holder),
+        ("type(L['x'])", SimpleNamespace),
         ("dict(L['x'].table)", VALUE.__dict__["table"]),
         ("___namedtuple_fields(L['x'].point)", ("x", "y")),
         ("L['x'].__dict__['items']", VALUE.__dict__["items"]),
@@ -151,7 +135,7 @@ def test_expression_of_dynamo_leads_to_its_object(expression: str, expected: Any
     "expression",
     [
         "L['y']", "L['x'].gone", "L['x'].items[9]", "L['x'].items['a']", "L['x'].table['gone']",
-        "L['x'].options['a']", "list(L['x'].options)[0]", "L['x'].gone.more[1]", "G['gone']",
+        "L['x'].plain['a']", "list(L['x'].plain)[0]", "L['x'].gone.more[1]", "G['gone']",
         "G['__import_gone'].pi",
     ],
 )  # fmt: skip
@@ -300,20 +284,8 @@ def test_numbers_of_numpy_keep_type_and_value(value: Any) -> None:
     assert (again == value).all()
 
 
-class Shade(enum.Enum):
-    RED = 1
-
-
 def add(x: int, y: int) -> int:
     return x + y
-
-
-def digest_of(function: Any) -> str:
-    assert isinstance(function, FunctionType)
-    return function_digest(function)
-
-
-ADD_DIGEST = digest_of(add)
 
 
 def made(constant: int) -> Callable[..., int]:
@@ -332,14 +304,14 @@ def made(constant: int) -> Callable[..., int]:
         (torch.nn.Linear, ["class", "torch.nn.modules.linear", "Linear"]),
         (Generic, ["class", "typing", "Generic"]),
         (list[int], ["generic", ["class", "builtins", "list"], ["class", "builtins", "int"]]),
-        (add, ["function", __name__, "add", ADD_DIGEST]),
+        (add, ["function", __name__, "add", function_digest(cast("FunctionType", add))]),
         (F.relu, ["function", "torch.nn.functional", "relu", ""]),
         (len, ["builtin", "builtins", "len"]),
         (str.join, ["builtin", "builtins.str", "join"]),
         (operator.add, ["builtin", "_operator", "add"]),
         (torch.ops.aten.add.Tensor, ["operator", "aten.add.Tensor"]),
         (torch.ops.aten.add, ["operator", "aten.add"]),
-        (Shade.RED, ["constant", {"enum": [__name__, "Shade", "RED", 1]}]),
+        (Colour.RED, ["constant", {"enum": [__name__, "Colour", "RED", 1]}]),
         (3, ["constant", 3]),
         (torch.float16, ["constant", {"dtype": "float16"}]),
     ],

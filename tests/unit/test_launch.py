@@ -11,12 +11,13 @@ import pytest
 
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.in_process import InProcessLauncher
-from tests.support.launching import NodeLauncher
+from tests.support.launching import NodeLauncher, data_of
+from tests.support.stored import store_config
 from warmrank.cache_store.errors import Conflict, NewerFormat
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import Config, parse
 from warmrank.orchestrator.errors import DIED, TIMEOUT, CannotStart, LaunchFailed, WorkerFailure
-from warmrank.orchestrator.gang.launcher import ProcessStatus
+from warmrank.orchestrator.gang.launcher import Launcher, ProcessStatus
 from warmrank.orchestrator.launch import stages
 from warmrank.orchestrator.launch.driver import Launch, launch
 from warmrank.orchestrator.launch.events import silence
@@ -34,19 +35,14 @@ class Launches:
         self.world = FakeWorld()
 
     def config(self, num_ranks: int = 2, **changes: Any) -> Config:
-        data: dict[str, Any] = {
-            "name": "tiny",
-            "workload": {"entrypoint": "models.tiny:workload"},
-            "ranks": num_ranks,
-            "parallel": {"tp": num_ranks},
-            "cache_dir": str(self.tmp_path / "cache"),
-            **changes,
-        }
-        return parse(data)
+        asked = {"ranks": num_ranks, "parallel": {"tp": num_ranks}, "store": None, **changes}
+        return parse(data_of(self.tmp_path, **asked))
 
     def __call__(self, num_ranks: int = 2, **changes: Any) -> Report:
-        launcher = InProcessLauncher(self.world.make_worker)
-        return launch(self.config(num_ranks, **changes), launcher=launcher)
+        return launch(self.config(num_ranks, **changes), launcher=self.launcher())
+
+    def launcher(self) -> Launcher:
+        return InProcessLauncher(self.world.make_worker)
 
     def failure(self, num_ranks: int = 2, **changes: Any) -> LaunchFailed:
         with pytest.raises(LaunchFailed) as caught:
@@ -54,7 +50,7 @@ class Launches:
         return caught.value
 
     def store(self, **place: str) -> dict[str, Any]:
-        return {"path": str(self.tmp_path / "store"), "trust": {"policy": "off"}, **place}
+        return {**store_config(self.tmp_path / "store"), **place}
 
 
 @pytest.fixture
@@ -119,35 +115,42 @@ def test_ranks_are_taken_down_after_an_interrupt(launches: Launches) -> None:
     assert launches.world.stopped == [0, 1]
 
 
-class Losing(InProcessLauncher):
-    """Loses rank 1 in one stage of the first so many gangs, or does not bring them up."""
+class Losing(Launcher):
+    """Loses a rank in one stage, or one call, of the first so many gangs, or does not bring them up.
 
-    def __init__(self, world: FakeWorld, stage: str, times: int = 1, kind: str = DIED) -> None:
-        super().__init__(world.make_worker)
-        self.stage, self.times, self.kind = stage, times, kind
+    Or the rank does not answer there, however often it is asked.
+    """
+
+    def __init__(
+        self, launcher: Launcher, where: str, *, rank: int = 1, times: int = 1, hangs: bool = False
+    ) -> None:
+        self.launcher, self.where, self.rank, self.times, self.hangs = launcher, where, rank, times, hangs
         self.log: list[str] = []
 
     def start(self, num_ranks: int, *, timeout_s: float) -> Gang:
         self.log.append("start")
-        if self.stage == "start" and self.times > 0:
+        if self.where == "start" and self.times > 0:
             self.times -= 1
-            msg = "1 of 2 rank processes did not start in time"
-            raise CannotStart(msg, budget="start" if self.kind == DIED else None)
-        return super().start(num_ranks, timeout_s=timeout_s)
+            raise CannotStart("1 of 2 rank processes did not start in time", budget="start")
+        return self.launcher.start(num_ranks, timeout_s=timeout_s)
 
     def call(
         self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
     ) -> Iterator[tuple[int, Any]]:
-        if stage == self.stage and self.times > 0:
+        is_here = self.where in (stage, method)
+        if is_here and self.hangs:
+            arguments = {rank: values for rank, values in arguments.items() if rank != self.rank}
+        elif is_here and self.times > 0:
             self.times -= 1
-            yield 1, ProcessStatus(state="R", doing="something")
-            yield 1, WorkerFailure(rank=1, stage=stage, kind=self.kind, message="its process ended")
+            yield self.rank, ProcessStatus(state="R", doing="something")
+            failure = WorkerFailure(rank=self.rank, stage=stage, kind=DIED, message="its process ended")
+            yield self.rank, failure
             return
-        yield from super().call(stage, method, arguments, timeout_s=timeout_s)
+        yield from self.launcher.call(stage, method, arguments, timeout_s=timeout_s)
 
     def release(self) -> None:
         self.log.append("release")
-        super().release()
+        self.launcher.release()
 
 
 STAGES = ("start", "fetch", "build", "probe", "compile", "load", "capture", "first_call", "verify", "commit")
@@ -156,7 +159,7 @@ STAGES = ("start", "fetch", "build", "probe", "compile", "load", "capture", "fir
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_rank_lost_in_any_stage_costs_an_attempt_and_no_more(launches: Launches, stage: str) -> None:
-    launcher = Losing(launches.world, stage)
+    launcher = Losing(launches.launcher(), stage)
     report = launch(launches.config(store=launches.store()), launcher=launcher)
     assert (report.outcome, report.exit_code, report.failure) == ("warm", 0, None)
     assert [attempt.failed_stage for attempt in report.timeline.attempts] == [stage, ""]
@@ -166,7 +169,7 @@ def test_rank_lost_in_any_stage_costs_an_attempt_and_no_more(launches: Launches,
 
 def test_budget_that_is_spent_ends_the_launch_with_its_report(launches: Launches) -> None:
     config = launches.config(store=launches.store())
-    run = Launch(config, launcher=Losing(launches.world, "load", times=2))
+    run = Launch(config, launcher=Losing(launches.launcher(), "load", times=2))
     with pytest.raises(LaunchFailed) as caught:
         run.run()
     report = run.failed(caught.value, exit_code=5)
@@ -179,20 +182,10 @@ def test_budget_that_is_spent_ends_the_launch_with_its_report(launches: Launches
     assert not list((launches.tmp_path / "store").glob("launch/*/*"))
 
 
-class Hanging(Losing):
-    """Rank 1 never answers in a stage."""
-
-    def call(
-        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
-    ) -> Iterator[tuple[int, Any]]:
-        called = {rank: values for rank, values in arguments.items() if stage != self.stage or rank == 0}
-        yield from super(Losing, self).call(stage, method, called, timeout_s=timeout_s)
-
-
 def test_publish_that_hangs_leaves_a_warm_launch_without_a_record_unless_the_store_is_required(
     launches: Launches,
 ) -> None:
-    hanging = Hanging(launches.world, "commit")
+    hanging = Losing(launches.launcher(), "commit", hangs=True)
     report = launch(launches.config(store=launches.store()), launcher=hanging)
     assert (report.outcome, report.record) == ("warm", "")
     assert "not committed: rank 1 could not publish to the store" in report.problems
@@ -202,21 +195,9 @@ def test_publish_that_hangs_leaves_a_warm_launch_without_a_record_unless_the_sto
     assert [(cause.kind, cause.ranks) for cause in caught.value.causes] == [(TIMEOUT, (1,))]
 
 
-class LostLate(Losing):
-    """Loses rank 0 when all is committed, before it has said what became of its node's artifacts."""
-
-    def call(
-        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
-    ) -> Iterator[tuple[int, Any]]:
-        if method == "node_report":
-            yield 0, WorkerFailure(rank=0, stage=stage, kind=DIED, message="its process ended")
-            return
-        yield from super().call(stage, method, arguments, timeout_s=timeout_s)
-
-
 def test_rank_lost_after_the_commit_costs_no_attempt(launches: Launches) -> None:
     node_caches = {"operators": {"path": str(launches.tmp_path / "operators")}}
-    launcher = LostLate(launches.world, "never")
+    launcher = Losing(launches.launcher(), "node_report", rank=0)
     report = launch(launches.config(store=launches.store(), node_caches=node_caches), launcher=launcher)
     assert report.record
     assert launcher.log.count("start") == 1
@@ -296,23 +277,8 @@ def test_error_of_the_function_itself_is_not_tried_on_another_leader(rounds: Rou
     assert {slot for slot in rounds.world.held if slot[1] == DECODE} == {(rank, DECODE) for rank in range(4)}
 
 
-class DeadlyLauncher(NodeLauncher):
-    """A rank dies, once, while ranks compile."""
-
-    is_dead = False
-
-    def call(
-        self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
-    ) -> Iterator[tuple[int, Any]]:
-        if method == "compile" and not self.is_dead:
-            self.is_dead = True
-            yield 0, WorkerFailure(rank=0, stage=stage, kind="died", message="its process ended")
-            return
-        yield from super().call(stage, method, arguments, timeout_s=timeout_s)
-
-
 def test_launch_goes_on_in_another_attempt_with_another_leader(rounds: Rounds, tmp_path: Path) -> None:
-    launcher = DeadlyLauncher(NODES, tmp_path, rounds.world.make_worker)
+    launcher = Losing(NodeLauncher(NODES, tmp_path, rounds.world.make_worker), "compile", rank=0)
     config = parse({"workload": {"entrypoint": "a:b"}, "ranks": 4, "parallel": {"dp": 4}})
     report = launch(config, launcher=launcher)
     compiled = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,9 +37,15 @@ def switches() -> Iterator[Any]:
     matmul.fp32_precision, matmul.allow_fp16_reduced_precision_reduction = before
 
 
-class Squared(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ x
+class Chosen(torch.nn.Module):
+    """Calls one function."""
+
+    def __init__(self, choice: Any) -> None:
+        super().__init__()
+        self.choice = choice
+
+    def forward(self, x: torch.Tensor, y: Any) -> Any:
+        return self.choice(x, y)
 
 
 class Mirrored(torch.nn.Module):
@@ -74,12 +80,12 @@ class Scaled(torch.nn.Module):
 
 @both_modes
 def test_precision_of_the_newer_switches_is_followed(cache: Path, mode: str, switches: Any) -> None:
-    model = Squared()
+    model = Chosen(lambda x, _: x @ x)
     function = cached_in_mode(model.forward, cache, mode)
     x = torch.ones(2, 2)
     for precision in ("ieee", "tf32", "ieee"):
         switches.fp32_precision = precision
-        assert torch.equal(function(x), model(x))
+        assert torch.equal(function(x, None), model(x, None))
     assert len(function.variants) == 2
 
 
@@ -213,17 +219,12 @@ def test_data_of_a_tensor_is_read_and_written(cache: Path, mode: str) -> None:
         assert torch.equal(x, same)
 
 
-class Dense(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.to_dense() * 2
-
-
 def test_tensor_that_lies_at_no_address_is_taken(cache: Path) -> None:
-    model = Dense()
+    model = Chosen(lambda x, _: x.to_dense() * 2)
     function = cached(model.forward, cache)
     x = ROWS.to_mkldnn()
     for _ in range(3):
-        assert torch.equal(function(x), model(x))
+        assert torch.equal(function(x, None), model(x, None))
 
 
 class Pair(torch.Tensor):
@@ -290,15 +291,6 @@ def test_tensor_made_of_others_is_refused_by_name(cache: Path, method: str, x: A
         function(x)
 
 
-class Chosen(torch.nn.Module):
-    def __init__(self, choice: Any) -> None:
-        super().__init__()
-        self.choice = choice
-
-    def forward(self, x: torch.Tensor, y: Any) -> Any:
-        return self.choice(x, y)
-
-
 def with_other_default(x: torch.Tensor, _y: Any) -> torch.Tensor:
     torch.set_default_dtype(torch.float64)
     ones = torch.ones(2)
@@ -306,35 +298,25 @@ def with_other_default(x: torch.Tensor, _y: Any) -> torch.Tensor:
     return x + ones
 
 
-def deterministic(x: torch.Tensor, _y: Any) -> torch.Tensor:
-    torch.use_deterministic_algorithms(True)
-    return x + 1
+def sets(switch: Callable[[], None]) -> Callable[..., torch.Tensor]:
+    def choice(x: torch.Tensor, _y: Any) -> torch.Tensor:
+        switch()
+        return x + 1
+
+    return choice
 
 
-def cast(x: torch.Tensor, _y: Any) -> torch.Tensor:
-    torch.set_autocast_enabled("cpu", True)
-    return x + 1
+SETTING = {
+    "another default": with_other_default,
+    "deterministic": sets(lambda: torch.use_deterministic_algorithms(True)),
+    "autocast": sets(lambda: torch.set_autocast_enabled("cpu", True)),
+    "precision": sets(lambda: torch.set_float32_matmul_precision("medium")),
+    "flash": sets(lambda: torch.backends.cuda.enable_flash_sdp(False)),
+    "autocast cache": sets(lambda: torch.set_autocast_cache_enabled(False)),
+}
 
 
-def less_precise(x: torch.Tensor, _y: Any) -> torch.Tensor:
-    torch.set_float32_matmul_precision("medium")
-    return x + 1
-
-
-def without_flash(x: torch.Tensor, _y: Any) -> torch.Tensor:
-    torch.backends.cuda.enable_flash_sdp(False)
-    return x + 1
-
-
-def without_cache(x: torch.Tensor, _y: Any) -> torch.Tensor:
-    torch.set_autocast_cache_enabled(False)
-    return x + 1
-
-
-SETTING = (with_other_default, deterministic, cast, less_precise, without_flash, without_cache)
-
-
-@pytest.mark.parametrize("setting", SETTING)
+@pytest.mark.parametrize("setting", SETTING.values(), ids=SETTING)
 def test_function_that_sets_a_switch_of_the_process_is_refused(cache: Path, setting: Any) -> None:
     function = cached(Chosen(setting).forward, cache)
     before = snapshot("cpu")

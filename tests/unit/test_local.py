@@ -12,18 +12,8 @@ import pytest
 
 from warmrank.cache_store.cache_dir import digest_index
 from warmrank.cache_store.cache_dir.digest_index import DigestIndex
-from warmrank.cache_store.cache_dir.local import (
-    FRESH_S,
-    MAX_VARIANTS,
-    add_variant,
-    variants,
-)
-from warmrank.cache_store.cache_dir.private_files import (
-    DEBRIS_AGE_S,
-    ensure_cache_dir,
-    open_private,
-    sweep_debris,
-)
+from warmrank.cache_store.cache_dir.local import FRESH_S, MAX_VARIANTS, add_variant, variants
+from warmrank.cache_store.cache_dir.private_files import DEBRIS_AGE_S, ensure_cache_dir, sweep_debris
 from warmrank.cache_store.digests import Digest, digest_bytes, digest_stream
 from warmrank.cache_store.errors import Corrupt, UnusableCache
 
@@ -41,21 +31,11 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def names(function_dir: Path) -> list[str]:
-    return [path.name for path in variants(function_dir)]
-
-
 @pytest.mark.parametrize("wrong", [b"dbta", b"dat", b"data2"], ids=["flipped bit", "longer", "truncated"])
 def test_add_variant_from_refuses_other_bytes(function_dir, source, wrong):
     with pytest.raises(Corrupt, match=str(source)):
         add_variant(function_dir, source, digest_bytes(wrong))
     assert list(function_dir.iterdir()) == []
-
-
-def test_open_private_does_not_wait_at_a_pipe(tmp_path):
-    os.mkfifo(tmp_path / "pipe", mode=0o600)
-    with pytest.raises(UnusableCache, match="a regular file"):
-        open_private(tmp_path / "pipe")
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o702])

@@ -9,7 +9,6 @@ import os
 import stat
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -28,22 +27,12 @@ from warmrank.cache_store.cache_dir.node_files import (
 )
 from warmrank.cache_store.digests import copy_and_digest, digest_bytes
 from warmrank.cache_store.errors import UnusableCache
-from warmrank.cache_store.records.manifest import (
-    ArtifactEntry,
-    parse_manifest,
-)
-from warmrank.worker.node_caches import (
-    GRAPHS,
-    PACKAGES,
-    pack,
-    place_faults,
-    unpack,
-)
+from warmrank.cache_store.records.manifest import ArtifactEntry, parse_manifest
+from warmrank.worker.node_caches import GRAPHS, PACKAGES, pack, place_faults, unpack
 from warmrank.worker.node_collecting import Collected, collect, entries, listing
 from warmrank.worker.rank.manifests import with_node_files
 
 REQUIRE, OFF = Marks(policy="require", signers=("ab" * 8,)), Marks(policy="off")
-PATH = "operators/kernel_cache/Ascend910/add.o"
 
 
 @pytest.fixture
@@ -53,7 +42,7 @@ def node(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def file(cache: Path, tmp_path: Path) -> NodeFile:
-    return kept(cache, tmp_path / "tools", PATH, b"kernel")
+    return kept(cache, tmp_path / "tools", "operators/kernel_cache/Ascend910/add.o", b"kernel")
 
 
 @pytest.fixture
@@ -146,12 +135,8 @@ def tool(tmp_path: Path) -> Path:
     return tmp_path / "tool"
 
 
-def cache_of(tool: Path, **changes: Any) -> tuple[NodeCache, ...]:
-    return (NodeCache(name="operators", directory=str(tool), **changes),)
-
-
-def collected(tool: Path, cache: Path, **changes: Any) -> Collected:
-    return collect(cache_of(tool, **changes), cache, MANIFEST)
+def cache_of(tool: Path) -> tuple[NodeCache, ...]:
+    return (NodeCache(name="operators", directory=str(tool)),)
 
 
 def relatives(found: Collected) -> list[str]:
@@ -173,7 +158,7 @@ def test_only_what_is_new_or_changed_is_collected(cache: Path, tool: Path):
 def test_links_and_files_that_others_can_write_are_left_out_with_a_reason(cache: Path, tool: Path):
     write(tool / "shared.o", b"x").chmod(0o666)
     (tool / "link.o").symlink_to(tool / "shared.o")
-    found = collected(tool, cache)
+    found = collect(cache_of(tool), cache, MANIFEST)
     assert found.files == ()
     assert [
         str(tool / name) in reason
@@ -181,22 +166,11 @@ def test_links_and_files_that_others_can_write_are_left_out_with_a_reason(cache:
     ] == [True, True]
 
 
-def fetched(cache: Path, tmp_path: Path, relative: str, data: bytes) -> NodeFile:
-    return kept(cache, tmp_path / "fetched", f"operators/{relative}", data)
-
-
 def test_what_another_launch_put_there_meanwhile_is_not_signed(cache: Path, tool: Path, tmp_path: Path):
-    evil = fetched(tmp_path / "other", tmp_path, "evil.o", b"unsigned")
+    evil = kept(tmp_path / "other", tmp_path / "fetched", "operators/evil.o", b"unsigned")
     write(tool / "own.o", b"own")
-    place_files(
-        tmp_path / "other",
-        [evil],
-        {"operators": NodeCache(name="operators", directory=str(tool))},
-        Marks(policy="off"),
-    )
-    found = collect(
-        cache_of(tool), cache, MANIFEST, refusal=lambda directory: refusal(directory, "require", ())
-    )
+    place_files(tmp_path / "other", [evil], {"operators": cache_of(tool)[0]}, OFF)
+    found = collect(cache_of(tool), cache, MANIFEST, refusal=lambda path: refusal(path, "require", ()))
     assert found.files == ()
     assert "nobody" in found.left_out[0] or "signed" in found.left_out[0]
 
@@ -231,14 +205,6 @@ def test_carried_archives_are_those_of_this_manifests_artifacts_that_the_node_di
     assert (found.files[0] != files[0], found.files[1], found.num_new) == (True, files[1], 1)
 
 
-CACHE = Path("/data/cache")
-
-
-def faults(**directories: str) -> dict[str, str]:
-    caches = [NodeCache(name=name, directory=directory) for name, directory in directories.items()]
-    return place_faults(caches, CACHE)
-
-
 @pytest.mark.parametrize(
     ("directory", "expected"),
     [
@@ -255,7 +221,8 @@ def faults(**directories: str) -> dict[str, str]:
     ],
 )
 def test_place_that_is_not_a_tools_alone_is_refused(directory: str, expected: str):
-    assert expected in faults(mine=directory)["mine"]
+    caches = [NodeCache(name="mine", directory=directory)]
+    assert expected in place_faults(caches, Path("/data/cache"))["mine"]
 
 
 OLD = f"static_kernel_compile_outputs/ts20250101000000_pid1_outputs/{PACKAGE}"
@@ -309,13 +276,7 @@ def test_damaged_archive_is_not_unpacked(tmp_path, archive, private, caplog):
     assert "not those that its first line says" in caplog.text
 
 
-DIGEST = digest_bytes(b"kernel")
-FILE = NodeFile(cache="operators", relative="kernel_cache/Ascend910/add.o", digest=DIGEST)
-
-
-def node_entry(**changes: Any) -> ArtifactEntry:
-    (entry,) = entries([FILE])
-    return ArtifactEntry(**(dict(entry) | changes))
+FILE = NodeFile(cache="operators", relative="kernel_cache/Ascend910/add.o", digest=digest_bytes(b"kernel"))
 
 
 def test_manifest_with_node_artifacts_is_of_format_2_and_round_trips():
@@ -343,5 +304,6 @@ def test_manifest_with_node_artifacts_is_of_format_2_and_round_trips():
     ],
 )
 def test_node_entry_with_another_path_is_refused(path: str):
+    (entry,) = entries([FILE])
     with pytest.raises(ValidationError, match="path"):
-        node_entry(path=path)
+        ArtifactEntry(**dict(entry) | {"path": path})

@@ -217,22 +217,10 @@ def test_node_holds_as_many_ranks_as_its_scarcest_resource(
     assert slots(resources, each) == num_ranks
 
 
-def processes(nodes: list[str]) -> list[Process]:
-    return [
-        Process(node_id=node, host=f"host-{node}", address="10.0.0.1", pid=100 + index)
-        for index, node in enumerate(nodes)
-    ]
-
-
 def test_ranks_of_one_node_follow_each_other() -> None:
-    order, placements = place_ranks(processes(["a", "b", "a", "b"]))
+    order, placements = place_ranks(
+        [Process(node_id=node, host=f"host-{node}", address="10.0.0.1", pid=100) for node in "abab"]
+    )
     assert order == (0, 2, 1, 3)
-    assert [
-        (placement.rank, placement.node_rank, placement.local_rank, placement.host)
-        for placement in placements
-    ] == [
-        (0, 0, 0, "host-a"),
-        (1, 0, 1, "host-a"),
-        (2, 1, 0, "host-b"),
-        (3, 1, 1, "host-b"),
-    ]
+    found = [(each.rank, each.node_rank, each.local_rank, each.host) for each in placements]
+    assert found == [(0, 0, 0, "host-a"), (1, 0, 1, "host-a"), (2, 1, 0, "host-b"), (3, 1, 1, "host-b")]

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import pytest
 
-from tests.support.backends import WaywardBackend, new_file, read, unavailable
+from tests.support.backends import NearAndFar, WaywardBackend, new_file, read, unavailable
 from tests.support.stored import FUNCTIONS, OFF, publish_launch
 from warmrank.cache_store.backends.backend import GuardedFile
 from warmrank.cache_store.backends.deadline import Call, Ticks, Tier, TierMode, circuit_of
@@ -22,30 +22,12 @@ from warmrank.cache_store.backends.places import Places as Tiers
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, NotInStore, StoreUnavailable
 from warmrank.cache_store.layout import BLOBS, blob_name, pin_name
-from warmrank.cache_store.store import Store, TierSpec, open_store
+from warmrank.cache_store.store import TierSpec, open_store
 
 pytestmark = pytest.mark.usefixtures("fresh_process")
 
 DOCUMENT = "ac/ab/one"
 BLOB = blob_name(digest_bytes(b"blob").sha256)
-
-
-class Places:
-    """A near and a far place, and views of both."""
-
-    def __init__(self) -> None:
-        self.near = WaywardBackend()
-        self.far = WaywardBackend()
-
-    def view(self, near: TierMode = "rw", far: TierMode = "rw") -> Tiers:
-        return Tiers(
-            [Tier(name="near", backend=self.near, mode=near), Tier(name="far", backend=self.far, mode=far)]
-        )
-
-
-@pytest.fixture
-def places() -> Places:
-    return Places()
 
 
 @pytest.mark.parametrize(("name", "first"), [(BLOB, b"near"), (DOCUMENT, b"far")])
@@ -122,36 +104,24 @@ def test_damaged_file_goes_into_the_quarantine_of_its_place_and_the_next_is_read
 DECODE = blob_name(digest_bytes(FUNCTIONS["Llama.decode"]).sha256)
 
 
-class Both:
-    """A near and a far place that hold one launch, and stores over both."""
-
-    def __init__(self, work: Path) -> None:
-        self.near, self.far = WaywardBackend(), WaywardBackend()
-        publish_launch(self.store(), work)
-        self.record = next(info.name for info in self.far.list("launch/"))
-
-    def store(self, *, near: TierMode = "rw", answer_s: float = 60.0) -> Store:
-        tiers = [
-            Tier(name="near", backend=self.near, mode=near, answer_s=answer_s),
-            Tier(name="far", backend=self.far, answer_s=60.0),
-        ]
-        return Store(Tiers(tiers), trust=OFF, location="near, far")
+@pytest.fixture
+def both(places: NearAndFar, tmp_path: Path) -> NearAndFar:
+    """Both places, which hold one launch."""
+    publish_launch(places.store(), tmp_path / "cache")
+    return places
 
 
 @pytest.fixture
-def both(tmp_path: Path) -> Both:
-    return Both(tmp_path / "cache")
+def record(both: NearAndFar) -> str:
+    """The name of its record."""
+    (info,) = both.far.list("launch/")
+    return info.name
 
 
 @pytest.mark.parametrize(
     ("kind", "how"),
-    [
-        ("cas/", "damaged"),
-        ("ac/", "damaged"),
-        ("launch/", "damaged"),
-        ("cas/", "missing"),
-        ("ac/", "missing"),
-    ],
+    [(kind, "damaged") for kind in ("cas/", "ac/", "launch/")]
+    + [(kind, "missing") for kind in ("cas/", "ac/")],
 )
 def test_repair_takes_what_another_place_has_whole(both, kind, how):
     name = next(info.name for info in both.far.list(kind))
@@ -186,12 +156,12 @@ def test_what_the_farthest_place_lacks_is_a_fault_though_a_nearer_one_has_it(bot
     assert "missing" in fault
 
 
-def test_pin_that_fails_leaves_none_in_any_place(both):
+def test_pin_that_fails_leaves_none_in_any_place(both, record):
     for place in (both.near, both.far):
         for info in list(place.list("ac/")):
             place.move(info.name, None)
     with pytest.raises(NotInStore):
-        both.store().pin(both.record.rpartition("/")[2])
+        both.store().pin(record.rpartition("/")[2])
     assert both.store().pins() == ()
 
 
@@ -230,26 +200,12 @@ def test_fetch_goes_on_where_the_near_place_falls_silent_among_blobs(both, tmp_p
     assert (outcome.faults, [tier.state for tier in store.tiers]) == ((), ["away", "used"])
 
 
-def test_pin_and_unpin_act_on_every_place(both):
-    store, name = both.store(), pin_name(both.record)
-    store.pin(both.record.rpartition("/")[2])
+def test_pin_and_unpin_act_on_every_place(both, record):
+    store, name = both.store(), pin_name(record)
+    store.pin(record.rpartition("/")[2])
     assert [len(place.stat([name])) for place in (both.near, both.far)] == [1, 1]
-    assert store.unpin(both.record.rpartition("/")[2]) == (both.record,)
+    assert store.unpin(record.rpartition("/")[2]) == (record,)
     assert [len(place.stat([name])) for place in (both.near, both.far)] == [0, 0]
-
-
-@pytest.fixture
-def near(tmp_path: Path) -> TierSpec:
-    return TierSpec(location=str(tmp_path / "near"))
-
-
-@pytest.fixture
-def far(tmp_path: Path) -> TierSpec:
-    return TierSpec(location=str(tmp_path / "far"))
-
-
-def states(store: Store) -> list[tuple[str, str]]:
-    return [(tier.location.rpartition("/")[2], tier.state) for tier in store.tiers]
 
 
 def test_unknown_scheme_is_refused(tmp_path, monkeypatch):
@@ -260,10 +216,13 @@ def test_unknown_scheme_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "error"), [("", Corrupt), ('{"format":9}', NewerFormat)], ids=["damaged", "newer"]
+    ("text", "error", "said"),
+    [("", Corrupt, "FORMAT"), ('{"format":9}', NewerFormat, "format 9.*upgrade warmrank")],
+    ids=["damaged", "newer"],
 )
 @pytest.mark.parametrize("mode", ["ro", "rw", "required"])
-def test_place_that_cannot_be_read_as_a_store_is_left_out_unless_required(near, far, mode, text, error):
+def test_place_that_cannot_be_read_as_a_store_is_left_out_unless_required(tmp_path, mode, text, error, said):
+    near, far = (TierSpec(location=str(tmp_path / name)) for name in ("near", "far"))
     open_store([near], trust=OFF)
     path = Path(near.location, "FORMAT")
     path.chmod(0o600)
@@ -271,11 +230,14 @@ def test_place_that_cannot_be_read_as_a_store_is_left_out_unless_required(near, 
     open_store([far], trust=OFF)
     specs = [replace(near, mode=mode), far]
     if mode == "required":
-        with pytest.raises(error):
+        with pytest.raises(error, match=said):
             open_store(specs, trust=OFF)
         return
     store = open_store(specs, trust=OFF)
-    assert states(store) == [("far", "used"), ("near", "away")]
+    assert [(tier.location, tier.state) for tier in store.tiers] == [
+        (far.location, "used"),
+        (near.location, "away"),
+    ]
     assert [near.location in line for line in store.problems] == [True]
     assert store.is_behind == (mode == "rw")
     assert not circuit_of(near.location, {}).is_open

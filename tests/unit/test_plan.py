@@ -46,6 +46,15 @@ def digest_of(function: str, kind: object) -> str:
     return f"{function}/{kind}"
 
 
+def probe(
+    state: ProbeState, digest: str = "", *, function: str = "f", key: str = "k", **more: Any
+) -> FunctionProbe:
+    return FunctionProbe(
+        function=function, request_key=key, components={}, state=state, reason="not there", digest=digest,
+        **more,
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlannedWorld:
     """A cluster whose guards decide.
@@ -71,15 +80,8 @@ class PlannedWorld:
         found: dict[int, list[FunctionProbe]] = {rank: [] for rank in self.nodes}
         for slot, key in self.keys.items():
             state, kind = self.held.get(slot, ("miss", 0))
-            asked = FunctionProbe(
-                function=slot[1],
-                request_key=key,
-                components={},
-                state=state,
-                reason="looked",
-                digest="" if state == "miss" else digest_of(slot[1], kind),
-            )
-            found[slot[0]].append(asked)
+            digest = "" if state == "miss" else digest_of(slot[1], kind)
+            found[slot[0]].append(probe(state, digest, function=slot[1], key=key))
         return {rank: tuple(probes) for rank, probes in found.items()}
 
     def attempt(self, slot: Slot, actions: Mapping[Slot, Action]) -> Attempt:
@@ -148,15 +150,6 @@ def compiled_by(rank: int, leader: int) -> Action:
     return Action(kind="compile" if rank == leader else "adopt", from_rank=leader)
 
 
-def probe(
-    state: ProbeState, digest: str = "", *, function: str = "f", key: str = "k", blocks: int | None = None
-) -> FunctionProbe:
-    return FunctionProbe(
-        function=function, request_key=key, components={}, state=state, reason="not there", digest=digest,
-        runtime_state={} if blocks is None else {"blocks": str(blocks)},
-    )  # fmt: skip
-
-
 def plan_of(*probes: FunctionProbe) -> dict[Slot, Action]:
     return plan_round(begin({rank: (found,) for rank, found in enumerate(probes)}, ONE_NODE))
 
@@ -171,16 +164,14 @@ def refused(state: PlanState, actions: dict[Slot, Action], *slots: Slot, made: s
 
 
 def test_ranks_of_other_runtime_state_neither_wait_for_nor_adopt_from_each_other() -> None:
-    assert plan_of(*(probe("miss", blocks=blocks) for blocks in (1, 2, 1))) == {
+    one, other = {"blocks": "1"}, {"blocks": "2"}
+    assert plan_of(*(probe("miss", runtime_state=state) for state in (one, other, one))) == {
         (0, "f"): compiled_by(0, 0),
         (1, "f"): compiled_by(1, 1),
         (2, "f"): compiled_by(2, 0),
     }
-    assert plan_of(probe("hit", "a", blocks=1), probe("miss", blocks=2))[1, "f"] == compiled_by(1, 1)
-
-
-def leaders(plan: Mapping[Slot, Action]) -> dict[str, int]:
-    return {function: rank for (rank, function), action in plan.items() if action.kind == "compile"}
+    held, wanted = probe("hit", "a", runtime_state=one), probe("miss", runtime_state=other)
+    assert plan_of(held, wanted)[1, "f"] == compiled_by(1, 1)
 
 
 def test_leader_that_was_lost_with_its_place_leads_again_where_it_is_elsewhere_now() -> None:
@@ -210,25 +201,15 @@ def test_ranks_that_refused_every_offer_get_a_leader_among_them() -> None:
     assert plan_round(state) == {(2, "f"): compiled_by(2, 2), (3, "f"): compiled_by(3, 2)}
 
 
-def probe_leaders(function: str, cost: int) -> FunctionProbe:
-    return FunctionProbe(
-        function=function, request_key="k", components={}, state="miss", reason="not there", cost=cost
-    )
-
-
-def led(costs: dict[str, int], nodes: dict[int, int]) -> dict[str, int]:
-    """The leader of every function, the first to be planned first."""
-    probes = {rank: tuple(probe_leaders(name, cost) for name, cost in costs.items()) for rank in nodes}
-    return leaders(plan_round(begin(probes, Cluster(nodes=nodes, max_rounds=4))))
-
-
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 5))
 def test_no_rank_works_longer_than_four_thirds_of_the_best(costs: list[int], num_ranks: int) -> None:
     nodes = {rank: rank for rank in range(num_ranks)}
-    found = led({f"f{index}": cost for index, cost in enumerate(costs)}, nodes)
+    asked = tuple(probe("miss", function=str(index), cost=cost) for index, cost in enumerate(costs))
+    plan = plan_round(begin(dict.fromkeys(nodes, asked), Cluster(nodes=nodes, max_rounds=4)))
+    leaders = {int(function): rank for (rank, function), each in plan.items() if each.kind == "compile"}
     load = dict.fromkeys(nodes, 0)
     for index, cost in enumerate(costs):
-        load[found[f"f{index}"]] += cost
+        load[leaders[index]] += cost
     ordered = sorted(costs, reverse=True)
     pair = sum(ordered[num_ranks - 1 : num_ranks + 1]) if len(costs) > num_ranks else 0
     best = max(sum(costs) / num_ranks, ordered[0], pair)

@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from ray.exceptions import GetTimeoutError
+from typer.testing import Result
 
+from tests.support.command_line import run
 from tests.support.launching import loaded_config, store_launch, write_config
 from tests.support.stored import save_key_pair, tree
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.cache_dir.private_files import check_private
-from warmrank.cache_store.errors import StoreUnavailable
 from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.signing.keyring import generate_key_pair
-from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.inspect.store_contents import cached_files
 from warmrank.orchestrator.nodes import Node, this_node
 from warmrank.orchestrator.seed import on_ray
-from warmrank.orchestrator.seed.on_ray import Share, SharedBlobs, share
+from warmrank.orchestrator.seed.on_ray import Share, opener, share
 from warmrank.orchestrator.seed.seeding import (
     LOOK_EVERY_S,
     MAX_LOST_SOURCES,
@@ -37,14 +37,8 @@ from warmrank.orchestrator.seed.seeding import (
 )
 
 
-@pytest.fixture(autouse=True)
-def _no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RAY_ADDRESS", "RAY_JOB_CONFIG_JSON_ENV_VAR"):
-        monkeypatch.delenv(name, raising=False)
-
-
 def command(project: Path, *options: str) -> Result:
-    return CliRunner().invoke(app, ["preseed", str(project / "tiny.yaml"), *options])
+    return run("preseed", project / "tiny.yaml", *options)
 
 
 def test_without_a_cluster_this_machine_is_seeded_with_private_files(tmp_path: Path):
@@ -93,19 +87,11 @@ def test_verify_reads_again_what_did_not_seem_to_change(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        ["--node", "elsewhere"],
-        ["--here", "--watch"],
-        ["--for", "3"],
-        ["--until", "3"],
-        ["--fan-out", "sometimes"],
-        ["--watch"],
-    ],
-    ids=" ".join,
+    ["--node elsewhere", "--here --watch", "--for 3", "--until 3", "--fan-out sometimes", "--watch"],
 )
-def test_bad_options_end_with_two(tmp_path: Path, options: list[str]):
+def test_bad_options_end_with_two(tmp_path: Path, options: str):
     loaded_config(tmp_path)
-    assert command(tmp_path, *options).exit_code == 2
+    assert command(tmp_path, *options.split()).exit_code == 2
 
 
 FROM_STORE, FROM_NODES = {"bytes_from_store": 9}, {"bytes_from_nodes": 9}
@@ -279,7 +265,7 @@ class Nodes:
             self.taken.append(piece)
             return get(piece)
 
-        return self.seed("other", FetchOptions(shared=SharedBlobs(shared, noted).open))
+        return self.seed("other", FetchOptions(shared=opener(shared, noted)))
 
     def files(self, name: str) -> dict[str, bytes]:
         return tree(self.root / name)
@@ -313,7 +299,7 @@ def test_node_that_dies_leaves_the_rest_to_the_store_and_is_not_waited_for_again
 ):
     def get(data: bytes) -> bytes:
         if len(nodes.taken) > num_pieces:
-            raise StoreUnavailable(what="blob", where="another node", reason="it is gone")
+            raise GetTimeoutError("it is gone")
         return data
 
     found = nodes.receive(nodes.share(), get)

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock
 
-from tests.support.backends import WaywardBackend, unavailable
+from tests.support.backends import unavailable
 from tests.support.stored import (
     CREATED,
     ENVIRONMENT,
@@ -32,9 +33,7 @@ from tests.support.stored import (
 )
 from tests.support.stored import tree as all_files
 from warmrank.cache_store.backends.backend import NewFile
-from warmrank.cache_store.backends.deadline import Tier
 from warmrank.cache_store.backends.directory import DirectoryBackend
-from warmrank.cache_store.backends.places import Places
 from warmrank.cache_store.cache_dir.local import variants
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED
 from warmrank.cache_store.digests import digest_bytes
@@ -56,6 +55,8 @@ from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.orchestrator.build.plan import replica
 
+pytestmark = pytest.mark.usefixtures("fresh_process")
+
 DECODE = FUNCTIONS["Llama.decode"]
 
 
@@ -63,14 +64,6 @@ def publish(store: Store, cache: Path, *, functions: dict[str, bytes] = FUNCTION
     return store.publish_partition(LAUNCH_KEY, make_partition(cache, functions=functions), cache)
 
 
-@pytest.mark.usefixtures("fresh_process")
-def test_second_publish_changes_nothing(store, cache):
-    first, second = publish(store, cache), publish(store, cache)
-    assert (second.created, second.num_blobs_new, second.conflicts) == (False, 0, ())
-    assert second.ref == first.ref
-
-
-@pytest.mark.usefixtures("fresh_process")
 def test_wrong_digest_is_corrupt_and_nothing_is_published(store, root, cache):
     manifest = make_partition(cache)
     (cache / manifest.artifacts[0].path).write_bytes(b"changed after it was described")
@@ -79,7 +72,6 @@ def test_wrong_digest_is_corrupt_and_nothing_is_published(store, root, cache):
     assert (stored(root, "ac"), stored(root, "cas")) == ([], [])
 
 
-@pytest.mark.usefixtures("fresh_process")
 def test_publish_without_a_signing_key_is_refused_before_any_write(root, cache):
     with pytest.raises(Untrusted, match="no_signing_key"):
         publish(open_store(root, Trust(policy="require")), cache)
@@ -108,14 +100,12 @@ def evict_blobs(backend: Interrupted) -> None:
         backend.move(info.name, trash_name(info.name, datetime(2026, 1, 31, tzinfo=UTC)))
 
 
-@pytest.mark.usefixtures("fresh_process")
 def test_blobs_that_an_evict_took_before_the_manifest_come_back_from_the_trash(root, cache):
     report = publish(interrupted(root, evict_blobs), cache)
     assert (report.created, len(stored(root, "cas")), stored(root, "trash")) == (True, 2, [])
     assert open_store(root).verify().faults == ()
 
 
-@pytest.mark.usefixtures("fresh_process")
 def test_blob_that_nobody_has_any_more_is_named(store, root, cache, tmp_path, caplog):
     publish(store, cache)
     blob_path(root, DECODE).unlink()
@@ -123,7 +113,6 @@ def test_blob_that_nobody_has_any_more_is_named(store, root, cache, tmp_path, ca
     assert f"{blob_path(root, DECODE).name}, which another publisher put, is gone" in caplog.text
 
 
-@pytest.mark.usefixtures("fresh_process")
 def test_names_that_another_publisher_put_are_made_durable_before_the_manifest(root, cache, monkeypatch):
     store = open_store(root)
     manifest = make_partition(cache)
@@ -142,10 +131,6 @@ def test_names_that_another_publisher_put_are_made_durable_before_the_manifest(r
     assert [name.partition("/")[0] for name in flushed] == ["cas", "cas", "ac"]
 
 
-# The first batch that is put is FORMAT; the blobs, the manifest and the record follow.
-
-
-@pytest.mark.usefixtures("fresh_process")
 def test_store_that_fails_between_blobs_and_manifest_is_unavailable_and_can_be_tried_again(root, cache):
     def fail(_: Interrupted) -> None:
         raise StoreUnavailable(what="manifest", where=str(root), reason="No space left on device")
@@ -177,7 +162,6 @@ def publish_all(
     return store.publish_partitions(LAUNCH_KEY, manifests, files_of(manifests, cache), cache)
 
 
-@pytest.mark.usefixtures("fresh_process")
 def test_other_bytes_under_the_same_keys_are_conflicts_and_those_that_stand_stay(store, cache, tmp_path):
     first = publish_all(store, cache)
     other = publish_all(store, tmp_path / "other", {**FUNCTIONS, "Llama.decode": b"other"})
@@ -185,7 +169,6 @@ def test_other_bytes_under_the_same_keys_are_conflicts_and_those_that_stand_stay
     assert [report.ref for report in other] == [report.ref for report in first]
 
 
-@pytest.mark.usefixtures("fresh_process")
 def test_original_that_changed_is_not_copied(cache):
     manifests = many(cache)
     files = files_of(manifests, cache)
@@ -224,7 +207,6 @@ def num_waiting(cache: Path) -> tuple[int, int]:
     return len(found.partitions), len(found.launches)
 
 
-@pytest.mark.usefixtures("fresh_process")
 def test_launch_that_waited_is_whole_in_the_store(store, cache, tmp_path):
     keys = queue_launch(cache, *(make_partition(cache, rank=rank, world_size=2) for rank in range(2)))
     report = publish_pending(store, cache)
@@ -236,7 +218,6 @@ def test_launch_that_waited_is_whole_in_the_store(store, cache, tmp_path):
     assert (len(outcome.partitions), outcome.faults) == (2, ())
 
 
-@pytest.mark.usefixtures("fresh_process")
 def test_launch_waits_for_partitions_of_other_nodes(store, tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
     mine, theirs = (make_partition(root, rank=rank, world_size=2) for rank, root in enumerate((here, there)))
@@ -254,7 +235,6 @@ def damage(path: Path) -> None:
     path.write_bytes(b"changed")
 
 
-@pytest.mark.usefixtures("fresh_process")
 @pytest.mark.parametrize(("spoil", "said"), [(Path.unlink, "is gone"), (damage, "is not what was compiled")])
 def test_partition_whose_artifact_is_lost_is_dropped_and_so_is_its_launch(
     store: Store, cache: Path, spoil: Callable[[Path], None], said: str
@@ -270,13 +250,10 @@ def test_partition_whose_artifact_is_lost_is_dropped_and_so_is_its_launch(
     assert store.launches(LAUNCH_KEY) == ()
 
 
-@pytest.mark.usefixtures("fresh_process")
-def test_what_only_the_near_place_took_waits_on(cache):
-    near, far = WaywardBackend(), WaywardBackend()
-    far.failure = unavailable("connection refused", transport=True)
-    tiers = Places([Tier(name="near", backend=near), Tier(name="far", backend=far)])
+def test_what_only_the_near_place_took_waits_on(cache, places):
+    places.far.failure = unavailable("connection refused", transport=True)
     queue_launch(cache, make_partition(cache))
-    store = Store(tiers, trust=OFF, location="near, far")
+    store = places.store()
     report = publish_pending(store, cache)
     assert ["far is away: connection refused" in reason for reason in report.kept.values()] == [True, True]
     assert num_waiting(cache) == (1, 1)
@@ -292,7 +269,6 @@ def manifest(cache: Path) -> PartitionManifest:
     return make_partition(cache)
 
 
-@pytest.mark.usefixtures("fresh_process")
 @pytest.mark.parametrize(
     "damage",
     [
@@ -312,7 +288,6 @@ def test_damaged_launch_is_a_problem_and_stays(cache, manifest, damage):
     assert files(cache) == [path]
 
 
-@pytest.mark.usefixtures("fresh_process")
 def test_file_that_others_may_reach_is_not_used(cache, manifest):
     add_partition(cache, LAUNCH_KEY, manifest)
     (path,) = files(cache)
@@ -354,19 +329,6 @@ def tree(root: Path) -> dict[str, bytes]:
     return {name: data for name, data in all_files(root).items() if name != UNVERIFIED}
 
 
-def count_opens(store: Store, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each name of the store is opened from now on."""
-    opened: Counter[str] = Counter()
-    real = backend_of(store).open
-
-    def count(name: str) -> BinaryIO:
-        opened[name] += 1
-        return real(name)
-
-    monkeypatch.setattr(backend_of(store), "open", count)
-    return opened
-
-
 def test_fetched_files_are_private_copies(store, root, ref, cache):
     fetch(store, [ref], cache)
     path = function_dir(cache, "world1global_rank0", "decode") / "compiled_module"
@@ -377,9 +339,11 @@ def test_fetched_files_are_private_copies(store, root, ref, cache):
 
 def test_many_partitions_read_each_blob_once(store, source, cache, monkeypatch):
     refs = [published(store, source, rank=rank, world_size=3) for rank in range(3)]
-    opened = count_opens(store, monkeypatch)
+    opened = Mock(side_effect=backend_of(store).open)
+    monkeypatch.setattr(backend_of(store), "open", opened)
     outcome = store.fetch_partitions(refs, cache)
-    assert {opened[blob_name(digest_bytes(data).sha256)] for data in FUNCTIONS.values()} == {1}
+    times = Counter(call.args[0] for call in opened.mock_calls)
+    assert {times[blob_name(digest_bytes(data).sha256)] for data in FUNCTIONS.values()} == {1}
     assert tree(cache) == tree(source)
     assert (outcome.bytes_read, sum(report.bytes_copied for report in outcome.partitions)) == (
         ALL_BYTES,
@@ -425,26 +389,19 @@ def test_damaged_blob_is_quarantined_and_nothing_is_laid_out(store, root, ref, c
     assert "corrupt" in reason.read_text()
 
 
-@pytest.fixture
-def fetch_decode(store: Store, cache: Path) -> Callable[[], Path]:
-    return lambda: store.fetch_blob(digest_bytes(DECODE).sha256, cache / "decode", cache_root=cache)
-
-
-@pytest.fixture
-def unknown_sizes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("ref")
+def test_fetch_blob_of_unknown_size_is_verified_by_its_name(store, cache, monkeypatch):
     """The store keeps blobs compressed, so only reading tells their sizes."""
-    backend = backend_of(store)
-    real = backend.stat
+    real = backend_of(store).stat
 
     def compressed(names: Any) -> Any:
         return {name: replace(info, content_bytes=None) for name, info in real(names).items()}
 
-    monkeypatch.setattr(backend, "stat", compressed)
-
-
-@pytest.mark.usefixtures("unknown_sizes")
-def test_fetch_blob_of_unknown_size_is_verified_by_its_name(ref, root, fetch_decode, cache):
-    assert fetch_decode() == fetch_decode()
+    monkeypatch.setattr(backend_of(store), "stat", compressed)
+    first, second = (
+        store.fetch_blob(digest_bytes(DECODE).sha256, cache / "decode", cache_root=cache) for _ in range(2)
+    )
+    assert first == second
     assert [path.read_bytes() for path in variants(cache / "decode")] == [DECODE]
 
 

@@ -104,10 +104,7 @@ def test_build_gives_the_entrypoint_its_place_and_arguments(cache, monkeypatch):
         ("tests.support.workloads", "is not 'module:function'"),
         ("tests.support.no_such_module:f", "does not import"),
         ("tests.support.workloads:no_such_function", "has no function 'no_such_function'"),
-        (
-            "tests.support.workloads:wrong",
-            "what it returns is int; expected a warmrank.Workload",
-        ),
+        ("tests.support.workloads:wrong", "what it returns is int; expected a warmrank.Workload"),
     ],
 )
 def test_build_refuses_a_bad_entrypoint(cache: Path, entrypoint: str, said: str) -> None:
@@ -250,7 +247,7 @@ def test_unverified_cache_is_refused_where_trust_is_required(tmp_path: Path) -> 
     given = init(tmp_path, store={"path": str(tmp_path / "store")})
     RankHost(FakeWorld().make_worker).open(given)
     mark_unverified(Path(given.spec.cache_dir), "off")
-    with pytest.raises(UnusableCache):
+    with pytest.raises(UnusableCache, match="use another cache_dir, or empty this one"):
         RankHost(FakeWorld().make_worker).open(given)
 
 

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 from ray import exceptions
 from ray._private.thirdparty.pathspec.pathspec import PathSpec
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
+from tests.support.command_line import run
 from tests.support.launching import loaded_config
 from tests.support.processes import marked
 from warmrank.orchestrator import reaper, signals
 from warmrank.orchestrator.cli.launch import follow, job_exit_code
-from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.config.models import RayConfig
 from warmrank.orchestrator.errors import CannotStart, OrchestratorError
 from warmrank.orchestrator.exec.driver import choose_nodes
@@ -108,14 +108,6 @@ def test_ray_that_does_not_come_up_in_time_is_given_up_and_leaves_nothing(
     assert signals._at_once
 
 
-def terminate_after(begun: threading.Event) -> None:
-    def terminate() -> None:
-        begun.wait()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=terminate).start()
-
-
 def test_sigterm_is_heeded_while_ray_does_not_come_up_and_heard_of_before_the_clean_up(
     hanging: threading.Event,
     monkeypatch: pytest.MonkeyPatch,
@@ -129,8 +121,12 @@ def test_sigterm_is_heeded_while_ray_does_not_come_up_and_heard_of_before_the_cl
         said.append(caplog.text)
         clean_up(session)
 
+    def terminate() -> None:
+        hanging.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+
     monkeypatch.setattr(ray_session, "abandon", abandon)
-    terminate_after(hanging)
+    threading.Thread(target=terminate).start()
     with sigterm_raises(), pytest.raises(Terminated):
         ray_session.enter(HERE, timeout_s=LONG_S)
     assert "stopping" in said[0]
@@ -375,7 +371,7 @@ def submit(name: str, *words: str, **config: Any) -> Result:
     data = {"workload": {"script": "a.py"}, "ranks": 2, "cache_dir": "/there", **config}
     Path(name).write_text(json.dumps(data))
     Path("a.py").touch()
-    return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["submit", name, *words])
+    return run("submit", name, *words)
 
 
 def test_job_runs_the_launch_with_the_id_and_the_metadata_of_the_command_line(
@@ -429,7 +425,7 @@ def test_module_of_the_user_that_hides_this_package_is_refused_before_ray_starts
     store = {"path": str(directory / "store"), "trust": {"policy": "off"}}
     config = {"workload": {"script": "warmrank.py"}, "ray": {"address": "10.255.255.1:1"}, "store": store}
     Path("a.yaml").write_text(json.dumps(config))
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, [words[0], "a.yaml", *words[1:]])
+    result = run(words[0], "a.yaml", *words[1:])
     assert (result.exit_code, "in place of the package warmrank" in result.stderr) == (2, True)
 
 

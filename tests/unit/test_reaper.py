@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.support.checkout import PYTHONPATH
-from tests.support.processes import marked, still_there
+from tests.support.processes import await_true, marked, still_there
 from tests.support.ray_cluster import free_ports
 from warmrank.orchestrator import reaper
 from warmrank.orchestrator.config.models import WatchConfig
@@ -69,12 +69,6 @@ def ended(command: ReapedCommand) -> tuple[int, bytes, bytes]:
     raise AssertionError("the command did not end")
 
 
-def await_up(command: ReapedCommand) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while ("out", b"up\n") not in command.poll(0.05)[0]:
-        assert time.monotonic() < deadline
-
-
 @pytest.mark.parametrize(
     ("grace_s", "numbers"), [(0.2, [signal.SIGTERM]), (WAIT_S, [signal.SIGTERM, signal.SIGKILL])]
 )
@@ -82,7 +76,7 @@ def test_command_that_ignores_signals_is_killed_after_the_grace_or_when_told(
     start: Start, grace_s: float, numbers: list[int]
 ) -> None:
     command = start("bash", "-c", IGNORES, grace_s=grace_s)
-    await_up(command)
+    assert await_true(lambda: ("out", b"up\n") in command.poll(0.05)[0], timeout_s=WAIT_S)
     for number in numbers:
         command.signal(number)
     assert ended(command)[0] == KILLED
@@ -201,38 +195,25 @@ def test_process_that_has_the_id_of_a_rank_that_ended_is_left_alone(ranks: tuple
     assert second.left() == []
 
 
-USER = """
-import sys, time
-file = open(sys.stdin.readline().strip(), "w")
-print("open", flush=True)
-time.sleep(600)
-"""
-
-
 @pytest.fixture
-def user() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+def user() -> Iterator[Callable[[Path], subprocess.Popen[bytes]]]:
     """Starts processes that have a file open, and do not say so on their command line."""
-    started: list[subprocess.Popen[str]] = []
+    started: list[subprocess.Popen[bytes]] = []
 
-    def start(file: Path) -> subprocess.Popen[str]:
-        command = [sys.executable, "-S", "-c", USER]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        started.append(process)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(f"{file}\n")
-        process.stdin.flush()
-        assert process.stdout.readline() == "open\n"
-        return process
+    def start(file: Path) -> subprocess.Popen[bytes]:
+        with file.open("w") as stream:
+            command = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+            started.append(subprocess.Popen(command, stdout=stream))
+        return started[-1]
 
     yield start
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 def test_who_uses_a_directory_that_goes_ends_with_it_unless_spared(
-    guard: Guard, user: Callable[[Path], subprocess.Popen[str]], tmp_path: Path
+    guard: Guard, user: Callable[[Path], subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
     (tmp_path / "left").mkdir()
     (tmp_path / "left2").mkdir()
@@ -309,21 +290,13 @@ def test_interrupt_that_native_code_raises_for_a_sigterm_is_terminated():
     assert exit_code_of(caught.value) == EXIT_TERMINATED
 
 
-@pytest.fixture
-def _heeds_ctrl_c() -> Iterator[None]:
-    """Whoever runs the tests in the background ignores it, and so do they."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def go_on_after(number: signal.Signals, done: list[str]) -> None:
     with sigterm_raises(), held_back():
         os.kill(os.getpid(), number)
         done.append("all")
 
 
-@pytest.mark.usefixtures("_heeds_ctrl_c")
+@pytest.mark.usefixtures("heeds_ctrl_c")
 @pytest.mark.parametrize(
     ("number", "raised"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)]
 )
@@ -434,30 +407,15 @@ def test_rank_that_is_gone_is_waited_for_after_the_error_of_its_peer_until_its_d
 PATIENT = WatchConfig(every_s=300, node_silent_s=600, lease_s=600)
 
 
-@pytest.fixture
-def head() -> Iterator[socket.socket]:
-    # Not one of the kernel's choice, which anybody may get when it is closed.
-    with socket.create_server(("127.0.0.1", *free_ports(1))) as listening:
-        yield listening
-
-
-def test_time_in_which_the_driver_stood_still_is_no_silence_of_the_head(
-    head: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watch = Liveness([("127.0.0.1", head.getsockname()[1])], PATIENT)
-    monkeypatch.setattr(watch, "_looked_s", watch._looked_s - 3600)
-    assert watch.lost == set()
-    monkeypatch.setattr(placement, "knock", lambda _place: "silent")
-    watch.look()
-    assert watch.lost == set()
-
-
-@pytest.fixture
-def rank() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
-    yield process
-    process.kill()
-    process.wait()
+def test_time_in_which_the_driver_stood_still_is_no_silence_of_the_head(monkeypatch) -> None:
+    # Not a port of the kernel's choice, which anybody may get when it is closed.
+    with socket.create_server(("127.0.0.1", *free_ports(1))) as head:
+        watch = Liveness([("127.0.0.1", head.getsockname()[1])], PATIENT)
+        monkeypatch.setattr(watch, "_looked_s", watch._looked_s - 3600)
+        assert watch.lost == set()
+        monkeypatch.setattr(placement, "knock", lambda _place: "silent")
+        watch.look()
+        assert watch.lost == set()
 
 
 @pytest.fixture
@@ -479,14 +437,12 @@ def reapers(mark: str) -> list[int]:
     return [pid for pid, command in marked(mark).items() if reaper.__file__ in command]
 
 
-def charge(rank: subprocess.Popen[bytes], tmp_path: Path) -> Charge:
-    return Charge(pid=rank.pid, mark=uuid.uuid4().hex, log=tmp_path / "name" / "launch" / "rank0.log")
-
-
 def test_reaper_that_is_killed_is_replaced_and_costs_no_rank(
-    mark: str, rank: subprocess.Popen[bytes], watch: NodeWatch, tmp_path: Path
+    mark: str, ranks: tuple[Rank, Rank], watch: NodeWatch, tmp_path: Path
 ) -> None:
-    watch.guard({0: charge(rank, tmp_path)}, LONG_S, 1.0)
+    rank = ranks[0]
+    log = tmp_path / "name" / "launch" / "rank0.log"
+    watch.guard({0: Charge(pid=rank.pid, mark=rank.mark, log=log)}, LONG_S, 1.0)
     (first,) = reapers(mark)
     os.kill(first, signal.SIGKILL)
     assert still_there([first]) == []
@@ -494,4 +450,4 @@ def test_reaper_that_is_killed_is_replaced_and_costs_no_rank(
     (second,) = reapers(mark)
     assert second != first
     watch.release()
-    assert rank.wait(timeout=60) == -signal.SIGKILL
+    assert rank.process.wait(timeout=60) == -signal.SIGKILL

@@ -41,8 +41,8 @@ HEX = st.binary(min_size=32, max_size=32).map(bytes.hex)
 COMPONENTS = st.dictionaries(TEXT, TEXT, max_size=3)
 
 
-def ref(rank: int = 0, partition: str = "") -> PartitionRef:
-    name = partition or f"world2global_rank{rank}"
+def ref(rank: int) -> PartitionRef:
+    name = f"world2global_rank{rank}"
     return PartitionRef(partition=name, rank=rank, manifest_key="4" * 64, manifest_sha256="5" * 64)
 
 

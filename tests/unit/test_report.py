@@ -17,12 +17,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
-from typer.testing import CliRunner
 
+from tests.support.command_line import run
 from tests.support.made_reports import MIB, faults_of, made_report, whole
 from warmrank.cache_store.backends.deadline import TierState
 from warmrank.cache_store.records.manifest import RankEnvironment
-from warmrank.orchestrator.cli.main import app
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.launch.events import AuditReport, LaunchState, Timeline
 from warmrank.orchestrator.launch.report import (
@@ -284,20 +283,15 @@ def test_step_follows_from_a_field_of_the_report(report: Report, level: str, tit
     assert text in step.text
 
 
-def run(*arguments: str | Path) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["report", *map(str, arguments)], env={"COLUMNS": "200"})
-    return result.exit_code, result.output
-
-
 def test_report_command_makes_page_trace_and_metrics(tmp_path: Path) -> None:
     written = tmp_path / "report.json"
     outputs = Outputs(json=written)
     outputs.prepare()
     outputs.write(made_report(8, failed=True))
     html, trace, prom = tmp_path / "new" / "r.html", tmp_path / "t.json", tmp_path / "m.prom"
-    code, output = run(written, "-o", html, "--trace", trace, "--metrics", prom)
-    assert code == 0
-    assert output.splitlines() == [f"report: {html}", f"trace: {trace}", f"metrics: {prom}"]
+    done = run("report", written, "-o", html, "--trace", trace, "--metrics", prom)
+    assert done.exit_code == 0
+    assert done.output.splitlines() == [f"report: {html}", f"trace: {trace}", f"metrics: {prom}"]
     assert html.read_text().startswith("<!DOCTYPE html>")
     assert json.loads(trace.read_text())["traceEvents"]
     assert prom.read_text().startswith("# HELP warmrank_")
@@ -333,7 +327,7 @@ def test_file_that_is_no_report_is_bad_input(tmp_path: Path, text: str | bytes |
     path = tmp_path / "report.json"
     if text is not None:
         path.write_bytes(text.encode() if isinstance(text, str) else text)
-    code, output = run(path)
-    assert code == 2
-    assert "the report cannot be used" in output
-    assert found in output
+    done = run("report", path)
+    assert done.exit_code == 2
+    assert "the report cannot be used" in done.output
+    assert found in done.output

@@ -18,40 +18,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 from tests.support.ascend_machine import ascend_places, lay_out_cann, lay_out_driver, lay_out_npus
 from tests.support.checkout import python
-from tests.support.made_artifacts import MadeModule, code_of
-from warmrank.worker.configs.compiler_config import CacheOptions, CompilerConfig
-from warmrank.worker.engines.graph import GraphEngine
+from tests.support.made_artifacts import MadeModule
 from warmrank.worker.keys import request as fingerprint
 from warmrank.worker.keys.code import class_digest, function_digest, is_pinned_module
-from warmrank.worker.keys.request import Request, request
 from warmrank.worker.keys.sources import collect
 from warmrank.worker.runtime.artifact import TracedSource
-
-ENGINE = GraphEngine()
-
-
-class Small(nn.Module):
-    def __init__(self, width: int = 4, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        self.inner: nn.Module = nn.Linear(width, 4, dtype=dtype)
-        self.register_buffer("table", torch.zeros(2))
-
-
-def asked(module: nn.Module | None = None, **changed: Any) -> Request:
-    options = CacheOptions(**{"config": CompilerConfig(), **changed})
-    return request(module or Small(), options, ENGINE)
-
-
-def made() -> Callable[[torch.Tensor], torch.Tensor]:
-    def doubled(x: torch.Tensor) -> torch.Tensor:
-        return x + x
-
-    return doubled
-
 
 pytestmark = pytest.mark.usefixtures("forget_modules")
 
@@ -213,10 +187,6 @@ def test_collect_does_not_take_a_users_file_for_a_module_of_python(tmp_path, mon
     assert [source.module for source in collect([shadow.f.__code__])] == ["tabnanny"]
 
 
-def traced(function: Any) -> tuple[TracedSource, ...]:
-    return collect([code_of(function)])
-
-
 def test_modules_of_torch_and_python_alone_are_pinned() -> None:
     pinned = ["torch", "torch.nn.modules.linear", "collections", "torch_npu.npu", "builtins"]
     others = ["__main__", "transformers.models", "torchvision.ops", "tests.unit", None]
@@ -234,7 +204,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(fingerprint, "_NVIDIA", tmp_path / "nvidia")
     monkeypatch.setattr(fingerprint, "_NVIDIA_DEVICE", tmp_path / "nvidiactl")
     monkeypatch.setattr("warmrank.worker.keys.request._CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr("warmrank.worker.keys.request.architectures", tuple)
+    monkeypatch.setattr("warmrank.worker.nvidia.architectures", tuple)
     return tmp_path
 
 

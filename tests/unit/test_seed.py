@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.in_process import InProcessLauncher
-from tests.support.node_artifacts import destinations, publish_nodes
+from tests.support.launching import House
+from tests.support.node_artifacts import destinations, publish_nodes, write
 from tests.support.stored import (
     ENVIRONMENT,
     LAUNCH_KEY,
@@ -20,7 +20,6 @@ from tests.support.stored import (
     open_store,
     overwrite,
     publish_launch,
-    store_config,
     stored,
 )
 from tests.support.stored import tree as all_files
@@ -42,11 +41,7 @@ from warmrank.cache_store.layout import USED, split_used_name
 from warmrank.cache_store.seed import MAX_LAUNCHES, SeedReport, Wanted, seed
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
-from warmrank.orchestrator.config.reading import Config, parse
-from warmrank.orchestrator.errors import ConfigError
-from warmrank.orchestrator.launch.driver import launch
-from warmrank.orchestrator.launch.report import Report, from_json, to_json
-from warmrank.orchestrator.nodes import NodeArtifacts
+from warmrank.orchestrator.launch.report import from_json, to_json
 from warmrank.worker.rank.rank_worker import RankWorker
 
 EARLY, LATE = "2026-01-01T00:00:00+00:00", "2026-02-01T00:00:00+00:00"
@@ -71,12 +66,6 @@ def partitions(report: SeedReport) -> list[str]:
     return [item.partition for item in report.partitions]
 
 
-def test_seed_lays_out_the_partitions_of_a_node(store, source, cache):
-    publish_launch(store, source, world_size=4)
-    report = run(store, cache, world_size=4, ranks=(2, 3))
-    assert partitions(report) == ["world4global_rank2", "world4global_rank3"]
-
-
 def test_seed_of_another_world_lays_out_each_distinct_set_once(store, source, cache):
     last_stage = {"Llama.decode": b"last pipeline stage"}
     publish_launch(store, source, world_size=4, functions={3: last_stage})
@@ -85,9 +74,12 @@ def test_seed_of_another_world_lays_out_each_distinct_set_once(store, source, ca
     assert partitions(report) == ["world4global_rank0", "world4global_rank3"]
 
 
-def test_seed_of_another_world_takes_of_equal_sets_the_one_that_lies_there(store, source, cache):
+def test_seed_of_a_node_and_then_of_another_world_which_takes_of_equal_sets_the_one_there(
+    store, source, cache
+):
     publish_launch(store, source, world_size=4)
-    run(store, cache, world_size=4, ranks=(2, 3))
+    report = run(store, cache, world_size=4, ranks=(2, 3))
+    assert partitions(report) == ["world4global_rank2", "world4global_rank3"]
     report = run(store, cache, world_size=8, ranks=(6, 7))
     assert partitions(report) == ["world4global_rank2"]
     assert [item.bytes_copied for item in report.partitions] == [0]
@@ -308,99 +300,31 @@ def test_evict_takes_node_artifacts_with_their_launch_and_keeps_those_of_others(
     assert blob_path(root, b"late").exists()
 
 
-def config(tmp_path: Path, **changes: Any) -> Config:
-    return parse(
-        {
-            "workload": {"entrypoint": "models.tiny:workload"},
-            "ranks": 4,
-            "parallel": {"dp": 4},
-            "cache_dir": str(tmp_path / "cache"),
-            "node_caches": {"tools": {"path": str(tmp_path / "tools"), "patterns": ["*.o"]}},
-            **changes,
-        }
-    )
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({"tools": {"pth": "/x"}}, "node_caches.tools.path"),
-        ({"tools": {"path": ""}}, "of tools a path"),
-        ({"triton": {}}, "of triton a path"),
-        ({"ge": {"path": "/x"}}, "engine torchair looks"),
-        ({"tools": {"path": "/x", "collect": "some"}}, "what a launch adds or changes"),
-        ({"tools": {"path": "/x", "scope": "rank"}}, "once a node"),
-        ({"Tools/x": {"path": "/x"}}, "mapping of a name"),
-        ({"tools": {"path": "/x", "patterns": []}}, "list of patterns"),
-    ],
-)
-def test_node_caches_that_are_none_are_refused(given: Any, expected: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        config(tmp_path, node_caches=given)
-    assert expected in str(caught.value)
-
-
-KERNEL = "atc_data/kernel_cache/Ascend910/add.o"
-
-
-class Cluster:
-    """A store, and nodes with a home and a cache directory each; a tool compiles what its home lacks."""
-
-    def __init__(self, root: Path, patch: pytest.MonkeyPatch) -> None:
-        self.root, self.patch = root, patch
-        self.num_compiles = 0
-        first_call = RankWorker.first_call
-
-        def with_tool(worker: RankWorker, place: int) -> Any:
-            self._run_tool(self.root / self.node / KERNEL)
-            return first_call(worker, place)
-
-        patch.setattr(RankWorker, "first_call", with_tool)
-        self.node = ""
-
-    def _run_tool(self, kernel: Path) -> None:
-        if not kernel.exists():
-            self.num_compiles += 1
-            kernel.parent.mkdir(parents=True, mode=0o700)
-            kernel.write_bytes(b"kernel")
-
-    def launch(self, node: str, num_ranks: int) -> Report:
-        self.node = node
-        self.patch.setenv("HOME", str(self.root / node))
-        config = parse(
-            {
-                "workload": {"entrypoint": "tests.support.tiny_workload:workload"},
-                "ranks": num_ranks,
-                "parallel": {"dp": num_ranks},
-                "cache_dir": str(self.root / node / "cache"),
-                "store": store_config(self.root / "store"),
-                "node_caches": {"operators": {"path": "~/atc_data", "patterns": ["kernel_cache*/*"]}},
-            }
-        )
-        report = launch(config, launcher=InProcessLauncher())
-        return from_json(to_json(report))
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    return Cluster(tmp_path, monkeypatch)
-
-
-def of(report: Report) -> NodeArtifacts:
-    (node,) = report.node_artifacts
-    return node.artifacts
-
-
 @pytest.mark.slow
-def test_new_node_finds_what_another_ones_tools_made(cluster: Cluster) -> None:
-    cold = of(cluster.launch("one", 2))
-    assert (cold.num_new, cold.num_files, cold.num_fetched, cluster.num_compiles) == (1, 1, 0, 1)
-    report = cluster.launch("two", 4)
-    assert (of(report).num_fetched, of(report).num_placed, of(report).num_new) == (1, 1, 0)
-    assert (cluster.num_compiles, report.totals.num_compiled) == (1, 0)
-    assert (cluster.root / "two" / KERNEL).read_bytes() == b"kernel"
+def test_new_node_finds_what_another_ones_tools_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiles: list[Path] = []
+    first_call = RankWorker.first_call
+
+    def with_tool(worker: RankWorker, place: int) -> Any:
+        kernel = Path.home() / "atc_data/kernel_cache/Ascend910/add.o"
+        if not kernel.exists():
+            compiles.append(kernel)
+            write(kernel, b"kernel")
+        assert kernel.read_bytes() == b"kernel"
+        return first_call(worker, place)
+
+    monkeypatch.setattr(RankWorker, "first_call", with_tool)
+    tools = {"operators": {"path": "~/atc_data", "patterns": ["kernel_cache*/*"]}}
+    house = House(tmp_path, node_caches=tools)
+    found = []
+    for node, num_ranks in (("one", 2), ("two", 4), ("three", 4)):
+        monkeypatch.setenv("HOME", str(tmp_path / "homes" / node))
+        report = from_json(to_json(house.launch(num_ranks, node=node)))
+        (artifacts,) = (each.artifacts for each in report.node_artifacts)
+        found.append((artifacts.num_fetched, artifacts.num_placed, artifacts.num_new, artifacts.num_files))
     # What came from the store stays in the manifests of those who use it.
-    assert of(cluster.launch("three", 4)).num_placed == 1
+    assert found == [(0, 0, 1, 1), (1, 1, 0, 1), (1, 1, 0, 1)]
+    assert (len(compiles), report.totals.num_compiled) == (1, 0)
 
 
 DATA = b"kernels"

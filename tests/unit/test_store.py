@@ -11,9 +11,9 @@ from typing import BinaryIO
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.support.backends import WaywardBackend, unavailable
+from tests.support.backends import unavailable
 from tests.support.checkout import python
-from tests.support.sealed_launches import Evicting, put
+from tests.support.sealed_launches import Evicting
 from tests.support.stored import (
     ENVIRONMENT,
     FUNCTIONS,
@@ -27,16 +27,9 @@ from tests.support.stored import (
     overwrite,
     publish_launch,
     stored,
+    tree,
 )
-from warmrank.cache_store.backends.deadline import Tier, TierMode
-from warmrank.cache_store.backends.places import Places
-from warmrank.cache_store.errors import (
-    Conflict,
-    Corrupt,
-    EvictRefused,
-    NotInStore,
-    StoreUnavailable,
-)
+from warmrank.cache_store.errors import Conflict, Corrupt, NotInStore, StoreUnavailable
 from warmrank.cache_store.gc.inventory import Inventory, references, take_inventory
 from warmrank.cache_store.layout import record_name
 from warmrank.cache_store.records.documents import read_stored_form
@@ -46,54 +39,37 @@ from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 
 
-@pytest.fixture
-def places() -> tuple[WaywardBackend, WaywardBackend]:
-    """A near and a far place."""
-    return WaywardBackend(), WaywardBackend()
-
-
-def tiered(
-    places: tuple[WaywardBackend, WaywardBackend], near: TierMode = "rw", far: TierMode = "rw"
-) -> Store:
-    tiers = [Tier(name="near", backend=places[0], mode=near), Tier(name="far", backend=places[1], mode=far)]
-    return Store(Places(tiers), trust=OFF, location="near, far")
-
-
 def test_fetch_fills_the_near_place_so_that_it_serves_alone(places, tmp_path):
-    far_only = Store(places[1], trust=OFF, location="far")
+    far_only = Store(places.far, trust=OFF, location="far")
     record = publish_launch(far_only, tmp_path / "source", world_size=2)
-    store = tiered(places)
+    store = places.store()
     # Also what the cache directory has already.
     records = tuple(store.newest_launches(record.launch_key))
     store.fetch_partitions(record.partitions, tmp_path / "source", records=records)
-    near_only = Store(places[0], trust=OFF, location="near")
+    near_only = Store(places.near, trust=OFF, location="near")
     assert near_only.launches(record.launch_key) == (record,)
     outcome = near_only.fetch_partitions(record.partitions, tmp_path / "again")
     assert (len(outcome.partitions), outcome.faults, near_only.problems) == (2, (), [])
 
 
-def test_fetch_while_the_near_place_goes_away_is_a_problem_only(places, tmp_path):
-    record = publish_launch(Store(places[1], trust=OFF, location="far"), tmp_path / "source")
-    places[0].failure = unavailable("connection refused", transport=True)
-    places[0].fails_on = frozenset({"put_new"})
-    store = tiered(places)
+@pytest.mark.parametrize("near", ["rw", "required"])
+def test_fetch_while_the_near_place_goes_away_is_a_problem_unless_it_is_required(places, tmp_path, near):
+    record = publish_launch(Store(places.far, trust=OFF, location="far"), tmp_path / "source")
+    places.near.failure = unavailable("connection refused", transport=True)
+    places.near.fails_on = frozenset({"put_new"})
+    store = places.store(near)
+    if near == "required":
+        with pytest.raises(StoreUnavailable, match="required store near"):
+            store.fetch_partitions(record.partitions, tmp_path / "cache")
+        return
     outcome = store.fetch_partitions(record.partitions, tmp_path / "cache")
     assert (len(outcome.partitions), outcome.faults) == (1, ())
     assert ["connection refused" in line for line in store.problems] == [True]
 
 
-def test_fetch_while_a_required_near_place_goes_away_is_an_error(places, tmp_path):
-    record = publish_launch(Store(places[1], trust=OFF, location="far"), tmp_path / "source")
-    places[0].failure = unavailable("connection refused", transport=True)
-    places[0].fails_on = frozenset({"put_new"})
-    store = tiered(places, near="required")
-    with pytest.raises(StoreUnavailable, match="required store near"):
-        store.fetch_partitions(record.partitions, tmp_path / "cache")
-
-
 def test_store_without_its_far_place_goes_on_and_says_that_it_is_behind(places, tmp_path):
-    places[1].failure = unavailable("connection refused", transport=True)
-    store = tiered(places)
+    places.far.failure = unavailable("connection refused", transport=True)
+    store = places.store()
     record = publish_launch(store, tmp_path / "cache")
     assert store.launches(record.launch_key) == (record,)
     assert store.is_behind
@@ -105,8 +81,8 @@ def test_store_without_its_far_place_goes_on_and_says_that_it_is_behind(places, 
 
 
 def test_required_place_that_is_away_fails_every_verb(places, tmp_path):
-    places[1].failure = unavailable("connection refused", transport=True)
-    store = tiered(places, far="required")
+    places.far.failure = unavailable("connection refused", transport=True)
+    store = places.store(far="required")
     for verb in (lambda: publish_launch(store, tmp_path / "cache"), store.launches, store.verify):
         with pytest.raises(StoreUnavailable, match="connection refused") as caught:
             verb()
@@ -203,16 +179,6 @@ SIGNED = Trust(
 )
 
 
-def tree_digest(root: Path) -> tuple[int, str]:
-    """Number of files below a store, and a digest of their names and bytes."""
-    files = sorted(path for path in root.rglob("*") if path.is_file())
-    lines = (
-        f"{path.relative_to(root).as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n"
-        for path in files
-    )
-    return len(files), hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
 @pytest.mark.parametrize(
     ("trust", "digest"),
     [
@@ -222,24 +188,19 @@ def tree_digest(root: Path) -> tuple[int, str]:
     ids=["unsigned", "signed"],
 )
 def test_store_tree_of_a_launch_has_the_bytes_that_it_always_had(trust: Trust, digest: str, tmp_path: Path):
-    publish_launch(
-        open_store(tmp_path / "store", trust), tmp_path / "cache", world_size=2, elsewhere={1: OTHER}
-    )
-    assert tree_digest(tmp_path / "store") == (6, digest)
+    root = tmp_path / "store"
+    publish_launch(open_store(root, trust), tmp_path / "cache", world_size=2, elsewhere={1: OTHER})
+    lines = [f"{name} {hashlib.sha256(data).hexdigest()}\n" for name, data in tree(root).items()]
+    assert (len(lines), hashlib.sha256("".join(lines).encode()).hexdigest()) == (6, digest)
 
 
 HEAVY = {"pydantic", "cryptography", "filelock", "torch", "ray", "ctypes", "asyncio"}
 
 
-def loaded_by(statement: str) -> set[str]:
-    """Top-level modules that a fresh interpreter has loaded after ``statement``."""
-    code = f"{statement}; import sys; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    return set(python("-c", code).split())
-
-
 def test_warm_load_imports_the_standard_library_only():
-    statement = "from warmrank.cache_store.cache_dir import local, marks"
-    assert loaded_by(statement) & HEAVY == set()
+    statement = "import sys; from warmrank.cache_store.cache_dir import local, marks"
+    modules = python("-c", f"{statement}; print(*{{name.partition('.')[0] for name in sys.modules}})")
+    assert set(modules.split()) & HEAVY == set()
 
 
 EARLY, LATE, LATEST = (f"2026-0{month}-01T00:00:00+00:00" for month in (1, 2, 3))
@@ -275,26 +236,11 @@ def test_damaged_record_does_not_hide_the_others(store, root, ref):
     assert store.launches() == (good,)
 
 
-def test_pin_is_listed_with_its_reason_and_removed_again(memory):
-    record = memory.launch()
-    prefix = record.rpartition("/")[2][:12]
-    memory.store.pin(prefix, reason="baseline")
-    assert [(pin.record, pin.reason) for pin in memory.store.pins()] == [(record, "baseline")]
-    assert memory.store.unpin(prefix) == (record,)
-    assert memory.store.pins() == ()
-
-
 KEY, OTHER_KEY = "ab" * 32, "cd" * 32
 
 
 def inventory(memory: Evicting) -> Inventory:
     return take_inventory(memory.places, memory.backend.now_s, trust=OFF)
-
-
-def into_trash(memory: Evicting, name: str, *, hour: int = 12) -> str:
-    trashed = f"trash/20260131T{hour}0000Z/{name}"
-    assert memory.backend.move(name, trashed)
-    return trashed
 
 
 def test_document_under_the_name_of_another_is_corrupt(memory):
@@ -313,20 +259,11 @@ def test_document_under_the_name_of_another_is_corrupt(memory):
 def test_manifest_in_the_trash_counts_while_a_standing_record_needs_it(memory):
     memory.launch()
     (manifest,) = memory.names("ac/")
-    into_trash(memory, manifest)
+    assert memory.backend.move(manifest, f"trash/20260131T120000Z/{manifest}")
     found = inventory(memory)
     assert set(found.documents[manifest].references) == memory.names("cas/")
     assert manifest not in found.files
     assert manifest in found.trash
-
-
-def test_damaged_manifest_that_stands_stops_everything(memory):
-    memory.launch()
-    (manifest,) = memory.names("ac/")
-    memory.backend.move(manifest, None)
-    put(memory, manifest, b"damaged")
-    with pytest.raises(EvictRefused, match="verify --repair"):
-        inventory(memory)
 
 
 def test_document_that_another_process_takes_meanwhile_is_left_out(memory, monkeypatch):
@@ -344,17 +281,6 @@ def test_document_that_another_process_takes_meanwhile_is_left_out(memory, monke
     assert gone not in found.documents
     assert gone not in found.files
     assert len(found.documents) == 3
-
-
-def test_record_with_a_pin_that_the_listing_leaves_out_is_refused(memory, monkeypatch):
-    hidden = memory.launch()
-    memory.store.pin(hidden.rpartition("/")[2])
-    real = memory.backend.list
-    monkeypatch.setattr(
-        memory.backend, "list", lambda prefix: (info for info in real(prefix) if info.name != hidden)
-    )
-    with pytest.raises(EvictRefused, match="not in its listing"):
-        inventory(memory)
 
 
 def test_launches_come_newest_first_by_the_store_s_clock(store, ref):

@@ -197,14 +197,6 @@ def test_killed_pull_leaves_nothing_that_the_tool_would_see(documents, cache, tm
     assert contents(tmp_path / "elsewhere") == {}
 
 
-@pytest.fixture
-def small_cache(tmp_path: Path) -> Path:
-    directory = tmp_path / "cache"
-    directory.mkdir(mode=0o700)
-    (directory / "graph.py").write_bytes(b"def call(): ...\n")
-    return directory
-
-
 @pytest.mark.parametrize(
     ("tool", "components", "fault"),
     [
@@ -219,9 +211,9 @@ def small_cache(tmp_path: Path) -> Path:
     ],
 )
 def test_what_a_listing_cannot_hold_is_refused_before_the_first_blob(
-    documents, small_cache, root, tool, components, fault
+    documents, cache, root, tool, components, fault
 ):
     with pytest.raises(UnusableCache, match=fault) as caught:
-        push(documents, tool, small_cache, components)
+        push(documents, tool, cache, components)
     assert "one by one" in caught.value.remedy
     assert stored(root, BLOBS) == []

@@ -107,12 +107,13 @@ def imported_by(code: str) -> set[str]:
 
 FOR_DRIVERS = (
     "worker", "warmrank.worker.results", "warmrank.worker.errors", "warmrank.worker.rank.rank_worker",
-    "warmrank.worker.rank.workload", "warmrank.worker.keys.request",
+    "warmrank.worker.rank.workload", "warmrank.worker.keys.request", "warmrank.orchestrator.config.reading",
+    "warmrank.orchestrator.launch.driver", "warmrank.orchestrator.inspect.doctor",
 )  # fmt: skip
 
 
-def test_import_of_what_a_driver_needs_does_not_import_torch() -> None:
-    assert "torch" not in imported_by(f"import {', '.join(FOR_DRIVERS)}")
+def test_import_of_what_a_driver_needs_imports_neither_torch_nor_ray() -> None:
+    assert not {"torch", "ray"} & imported_by(f"import {', '.join(FOR_DRIVERS)}")
 
 
 def test_surface_and_a_cached_function_do_not_import_a_tracer() -> None:

@@ -22,6 +22,8 @@ from warmrank.inference import cache_compile
 from warmrank.worker.errors import FunctionRaised, GraphBreak, NotPortable
 from warmrank.worker.keys import reachable
 
+pytestmark = pytest.mark.usefixtures("no_grad")
+
 PLAIN_ROWS = torch.ones(2, 4)
 
 
@@ -174,13 +176,11 @@ def test_operator_that_is_not_registered_is_looked_for(guards: Any, defined: Any
     name = f"warmrank_late_{guards}"
     module = defined(META, name)
     model, x = Uses(name), torch.ones(3, 8)
-
-    with torch.no_grad():
-        cache_compile(model.step, cache_dir=tmp_path, guards=guards)(x)
-        module.library._destroy()
-        del sys.modules[name]
-        function = cache_compile(model.step, cache_dir=tmp_path, guards=guards)
-        function(x)
+    cache_compile(model.step, cache_dir=tmp_path, guards=guards)(x)
+    module.library._destroy()
+    del sys.modules[name]
+    function = cache_compile(model.step, cache_dir=tmp_path, guards=guards)
+    function(x)
     assert outcome(function) == "loaded"
 
 
@@ -231,7 +231,6 @@ REACHED_CHANGES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("change", REACHED_CHANGES)
 def test_change_of_what_a_patch_reaches_is_noticed_by_the_next_call(change, defined, tmp_path, monkeypatch):
     patches = defined(REACHED, f"warmrank_patch_{[*REACHED_CHANGES].index(change)}")
@@ -245,7 +244,6 @@ def test_change_of_what_a_patch_reaches_is_noticed_by_the_next_call(change, defi
         assert torch.equal(function(X), model.forward(X))
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("change", REACHED_CHANGES)
 def test_calls_of_an_operator_compute_no_digest_until_its_code_changes(
     change, defined, tmp_path, monkeypatch

@@ -7,7 +7,7 @@ import os
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -26,14 +26,7 @@ from tests.support.stored import (
     save_key_pair,
 )
 from warmrank.cache_store.backends import directory
-from warmrank.cache_store.cache_dir.marks import (
-    UNVERIFIED,
-    Marks,
-    check_marks,
-    mark_unverified,
-    marks_of,
-    permit_copies,
-)
+from warmrank.cache_store.cache_dir.marks import UNVERIFIED, Marks, mark_unverified, marks_of, permit_copies
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, Untrusted, UnusableCache
 from warmrank.cache_store.layout import BLOBS
@@ -61,37 +54,38 @@ from warmrank.cache_store.signing.trust import (
     load_trust,
     parse_envelope,
 )
-from warmrank.cache_store.store import Store, TierSpec
-from warmrank.cache_store.store import open_store as open_tiers
+from warmrank.cache_store.store import Store
 from warmrank.orchestrator.config.reading import load
 from warmrank.orchestrator.config.store import TrustConfig, locate_trust
 from warmrank.orchestrator.stores import open_store as open_configured
 
+pytestmark = pytest.mark.usefixtures("own_keys")
+
 KEY = "1" * 64
 PAYLOAD = b'{"a":1}'
-SIGNER = generate_key_pair("ci")
+SIGNER, OTHER = generate_key_pair("ci"), generate_key_pair("other")
 PUBLISHER = Trust(policy="require", signer=SIGNER)
-REVOKED = {
-    key_id(SIGNER.public_key): Revocation(
-        key_id=key_id(SIGNER.public_key), when="2026-01-31T12:00:00+00:00", reason="laptop lost"
-    )
-}
 SEALED = PUBLISHER.seal("manifest", KEY, PAYLOAD)
 
 
-def refused(trust: Trust, data: bytes, *, key: str = KEY) -> str:
-    with pytest.raises(Untrusted) as caught:
-        trust.open_envelope("manifest", key, data, where="ac/11/1")
-    assert "ac/11/1" in str(caught.value)
-    return caught.value.reason
+def revocation(signer: Signer, **said: str) -> Revocation:
+    return Revocation(key_id=key_id(signer.public_key), **said)
+
+
+def revoked(signer: Signer, **said: str) -> dict[str, Revocation]:
+    return {key_id(signer.public_key): revocation(signer, **said)}
+
+
+REVOKED = revoked(SIGNER, when="2026-01-31T12:00:00+00:00", reason="laptop lost")
 
 
 @pytest.mark.parametrize("policy", ["require", "warn"])
-def test_revoked_key_is_refused_with_its_time_and_reason(policy: TrustPolicy):
+def test_revoked_key_is_refused_with_its_place_time_and_reason(policy: TrustPolicy):
     reader = Trust(policy=policy, trusted={"ci": SIGNER.public_key}, revoked=REVOKED)
-    assert refused(reader, SEALED) == "revoked"
-    with pytest.raises(Untrusted, match=r"revoked on 2026-01-31T12:00:00\+00:00 \(laptop lost\)"):
-        reader.open_envelope("manifest", KEY, SEALED)
+    said = r"revoked on 2026-01-31T12:00:00\+00:00 \(laptop lost\)"
+    with pytest.raises(Untrusted, match=said) as caught:
+        reader.open_envelope("manifest", KEY, SEALED, where="ac/11/1")
+    assert (caught.value.reason, "ac/11/1" in str(caught.value)) == ("revoked", True)
 
 
 @pytest.mark.parametrize("policy", ["require", "warn", "off"])
@@ -136,85 +130,60 @@ ENVELOPES = st.builds(
 )
 
 
-def parse(data: bytes) -> Envelope:
-    return parse_envelope(data, what="manifest k", where="ac/ab/k")
-
-
 @given(ENVELOPES)
 def test_envelope_round_trips(envelope):
-    assert parse(envelope.to_bytes()) == envelope
+    assert parse_envelope(envelope.to_bytes(), what="manifest k", where="ac/ab/k") == envelope
 
 
-@pytest.fixture
-def signer() -> Signer:
-    return generate_key_pair("ci")
-
-
-def test_private_key_that_others_can_read_is_refused(signer, tmp_path):
-    private_path, _ = save_key_pair(signer, tmp_path)
+def test_private_key_that_others_can_read_is_refused(tmp_path):
+    private_path, _ = save_key_pair(SIGNER, tmp_path)
     private_path.chmod(0o640)
     with pytest.raises(UnusableCache, match="mode 0640"):
         load_signer(private_path)
 
 
-def test_key_file_is_never_overwritten(signer, tmp_path):
-    save_key_pair(signer, tmp_path)
-    other = generate_key_pair("ci")
+def test_key_file_is_never_overwritten(tmp_path):
+    save_key_pair(SIGNER, tmp_path)
     with pytest.raises(UnusableCache, match="File exists"):
-        save_private_key(other, tmp_path / "ci.pem")
+        save_private_key(OTHER, tmp_path / "ci.pem")
     with pytest.raises(UnusableCache, match="File exists"):
-        save_public_key(other.public_key, tmp_path / "ci.pub.pem")
-    assert key_id(load_signer(tmp_path / "ci.pem").public_key) == key_id(signer.public_key)
-    assert key_id(load_public_key(tmp_path / "ci.pub.pem")) == key_id(signer.public_key)
+        save_public_key(OTHER.public_key, tmp_path / "ci.pub.pem")
+    assert key_id(load_signer(tmp_path / "ci.pem").public_key) == key_id(SIGNER.public_key)
+    assert key_id(load_public_key(tmp_path / "ci.pub.pem")) == key_id(SIGNER.public_key)
 
 
 def test_load_signer_refuses_another_kind_of_key(tmp_path):
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     path = tmp_path / "ci.pem"
-    path.write_bytes(
-        X25519PrivateKey.generate().private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-    )
+    path.write_bytes(X25519PrivateKey.generate().private_bytes(*form))
     path.chmod(0o600)
     with pytest.raises(Corrupt, match="X25519"):
         load_signer(path)
 
 
 @pytest.mark.parametrize("mode", [0o664, 0o646])
-def test_public_key_that_others_can_write_is_refused(signer, tmp_path, mode):
-    _, public_path = save_key_pair(signer, tmp_path)
+def test_public_key_that_others_can_write_is_refused(tmp_path, mode):
+    _, public_path = save_key_pair(SIGNER, tmp_path)
     public_path.chmod(mode)
     with pytest.raises(UnusableCache, match="chmod 644"):
         load_public_key(public_path)
 
 
 def test_what_was_fetched_before_its_key_was_revoked_is_not_used_after(root: Path, source: Path, cache: Path):
-    signer = generate_key_pair("ci")
-    own = key_id(signer.public_key)
-    publisher = open_tiers([TierSpec(location=str(root))], trust=Trust(policy="require", signer=signer))
-    ref = publisher.publish_partition(LAUNCH_KEY, make_partition(source), source).ref
-    trusting = Trust(policy="require", trusted={"ci": signer.public_key})
-    reader = open_tiers([TierSpec(location=str(root))], trust=trusting)
-    assert reader.fetch_partitions([ref], cache).faults == ()
-    revoking = Trust(
-        policy="require", trusted=trusting.trusted, revoked={own: Revocation(key_id=own, reason="stolen")}
-    )
-    wary = open_tiers([TierSpec(location=str(root))], trust=revoking)
-    with pytest.raises(UnusableCache, match=f"key {own} signed, which is revoked"):
+    ref = open_store(root, PUBLISHER).publish_partition(LAUNCH_KEY, make_partition(source), source).ref
+    trusting = Trust(policy="require", trusted={"ci": SIGNER.public_key})
+    assert open_store(root, trusting).fetch_partitions([ref], cache).faults == ()
+    wary = open_store(root, replace(trusting, revoked=REVOKED))
+    with pytest.raises(UnusableCache, match=f"key {key_id(SIGNER.public_key)} signed, which is revoked"):
         wary.fetch_partitions([ref], cache)
 
 
 def test_single_blob_is_marked_with_every_key_that_may_have_named_it(root: Path, source: Path, cache: Path):
-    signer, other = generate_key_pair("ci"), generate_key_pair("other")
-    publisher = open_tiers([TierSpec(location=str(root))], trust=Trust(policy="require", signer=signer))
-    publisher.publish_partition(LAUNCH_KEY, partition := make_partition(source), source)
-    revoked = {key_id(other.public_key): Revocation(key_id=key_id(other.public_key), reason="old")}
-    trusted = {"ci": signer.public_key, "other": other.public_key}
-    reader = open_tiers(
-        [TierSpec(location=str(root))], trust=Trust(policy="require", trusted=trusted, revoked=revoked)
-    )
+    open_store(root, PUBLISHER).publish_partition(LAUNCH_KEY, partition := make_partition(source), source)
+    trusted = {"ci": SIGNER.public_key, "other": OTHER.public_key}
+    reader = open_store(root, Trust(policy="require", trusted=trusted, revoked=revoked(OTHER)))
     reader.fetch_blob(partition.artifacts[0].sha256, cache / "f", cache_root=cache)
-    assert [path.name for path in (cache / ".signers").iterdir()] == [key_id(signer.public_key)]
+    assert [path.name for path in (cache / ".signers").iterdir()] == [key_id(SIGNER.public_key)]
 
 
 ONE = "1" * 16
@@ -230,22 +199,14 @@ def test_marks_of_one_directory_are_those_of_the_next(tmp_path, policy):
     assert marks_of(tmp_path / "next") == marks == Marks(policy=policy, signers=frozenset([ONE]))
 
 
-def test_unverified_directory_is_refused_under_require(tmp_path):
-    mark_unverified(tmp_path, "off")
-    with pytest.raises(UnusableCache, match="use another cache_dir, or empty this one"):
-        check_marks(tmp_path, "require", ())
-
-
 @pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bytes]]:
-    """Each path that was flushed by its name, with what the mark there held by then."""
-    flushed: list[tuple[str, bytes]] = []
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The name of each path that was flushed."""
+    flushed: list[str] = []
     real = os.fsync
 
     def fsync(descriptor: int) -> None:
-        path = Path(f"/proc/self/fd/{descriptor}").readlink()
-        mark = path if path.name == UNVERIFIED else path / UNVERIFIED
-        flushed.append((path.name, mark.read_bytes() if mark.exists() else b""))
+        flushed.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
@@ -261,7 +222,7 @@ def test_mark_is_durable_before_the_first_copy(tmp_path, synced, monkeypatch):
 
     def note(name: str) -> BinaryIO:
         if name.startswith(BLOBS):
-            before.append([path for path, _ in synced])
+            before.append([*synced])
         return real(name)
 
     monkeypatch.setattr(backend_of(store), "open", note)
@@ -278,15 +239,9 @@ def test_mark_that_cannot_be_made_durable_stops_the_fetch(tmp_path, monkeypatch)
         mark_unverified(tmp_path, "off")
 
 
-NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
-OTHER = generate_key_pair("other")
 BY_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
 REVOCATION = f"revoked/{key_id(OTHER.public_key)}.json"
-
-
-def other_revoked(reason: str = "") -> Revocation:
-    when = NOW.isoformat(timespec="seconds")
-    return Revocation(key_id=key_id(OTHER.public_key), name="other", reason=reason, when=when)
+OTHER_REVOKED = revocation(OTHER, name="other", when="2026-01-31T12:00:00+00:00")
 
 
 @pytest.mark.parametrize(("name", "load"), [("ci.pem", load_signer), ("trusted/ci.pub.pem", load_public_key)])
@@ -306,7 +261,7 @@ def test_key_file_below_a_directory_that_others_can_write_is_refused(tmp_path, n
 def test_link_that_others_can_change_is_refused_on_the_way_to_a_key(tmp_path, name, is_gone):
     keys = tmp_path / "keys"
     generate(keys, "ci")
-    revoke(keys, other_revoked())
+    revoke(keys, OTHER_REVOKED)
     (tmp_path / "open").mkdir()
     (tmp_path / "open" / "link").symlink_to(tmp_path / "moved")
     (tmp_path / name).rename(tmp_path / "moved")
@@ -334,12 +289,12 @@ def test_revocations_at_once_are_all_kept(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"format":1,"name":"","reason":""}'])
 def test_damaged_revocation_is_not_passed_over(tmp_path, text):
-    standing, _ = revoke(tmp_path, other_revoked())
+    standing, _ = revoke(tmp_path, OTHER_REVOKED)
     (tmp_path / "revoked" / f"{standing.key_id}.json").write_text(text)
     with pytest.raises(Corrupt, match=rf"revocation at .*{standing.key_id}\.json.*restore it"):
         read_keyring(tmp_path)
     with pytest.raises(Corrupt, match="restore it"):
-        revoke(tmp_path, other_revoked())
+        revoke(tmp_path, OTHER_REVOKED)
 
 
 @pytest.mark.parametrize(
@@ -350,7 +305,7 @@ def test_damaged_revocation_is_not_passed_over(tmp_path, text):
 @pytest.mark.parametrize("change", ["group", "others", pytest.param("owner", marks=BY_ROOT)])
 def test_keyring_that_others_can_write_or_own_is_refused(tmp_path, place, change):
     generate(tmp_path / "keys", "ci")
-    revoke(tmp_path / "keys", other_revoked())
+    revoke(tmp_path / "keys", OTHER_REVOKED)
     path = tmp_path / "keys" / place
     if change == "owner":
         os.chown(path, 12345, 12345)
@@ -362,13 +317,6 @@ def test_keyring_that_others_can_write_or_own_is_refused(tmp_path, place, change
 
 
 REVOKED_ID = "1" * 32
-
-
-@pytest.fixture(autouse=True)
-def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the user's keyring would be."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    return tmp_path / "config" / "warmrank" / "keys"
 
 
 @pytest.fixture
@@ -385,20 +333,20 @@ def config(**fields: object) -> TrustConfig:
 
 
 @pytest.mark.parametrize("name", ["ci", "build.farm", "ci_2"])
-def test_signing_key_without_slash_or_suffix_is_a_key_of_the_keyring(tmp_path, usual, name):
-    generate(usual, name)
-    assert locate_trust(config(signing_key=name), base=tmp_path).signing_key == usual / f"{name}.pem"
+def test_signing_key_without_slash_or_suffix_is_a_key_of_the_keyring(tmp_path, own_keys, name):
+    generate(own_keys, name)
+    assert locate_trust(config(signing_key=name), base=tmp_path).signing_key == own_keys / f"{name}.pem"
 
 
-def test_what_the_keyring_revokes_travels_with_the_config(tmp_path, usual):
-    signer = generate(usual, "ci")
-    revoke(usual, Revocation(key_id=key_id(signer.public_key)))
+def test_what_the_keyring_revokes_travels_with_the_config(tmp_path, own_keys):
+    signer = generate(own_keys, "ci")
+    revoke(own_keys, revocation(signer))
     located = locate_trust(config(revoked=[REVOKED_ID]), base=tmp_path)
     assert set(located.revoked) == {REVOKED_ID, key_id(signer.public_key)}
 
 
-def test_store_of_a_config_signs_with_the_keyring_until_the_key_is_revoked(tmp_path, usual):
-    signer = generate(usual, "ci")
+def test_store_of_a_config_signs_with_the_keyring_until_the_key_is_revoked(tmp_path, own_keys):
+    signer = generate(own_keys, "ci")
     file = tmp_path / "launch.yaml"
     file.write_text(
         "workload: {entrypoint: 'a:b'}\nranks: 1\n"
@@ -406,7 +354,7 @@ def test_store_of_a_config_signs_with_the_keyring_until_the_key_is_revoked(tmp_p
     )
     publish_launch(_store(file), tmp_path / "cache")
     assert len(_store(file).launches()) == 1
-    revoke(usual, Revocation(key_id=key_id(signer.public_key), reason="lost"))
+    revoke(own_keys, revocation(signer, reason="lost"))
     assert _store(file).launches() == ()
     with pytest.raises(Untrusted, match=r"revoked.*lost"):
         publish_launch(_store(file), tmp_path / "other", environment={"torch": "2.12.0"})

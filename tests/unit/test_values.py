@@ -190,11 +190,21 @@ def test_call_that_never_returns_keeps_no_process_from_ending():
 HOLD = """
 import sys
 from pathlib import Path
-from warmrank.cache_store.cache_dir.single_flight import single_flight
-with single_flight(Path(sys.argv[1]), timeout_s=0.0):
+from warmrank.cache_store.cache_dir.single_flight import one_compile, single_flight
+with {lock}:
     print("held", flush=True)
     sys.stdin.read()
 """
+
+
+@contextlib.contextmanager
+def held(root: Path, lock: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that holds a lock until its input ends."""
+    command = [sys.executable, "-c", HOLD.format(lock=lock), str(root)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        yield holder
 
 
 def is_free(cache: Path) -> bool:
@@ -208,33 +218,17 @@ def is_free(cache: Path) -> bool:
 
 
 def test_holder_that_was_killed_holds_no_lock(tmp_path):
-    command = [sys.executable, "-c", HOLD, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
+    with held(tmp_path, "single_flight(Path(sys.argv[1]), timeout_s=0.0)") as holder:
         assert not is_free(tmp_path)
         os.kill(holder.pid, signal.SIGKILL)
     assert is_free(tmp_path)
-
-
-_HOLDER = """
-import sys
-from pathlib import Path
-from warmrank.cache_store.cache_dir.single_flight import one_compile
-with one_compile(Path(sys.argv[1]), "model/forward"):
-    print("holds", flush=True)
-    sys.stdin.read()
-"""
 
 
 def test_compile_waits_for_that_of_another_process_and_keeps_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flight, "COMPILE_TIMEOUT_S", 0.0)
-    command = [sys.executable, "-c", _HOLDER, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"holds\n"
+    with held(tmp_path, 'one_compile(Path(sys.argv[1]), "model/forward")') as holder:
         assert one_waits(tmp_path, "model/other") is False
         assert one_waits(tmp_path, "model/forward") is True
         holder.communicate(b"")

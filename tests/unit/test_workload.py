@@ -19,7 +19,6 @@ from tests.support.made_artifacts import make_artifact
 from tests.support.small_models import Plain
 from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.digests import Digest, digest_file
-from warmrank.cache_store.records.manifest import PartitionManifest
 from warmrank.examples import llama
 from warmrank.examples.llama_model import build_model
 from warmrank.examples.llama_weights import LlamaSizes, full_weights
@@ -27,7 +26,7 @@ from warmrank.inference import cache_compile
 from warmrank.worker import journal
 from warmrank.worker.errors import CompileForbidden, WorkloadError
 from warmrank.worker.rank import manifests
-from warmrank.worker.rank.start import RankSpec
+from warmrank.worker.rank.rank_worker import RankSpec
 from warmrank.worker.rank.workload import Call, RankContext, Workload, build_workload, journal_of, run_script
 from warmrank.worker.results import FunctionResult, StageSeconds
 from warmrank.worker.runtime.artifact import ArtifactFile
@@ -216,49 +215,23 @@ def test_journal_round_trips(results: list[FunctionResult], tmp_path_factory: py
     assert [entry for entry, _ in journal.read(path)] == results
 
 
-MODEL_DIR = "M_dynamic_aclgraphcache_0f"
-
-
-@pytest.fixture
-def spec_manifests(tmp_path: Path) -> RankSpec:
-    return rank_spec(tmp_path / "cache", rank=1, world_size=2, entrypoint="")
-
-
-def look_up(
-    spec_manifests: RankSpec,
-    function: str,
-    *,
-    outcome: Any = "compiled",
-    root: Path | None = None,
-    **changed: Any,
-) -> Path:
-    """Leave an artifact and an entry in the journal, as a script's look-up does."""
-    artifact = make_artifact(name=f"{function}(x)", **changed)
-    root = root or Path(spec_manifests.cache_dir)
-    name = function.rpartition(".")[2]
-    path = add_variant(root / MODEL_DIR / "world2global_rank1" / name, to_bytes(artifact))
+def test_script_manifest_lists_the_files_beside_an_artifact(
+    spec: RankSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = ArtifactFile(name="ge_cache_0123456789abcdef.pt2", sha256="0123456789abcdef" * 4, size_bytes=7)
+    artifact = make_artifact(name="M.decode(x)", files=(file,))
+    directory = "M_dynamic_aclgraphcache_0f/world4global_rank3/decode"
+    path = add_variant(Path(spec.cache_dir, directory), to_bytes(artifact))
     digest = digest_file(path)
     result = FunctionResult(
-        function=function, ok=True, outcome=outcome, reason="", digest=digest.sha256,
-        size_bytes=digest.size_bytes, path=str(path), runtime_state=artifact.guards.runtime_state,
+        function="M.decode", ok=True, outcome="compiled", reason="", digest=digest.sha256,
+        size_bytes=digest.size_bytes, path=str(path),
     )  # fmt: skip
-    journal_of(spec_manifests).parent.mkdir(parents=True, exist_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WARMRANK_JOURNAL", str(journal_of(spec_manifests)))
-        journal.append(result, artifact)
-    return path
-
-
-def made(spec: RankSpec) -> PartitionManifest:
-    return manifests.made(manifests.of_script(spec))
-
-
-def test_script_manifest_lists_the_files_beside_an_artifact(spec_manifests: RankSpec) -> None:
-    file = ArtifactFile(name="ge_cache_0123456789abcdef.pt2", sha256="0123456789abcdef" * 4, size_bytes=7)
-    path = look_up(spec_manifests, "M.decode", files=(file,))
-    directory = path.parent.relative_to(spec_manifests.cache_dir).as_posix()
-    entries = {entry.path: entry.digest for entry in made(spec_manifests).artifacts}
+    journal_of(spec).parent.mkdir(parents=True)
+    monkeypatch.setenv("WARMRANK_JOURNAL", str(journal_of(spec)))
+    journal.append(result, artifact)
+    entries = {entry.path: entry.digest for entry in manifests.made(manifests.of_script(spec)).artifacts}
     assert entries == {
-        f"{directory}/compiled_module": digest_file(path),
+        f"{directory}/compiled_module": digest,
         f"{directory}/{file.name}": Digest(sha256=file.sha256, size_bytes=7),
     }

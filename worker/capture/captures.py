@@ -23,8 +23,7 @@ import torch
 
 from warmrank.worker.capture.plan import shapes_of
 from warmrank.worker.capture.statistics import PoolStatistics
-from warmrank.worker.devices import KINDS, backend_for, picker
-from warmrank.worker.devices.port import duplicate, memory_of
+from warmrank.worker.devices import KINDS, backend_for, duplicate, memory_of, picker
 from warmrank.worker.errors import NotCapturable
 from warmrank.worker.runtime.runner import ordinary_tensors
 from warmrank.worker.torch_private.places import hand_out

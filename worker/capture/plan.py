@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.cache_store.canonical import canonical_json
-from warmrank.worker.devices.port import memory_of
+from warmrank.worker.devices import memory_of
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:

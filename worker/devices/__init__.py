@@ -1,4 +1,4 @@
-"""Device kinds behind one port, `worker.devices.port.DeviceBackend`; here the CPU's."""
+"""Device kinds behind one port, `worker.devices.port.DeviceBackend`; the CPU's; the memory of tensors."""
 
 from __future__ import annotations
 
@@ -86,6 +86,39 @@ def span(tensor: torch.Tensor) -> int:
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         found += (size - 1) * stride
     return found
+
+
+def span_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from the first element to behind the last."""
+    return span(tensor) * tensor.element_size() if tensor.numel() else 0
+
+
+def aligned(size_bytes: int, alignment: int) -> int:
+    """The size, rounded up so that what follows is aligned."""
+    return -(-size_bytes // alignment) * alignment
+
+
+def tensor_in(
+    storage: torch.UntypedStorage, offset: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor in a storage; ``offset`` counts elements.
+
+    Made outside of inference mode, it can be written in and out of that mode.
+    """
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
+
+
+def memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or, where elements overlap (``expand``), all the memory that it spans, each cell once."""
+    num_cells = span(tensor)
+    return tensor if tensor.numel() <= max(num_cells, 0) else tensor.as_strided((num_cells,), (1,))
+
+
+def duplicate(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, gaps and overlaps, in memory of its own."""
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    memory_of(copy).copy_(memory_of(tensor))
+    return copy
 
 
 def lies_in_storage(tensor: torch.Tensor) -> bool:

@@ -1,17 +1,17 @@
-"""The port of a device kind, and the memory of tensors as captures see it."""
+"""The port of a device kind."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
-
-from warmrank.worker.devices import CpuBackend, Graph, PoolHandle, Positions, span
+from warmrank.worker.devices import CpuBackend, Graph, PoolHandle, Positions
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
+    import torch
+
     from warmrank.worker.torch_private.places import Origin
 
 
@@ -94,36 +94,3 @@ class AbsentBackend(CpuBackend):
         del graph, inputs, copied, aliased, pool
         msg = f"an offline build has no device of kind {self.kind}, so it captures nothing; a launch does"
         raise DeviceUnavailable(msg, kind=self.kind)
-
-
-def span_bytes(tensor: torch.Tensor) -> int:
-    """Bytes from the first element to behind the last."""
-    return span(tensor) * tensor.element_size() if tensor.numel() else 0
-
-
-def aligned(size_bytes: int, alignment: int) -> int:
-    """The size, rounded up so that what follows is aligned."""
-    return -(-size_bytes // alignment) * alignment
-
-
-def tensor_in(
-    storage: torch.UntypedStorage, offset: int, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
-) -> torch.Tensor:
-    """A tensor in a storage; ``offset`` counts elements.
-
-    Made outside of inference mode, it can be written in and out of that mode.
-    """
-    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
-
-
-def memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or, where elements overlap (``expand``), all the memory that it spans, each cell once."""
-    num_cells = span(tensor)
-    return tensor if tensor.numel() <= max(num_cells, 0) else tensor.as_strided((num_cells,), (1,))
-
-
-def duplicate(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy with the same strides, gaps and overlaps, in memory of its own."""
-    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    memory_of(copy).copy_(memory_of(tensor))
-    return copy

@@ -167,7 +167,7 @@ class CompiledGraph:
             StateChanged: the result of an operator is not as in the trace.
             RuntimeError: the library may have written to its inputs already, so nothing can be replayed.
         """
-        from warmrank.worker.torch_private.warm import changed_result
+        from warmrank.worker.torch_private.libraries import changed_result
 
         changed = changed_result(error)
         if changed or self._overlap is not None:
@@ -278,7 +278,7 @@ class AotiEngine:
             ArtifactCorrupt: they cannot be opened here.
         """
         del site
-        from warmrank.worker.torch_private.warm import open_library
+        from warmrank.worker.torch_private.libraries import open_library
 
         call: dict[str, Any] = json.loads(sections[_SECTION])
         library = tail = None

@@ -27,7 +27,7 @@ Combination = tuple[int, ...]
 Gears = dict[int, tuple[int, ...]]
 _SCOPE = {"math": math, "max": max, "min": min, "abs": abs, "int": int, "round": round}
 ATTRIBUTE = "dim_gears"
-_used: set[bool] = set()  # gears cost nothing where nobody sets any
+in_use: set[bool] = set()  # true once a tensor of this process was given gears
 
 
 def checked_gears(shape: Sequence[int], dim_gears: Mapping[int, Sequence[int]]) -> Gears:
@@ -231,12 +231,7 @@ def carry(t: torch.Tensor, dim_gears: Mapping[int, Sequence[int]]) -> None:
     if checked:
         mark_geared(t, checked)
         setattr(t, ATTRIBUTE, checked)
-        _used.add(True)
-
-
-def any_set() -> bool:
-    """True if a tensor of this process was ever given gears."""
-    return bool(_used)
+        in_use.add(True)
 
 
 def carried(value: Any) -> Gears | None:

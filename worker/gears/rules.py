@@ -24,7 +24,8 @@ import torch
 
 from warmrank.worker.configs.compiler_config import OnGearMiss
 from warmrank.worker.errors import GearError
-from warmrank.worker.gears.model import Axis, Combination, GearedInput, GearFacts, any_set, carried, evaluate
+from warmrank.worker.gears.model import Axis, Combination, GearedInput, GearFacts, carried, evaluate
+from warmrank.worker.runtime.ambient import any_gears
 from warmrank.worker.runtime.artifact import PortableGuards
 from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.values import Value, replace
@@ -74,7 +75,7 @@ def call_guards(
 ) -> PortableGuards:
     """The guards of an artifact for a call; ``learned``: its tensors need not carry the gears any more."""
     if gears is None:
-        return replace(guards, checks=(*guards.checks, *carry_none(guards))) if any_set() else guards
+        return replace(guards, checks=(*guards.checks, *carry_none(guards))) if any_gears() else guards
     if on_miss == "pad":
         exact, wide = membership(gears), coverage(gears)
         guards = replace(guards, shapes=tuple(wide if shape == exact else shape for shape in guards.shapes))
@@ -146,7 +147,7 @@ def geared_arguments(
     function: FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> list[tuple[str, torch.Tensor]]:
     """Every tensor with gears among a call's arguments (without the module), once, and where it stands."""
-    if not any_set():
+    if not any_gears():
         return []
     code = function.__code__
     own = code.co_varnames[1 : code.co_argcount][: len(args)]

@@ -7,13 +7,11 @@ run time (deterministic mode, precision, autocast) is not in it: it is part of t
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import hashlib
 import importlib.metadata
 import importlib.util
 import platform
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,8 +177,12 @@ def _components() -> dict[str, str]:
     if cuda != _NONE:  # with the version of cuDNN, which has a package of its own
         cudnn = f"nvidia-cudnn-cu{cuda.partition('.')[0]}"
         cuda = f"{cuda} cudnn {_version(cudnn)}"
-    nvidia = _field(_NVIDIA / "version", r"Kernel Module\s+(?:for \S+\s+)?(\d[\d.]*)")
-    models = ", ".join(filter(None, (soc, _gpus())))  # which decide what compiled kernels can run on
+    nvidia = gpus = ""
+    if _NVIDIA.exists() or _NVIDIA_DEVICE.exists():
+        from warmrank.worker.nvidia import driver_in, gpus_in
+
+        nvidia, gpus = driver_in(_NVIDIA), gpus_in(_NVIDIA)
+    models = ", ".join(filter(None, (soc, gpus)))  # which decide what compiled kernels can run on
     instructions = filter({*_features()}.__contains__, _INSTRUCTION_SETS)
     return {
         "python": f"{platform.python_implementation().lower()} {platform.python_version()}",
@@ -221,47 +223,6 @@ def _built(package: str) -> tuple[str, str]:
     return f"{version} git {git[:12]}", named.get("cuda", _NONE)
 
 
-def _gpus() -> str:
-    """Models of the GPUs, with their architecture."""
-    if not (_NVIDIA.exists() or _NVIDIA_DEVICE.exists()):
-        return ""
-    models = {_field(path / "information", r"Model:\s*(.+)") for path in sorted(_NVIDIA.glob("gpus/*"))}
-    return ", ".join(architectures() or sorted(model.strip() for model in models if model))
-
-
-def architectures(load: Callable[[str], Any] | None = None) -> tuple[str, ...]:
-    """Each model of NVIDIA's on this machine once, with its architecture: ``NVIDIA H100 80GB HBM3 sm_90``.
-
-    Empty where there is no driver, or it does not answer.
-    """
-    try:
-        library = (load or ctypes.CDLL)("libnvidia-ml.so.1")
-    except OSError:
-        return ()
-    if library.nvmlInit_v2() != 0:
-        return ()
-    try:
-        count = ctypes.c_uint()
-        if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return ()
-        found = {_architecture(library, index) for index in range(count.value)}
-    finally:
-        library.nvmlShutdown()
-    return tuple(sorted(found - {""}))
-
-
-def _architecture(library: Any, index: int) -> str:
-    handle = ctypes.c_void_p()
-    name = ctypes.create_string_buffer(96)  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    failed = (
-        library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle))
-        or library.nvmlDeviceGetName(handle, name, ctypes.c_uint(96))
-        or library.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor))
-    )
-    return "" if failed else f"{name.value.decode(errors='replace')} sm_{major.value}{minor.value}"
-
-
 @functools.cache
 def instruction_set() -> tuple[str | None, str]:
     """Instructions that kernels of this machine may use: for ``-march``, and for the key.
@@ -287,11 +248,3 @@ def _features() -> list[str]:
     except OSError:
         pass
     return []
-
-
-def _field(path: Path, pattern: str) -> str:
-    try:
-        match = re.search(pattern, path.read_text(errors="replace"))
-    except OSError:
-        return ""
-    return match.group(1) if match else ""

@@ -22,7 +22,7 @@ from warmrank.worker.runtime.files import is_withheld, provenance
 if TYPE_CHECKING:
     from warmrank.cache_store.cache_dir.node_files import NodeFile
     from warmrank.cache_store.records.manifest import PartitionManifest
-    from warmrank.worker.rank.start import RankSpec
+    from warmrank.worker.rank.rank_worker import RankSpec
     from warmrank.worker.runtime.find import StoredArtifact
     from warmrank.worker.runtime.function import CachedFunction
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from warmrank.worker.errors import NeedsValues, NotPortable
 from warmrank.worker.keys.code import package_of
-from warmrank.worker.rank import start
-from warmrank.worker.rank.rank_worker import RankWorker
+from warmrank.worker.rank.rank_worker import RankWorker, pretend_groups
 from warmrank.worker.results import LeftOut, Retraced
 from warmrank.worker.runtime.asked import asks_for_rank
 from warmrank.worker.runtime.files import is_withheld
@@ -25,7 +24,7 @@ from warmrank.worker.settings import Target, building_for
 
 if TYPE_CHECKING:
     from warmrank.worker.rank.manifests import Fields
-    from warmrank.worker.rank.start import RankSpec
+    from warmrank.worker.rank.rank_worker import RankSpec
     from warmrank.worker.rank.units import RankUnit
 
 
@@ -51,7 +50,7 @@ class OfflineRank(RankWorker):
         facts.require("offline")
         self._exits.enter_context(building_for(self._machines))
         backend_for(self._spec.device_kind).device(self._spec.local_rank)
-        self._own(start.pretend_groups(self._spec))
+        self._own(pretend_groups(self._spec))
         return dict(self._machines.environment)
 
     def build(self) -> tuple[str, ...]:

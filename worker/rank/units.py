@@ -23,6 +23,7 @@ from warmrank.cache_store.cache_dir.marks import Marks, marks_of, permit_copies
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.cache_store.errors import Corrupt, StoreError, UnwritableDisk
 from warmrank.worker.errors import ArtifactCorrupt, CompileForbidden, WorkerError, WorkloadError
+from warmrank.worker.rank.workload import unit_name
 from warmrank.worker.results import (
     Failure,
     FunctionProbe,
@@ -30,12 +31,10 @@ from warmrank.worker.results import (
     Retraced,
     StageSeconds,
     TraceResult,
-    unit_name,
 )
 from warmrank.worker.runtime.artifact import PortableGuards
 from warmrank.worker.runtime.files import OFFERED, guards_json, is_withheld, offered
-from warmrank.worker.runtime.find import Found, StoredArtifact, other_request
-from warmrank.worker.runtime.runtime_state import declared_for
+from warmrank.worker.runtime.find import Found, StoredArtifact, is_anything_declared, other_request
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -133,6 +132,11 @@ class RankUnit:
             raise WorkloadError(f"{where}: {error}", function=self.name) from error
         self.seconds = replace(self.seconds, load_s=perf_counter() - started)
         asked, module, stored = self.function.request(), self.function.module, found.stored
+        declared: dict[str, str] = {}
+        if is_anything_declared():
+            from warmrank.worker.runtime.runtime_state import declared_for
+
+            declared = declared_for(module)
         is_open = stored is not None and found.own and is_withheld(stored.path.parent, stored.sha256)
         return FunctionProbe(
             function=self.name,
@@ -141,7 +145,7 @@ class RankUnit:
             state="miss" if stored is None else "hit" if found.own else "adoptable",
             reason=found.reason,
             digest=stored.sha256 if stored is not None else "",
-            runtime_state=declared_for(module),
+            runtime_state=declared,
             # Modules are traced one by one, each wherever it is used.
             cost=len(list(module.named_modules(remove_duplicate=False))) if stored is None else 1,
             trace=self.trace().digest if is_open else "",

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Any
 
 from warmrank.worker import journal
 from warmrank.worker.errors import BadRuntimeState, CompileForbidden, GroupError, ScriptFailed, WorkloadError
-from warmrank.worker.results import FunctionResult, Verification, unit_name
+from warmrank.worker.results import FunctionResult, Verification
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-    from warmrank.worker.rank.start import RankSpec
+    from warmrank.worker.rank.rank_worker import RankSpec
     from warmrank.worker.runtime.function import CachedFunction
     from warmrank.worker.runtime.runtime_state import Scalar
 
@@ -102,8 +102,6 @@ class Workload(Value):
 
 def build_workload(entrypoint: str, context: RankContext, arguments: Mapping[str, Any]) -> Workload:
     """Import ``module:function``, call it, check what it returns, and declare its runtime state."""
-    from warmrank.worker.runtime.runtime_state import checked, declare_runtime_state
-
     function = _import_entrypoint(entrypoint)
     try:
         signature = inspect.signature(function)
@@ -112,13 +110,15 @@ def build_workload(entrypoint: str, context: RankContext, arguments: Mapping[str
     else:
         check_arguments(entrypoint, signature, context, arguments)
     workload = _checked(entrypoint, function(context, **arguments))
-    try:
-        if checked(workload.runtime_state):
+    if workload.runtime_state != {}:
+        from warmrank.worker.runtime.runtime_state import declare_runtime_state
+
+        try:
             for module in (workload.model, *(call.function.module for call in workload.calls)):
                 declare_runtime_state(module, workload.runtime_state)
-    except BadRuntimeState as error:
-        msg = f"entrypoint {entrypoint} returned a Workload whose {error.message}"
-        raise WorkloadError(msg, entrypoint=entrypoint) from error
+        except BadRuntimeState as error:
+            msg = f"entrypoint {entrypoint} returned a Workload whose {error.message}"
+            raise WorkloadError(msg, entrypoint=entrypoint) from error
     return workload
 
 
@@ -270,6 +270,11 @@ def _distinct(results: Iterable[FunctionResult]) -> tuple[FunctionResult, ...]:
             first[slot] = replace(result, function=unit_name(name, num_seen[name]))
             num_seen[name] += 1
     return tuple(first.values())
+
+
+def unit_name(function: str, number: int) -> str:
+    """Name of a function's call in a launch, counted from 0: ``Llama.decode``, ``Llama.decode[1]``."""
+    return f"{function}[{number}]" if number else function
 
 
 def _variables(spec: RankSpec) -> dict[str, str]:

@@ -40,8 +40,7 @@ def snapshot(device_kind: str) -> tuple[Any, ...]:
 
 def any_gears() -> bool:
     """True if a tensor of this process was ever given gears; imports nothing of them."""
-    any_set = getattr(sys.modules.get("warmrank.worker.gears.model"), "any_set", None)
-    return any_set is not None and bool(any_set())
+    return bool(getattr(sys.modules.get("warmrank.worker.gears.model"), "in_use", ()))
 
 
 def encode(values: tuple[Any, ...]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Inductor: one graph of tensors to one shared library, which `warm.open_library` opens.
+"""Inductor: one graph of tensors to one shared library, which `libraries.open_library` opens.
 
 Relied on (``tests/unit/test_graph_engine.py``, ``tests/integration/test_max_autotune.py``):
 
@@ -28,9 +28,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from warmrank.worker.errors import NotPortable, NotYet
+from warmrank.worker.torch_private.libraries import LIBRARY, NODES
 from warmrank.worker.torch_private.operators import constant_of, memory_of, mutated_arguments, nodes_at
 from warmrank.worker.torch_private.patching import intercepted, steps_in
-from warmrank.worker.torch_private.warm import LIBRARY, NODES
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:

@@ -11,23 +11,25 @@ nowhere cannot be tried without running them, so they keep the call through ``to
 
 Relies on: ``OpOverload._op`` is the overload without its Python wrapper; ``_AutoDispatchBelowAutograd`` skips
 autograd's kernels; each functional overload with a ``structured_delegate`` has a kernel for
-``CompositeExplicitAutogradNonFunctional``, and that delegate one for ``Meta``. Part of a warm load: imports
-neither Dynamo nor sympy.
+``CompositeExplicitAutogradNonFunctional``, and that delegate one for ``Meta``;
+``TorchDispatchMode.__init_subclass__`` leaves ``__torch_dispatch__`` as it is where ``_should_skip_dynamo``
+says no, and would else wrap it, which imports Dynamo. Part of a warm load: imports neither Dynamo nor sympy.
 """
 
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from warmrank.worker.errors import NotCapturable
 from warmrank.worker.torch_private.operators import argument_of, as_list, mutated_arguments
-from warmrank.worker.torch_private.patching import Watch
 from warmrank.worker.torch_private.places import (
     Origin,
     Place,
@@ -172,6 +174,29 @@ def record(
 def leaves(values: Any) -> list[Any]:
     """Results of an operator, with lists of tensors unpacked."""
     return [item for value in as_list(values) for item in as_list(value)]
+
+
+class Watch(TorchDispatchMode, ABC):
+    """Sees every operator that is called within it; may be part of a warm load, for it imports no Dynamo."""
+
+    supports_higher_order_operators = True  # to refuse them with our own words
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        del types
+        return self.called(func, args, kwargs or {})
+
+    @abstractmethod
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run or replace the call of an operator, and return its result."""
 
 
 class _Recorder(Watch):

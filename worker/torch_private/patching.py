@@ -1,20 +1,13 @@
-"""Functions of torch replaced while it works, and operators seen as they are called.
-
-Relies on ``TorchDispatchMode.__init_subclass__`` leaving ``__torch_dispatch__`` as it is where
-``_should_skip_dynamo`` says no; otherwise it would wrap it, which imports Dynamo.
-"""
+"""Functions of torch replaced while it works."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import importlib
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
-
-from torch.utils._python_dispatch import TorchDispatchMode
 
 _VARIABLES = "torch._dynamo.variables.base:VariableTracker"
 Step = TypeVar("Step", bound=Callable[..., Any])
@@ -126,26 +119,3 @@ def _around(original: Any, step: Callable[..., Any]) -> Any:
         return step(function, *args, **kwargs)
 
     return staticmethod(call) if isinstance(original, staticmethod) else call
-
-
-class Watch(TorchDispatchMode, ABC):
-    """Sees every operator that is called within it; may be part of a warm load, for it imports no Dynamo."""
-
-    supports_higher_order_operators = True  # to refuse them with our own words
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        del types
-        return self.called(func, args, kwargs or {})
-
-    @abstractmethod
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run or replace the call of an operator, and return its result."""

@@ -1,4 +1,4 @@
-"""State of torch that loads and calls read: switches, operators by name, metadata of tensors, libraries.
+"""State of torch that loads and calls read: switches, operators by name, metadata of tensors.
 
 State is read from the getters under torch's properties, which cost up to twenty times as much
 (``tests/unit/test_ambient.py`` sets each property and looks for its name). Relied on beside that:
@@ -15,9 +15,7 @@ State is read from the getters under torch's properties, which cost up to twenty
 * Dynamo keeps preparations of packages in ``trace_rules._lazy_module_init``: of einops, a ``rearrange``;
 * ``TensorGuards`` (``tests/unit/test_changes_after_load.py``) compares type, dispatch keys (of the calling
   thread: inference mode has others), dtype, device index, sizes and strides; ``requires_grad`` only while
-  gradients are recorded. It reads a null pointer where sizes and strides are left out;
-* ``AOTIModelContainerRunnerCpu(path, 1)`` opens a library and ``<path without .so>.json`` beside it; both
-  stay usable when they are removed.
+  gradients are recorded. It reads a null pointer where sizes and strides are left out.
 """
 
 from __future__ import annotations
@@ -25,11 +23,9 @@ from __future__ import annotations
 import copyreg
 import functools
 import importlib
-import re
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -38,7 +34,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as module_hooks
 from torch.utils._pytree import SUPPORTED_NODES
 
-from warmrank.worker.errors import ArtifactCorrupt, NotPortable, StateChanged
+from warmrank.worker.errors import NotPortable
 
 _KEYS_OF_ALL = ("CPU", "AutogradCPU", "Autograd", "CompositeImplicitAutograd", "CompositeExplicitAutograd")
 _ENDINGS = tuple(f"/{key}" for key in _KEYS_OF_ALL)
@@ -335,49 +331,6 @@ def _prepare_einops(einops: Any) -> None:
 def _prepared() -> set[str]:
     importlib.import_module("torch._dynamo.decorators")
     return set(importlib.import_module("torch._dynamo.trace_rules")._lazy_module_init)
-
-
-Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
-LIBRARY, NODES = "graph.so", "graph.json"
-_WRONG_RESULT = re.compile(r"(?P<found>expected (size|dtype) .*)\n.*Error in op: (?P<operator>\S+)")
-
-
-def open_library(library: Mapping[str, bytes], device: torch.device) -> Run:
-    """Open a library, given as its files by name, on a device; return its runner.
-
-    The bytes pass through files of a private directory that is gone when this returns: nobody else can
-    change them on the way, and nothing is left behind.
-
-    Raises:
-        ArtifactCorrupt: the system's linker, or torch, cannot open it here.
-    """
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="warmrank-aoti-") as directory:
-        for name, data in library.items():
-            (Path(directory) / name).write_bytes(data)
-        path = str(Path(directory) / LIBRARY)
-        try:
-            runner: Any = (
-                torch._C._aoti.AOTIModelContainerRunnerCpu(path, 1)
-                if device.type == "cpu"
-                else torch._C._aoti.AOTIModelContainerRunnerCuda(path, 1, str(device))
-            )
-        except RuntimeError as error:
-            reason = str(error).strip()
-            msg = f"the compiled kernels cannot be opened on this machine: {reason}"
-            raise ArtifactCorrupt(msg, where="compiled kernels", why=reason) from error
-    run: Run = runner.run
-    return run
-
-
-def changed_result(error: RuntimeError) -> StateChanged | None:
-    """The error for a result that is not as in the trace; None for another failure."""
-    found = _WRONG_RESULT.match(str(error))
-    if found is None:
-        return None
-    where = f"the result of {found['operator']} in compiled kernels"
-    return StateChanged(where, f"another ({found['found']})", while_running=True)
 
 
 PROBES = {

@@ -1,6 +1,6 @@
 """One model that reads all kinds of state, and single changes between the process that compiled it and a later one.
 
-`tests.integration.test_fuzz` tries them on CPUs.
+`tests.integration.test_fuzz` tries them on CPUs, ``benchmarks/stale_matrix.py`` some of them beside TorchAir alone.
 """
 
 # ruff: noqa: E501 - a change in one line reads as a table
@@ -24,14 +24,22 @@ class Case:
     Attributes:
         change: of the second process; its name is the case's.
         first: slots of both processes; the change may have others.
+        program: other fields of the program.
     """
 
     change: Change
     first: Slots
+    program: Mapping[str, bool]
 
 
-def _made(name: str, slots: Slots, *, first: Slots | None = None, **more: Any) -> Case:
-    return Case(change=Change(name=name, slots=slots, **more), first=first or {})
+_NOTHING: Slots = {}
+
+
+def _made(
+    name: str, slots: Slots, *, first: Slots = _NOTHING, program: tuple[str, ...] = (), **more: Any
+) -> Case:
+    change = Change(name=name, slots=slots, **more)
+    return Case(change=change, first=first, program=dict.fromkeys(program, True))
 
 
 def _edits(table: Mapping[str, tuple[str, ...]]) -> list[Case]:
@@ -168,6 +176,68 @@ ENVIRONMENT = _sets({
     "torch": (_TORCH, r"torch .*2\.13\.9"),
     "driver": (_MACHINE.format(laid_out="lay_out_driver(here, '25.9.9')").replace("main.NEWER = True", ""), r"driver none -> ascend 25\.9\.9"),
 })  # fmt: skip
+# What only an NPU has, or TorchAir makes.
+_BOUNDED = "config.post_grad_custom_post_pass = helper.bounded({})"
+_PATTERN = "package.register_replacement(helper.searched, helper.{}, [torch.ones(3, 8)], search_fn_pattern=None, skip_duplicates=True)"
+_NPU_RELEASE = (
+    _RELEASE.format(package="torch_npu", what="__version__", version="2.13.0.post9")
+    + "torch_npu.__version__ = '2.13.0.post9'\n"
+)
+_NPUS = (
+    _MACHINE.format(laid_out="lay_out_npus(here, '910_9391', 1)")
+    + "import torch_npu\ntorch_npu.npu.get_soc_version = lambda: 250"
+)
+_GROUPS = """\
+m.eval()
+import torch.distributed as dist
+{}
+{}
+m.group = {}
+with torch.no_grad():
+    m.offset.mul_(dist.get_rank() + 1.0)"""
+_PAIR = "pair = dist.new_group([0, 1])"
+_OWN = "own = [dist.new_group([rank]) for rank in (0, 1)][dist.get_rank()]"
+_SUMMED = "if self.group is not None:\n    y = dist._functional_collectives.all_reduce(y, 'sum', self.group) / dist.get_world_size(self.group)\n"
+_RANKED = {
+    "top": f"import torch.distributed as dist\nimport torch.distributed._functional_collectives\n{SLOTS['top']}",
+    "init": f"self.group = None\n{SLOTS['init']}",
+    "body": SLOTS["body"].replace("cache.add_(y)\n", f"{_SUMMED}cache.add_(y)\n"),
+    "after": _GROUPS.format(_PAIR, _OWN, "pair"),
+}
+
+
+def _configured(name: str, first: str, then: str, said: str) -> Case:
+    return _made(name, {"configure": then}, first={"configure": first}, program=("fresh",), said=said)
+
+
+def _ranks(name: str, after: str, rank: tuple[int, int] | None = None) -> Case:
+    return _made(name, {"after": after}, first=_RANKED, program=("gloo",), rank=rank, said="group")
+
+
+BESIDE_TORCHAIR = {
+    "source": SOURCE,
+    "module": MODULE,
+    "arguments": ARGUMENTS,
+    "process": [
+        *PROCESS,
+        *_sets({
+            "`set_deterministic_level`": ("import torch_npu; torch_npu.npu.set_deterministic_level(2)", "deterministic"),
+            "`allow_hf32`": ("import torch_npu; torch_npu.npu.matmul.allow_hf32 = True", "hf32"),
+        }),
+    ],
+    "configuration": [
+        _configured("another custom decomposition", _DECOMPOSED.format("clamp_low"), _DECOMPOSED.format("clamp_high"), "decompositions"),
+        _configured("value in the closure of a post-grad pass", _BOUNDED.format("9.0"), _BOUNDED.format("0.5"), "config .*pass"),
+        _configured("registered fusion pattern", _PATTERN.format("replaced"), _PATTERN.format("replaced_otherwise"), "patterns"),
+    ],
+    "environment": [*ENVIRONMENT, *_sets({"torch_npu": (_NPU_RELEASE, "torch_npu .*post9"), "SoC": (_NPUS, "accelerator .*910_9391")})],
+    "ranks": [
+        _ranks("process groups made in another order", _GROUPS.format(_OWN, _PAIR, "pair")),
+        _ranks("group of another size", _GROUPS.format(_PAIR, _OWN, "own")),
+        _ranks("one rank instead of two", "m.eval()", rank=(0, 1)),
+    ],
+}  # fmt: skip
+"""Cases by heading."""
 _SOURCE = _edits({
     "module two imports away": ("conf", "return x + SHIFT", "return x - SHIFT", "conf:shifted changed"),
     "one of two equal functions": ("helper", "x.sin() * 0.25", "x.sin() * 0.75", "helper:curved changed"),
@@ -188,7 +258,7 @@ _SOURCE = _edits({
     "method newly overridden in a subclass": ("top", "class BlockNorm(Norm):\n    pass", "class BlockNorm(Norm):\n    def spread(self, x):\n        return x.abs().mean(-1, keepdim=True)", "BlockNorm"),
     "another base class": ("top", "class BlockNorm(Norm)", "class BlockNorm(AbsoluteNorm)", "BlockNorm"),
     "type of a layer": ("init", "self.norm = Norm(8)", "self.norm = AbsoluteNorm(8)", "module "),
-    "value of an enum member": ("helper", "SOFT = 0.125", "SOFT = 0.25", "mode"),
+    "value of an enum member": ("helper", "SOFT = 0.5", "SOFT = 0.25", "mode"),
     "order of a named tuple's fields": ("helper", "    left: float\n    right: float", "    right: float\n    left: float", "Pair|pair|forward"),
     "argument of a partial": ("top", "negative_slope=0.1", "negative_slope=0.2", r"0\.1 -> 0\.2"),
     "imported name bound to another function": ("top", "import Options, mixed, scaler", "import Options, scaler, unmixed as mixed", "mixed"),
@@ -316,13 +386,18 @@ _ALL = [
 CASES = {case.change.name: case for case in _ALL}
 
 
-def trials(cases: Iterable[Case]) -> Iterator[Trial]:
-    """Trials of all cases that launch the same model, one for each; a pair's change has its case's name."""
+def trials(cases: Iterable[Case], **program_of: str) -> Iterator[Trial]:
+    """Trials of cases that launch the same model, as a pair each whose change has its case's name.
+
+    Args:
+        cases: which ones.
+        program_of: other fields of all programs.
+    """
     alike: dict[str, list[Case]] = {}
     for case in cases:
-        alike.setdefault(repr(case.first), []).append(case)
+        alike.setdefault(repr((case.first, case.program)), []).append(case)
     for those in alike.values():
         one = those[0]
         part = replace(MODEL, slots={**MODEL.slots, **one.first})
-        program = Program(parts=(part,), x=X.format(n=3))
+        program = Program(parts=(part,), x=X.format(n=3), **program_of, **one.program)  # type: ignore[arg-type]
         yield Trial(seed=1, program=program, pairs=tuple(Pair(index=0, change=case.change) for case in those))

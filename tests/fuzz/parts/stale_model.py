@@ -21,7 +21,7 @@ def curved(x):
     return x - x.sin() * 0.25
 GAIN, STEPS, TABLE = 1.5, [1.0, 0.5], {'low': 0.5, 'high': 2.0}
 class Mode(enum.Enum):
-    SOFT = 0.125
+    SOFT = 0.5
     HARD = 4.0
 class Pair(typing.NamedTuple):
     left: float
@@ -64,6 +64,20 @@ def at_least(x, low):
     return torch.ops.aten.clamp_min.default(x, low)
 def clamp_low(x, low, high):
     return torch.ops.aten.clamp_max.default(at_least(x, low / 8.0), high)
+def clamp_high(x, low, high):
+    return torch.ops.aten.clamp_max.default(x, high / 8.0)
+def bounded(limit):
+    def post_pass(graph_module, *_):
+        for node in graph_module.graph.nodes:
+            if node.target is torch.ops.aten.clamp.default:
+                node.args = (node.args[0], -limit, limit)
+    return post_pass
+def searched(x):
+    return torch.ops.aten.sigmoid.default(x)
+def replaced(x):
+    return torch.ops.aten.tanh.default(x)
+def replaced_otherwise(x):
+    return torch.ops.aten.relu.default(x)
 def without_bias(self, x):
     return x @ self.weight.t()
 def largest_spread(self, x):
@@ -167,8 +181,9 @@ self.residual = 0.5
 self.reversed = False
 self.numbers = [1.0, 2.0]
 """
+# Nothing in it saturates, so that every change shows in the result.
 _BODY = """\
-y = mixed(self.scale(y)) + shift
+y = mixed(self.scale(y)) + shift - 3
 for index, block in enumerate(self.blocks):
     y = block(y, batch.positions) + OFFSET * (index + 1)
 y = y.clamp(self.settings.limits.LOW, self.settings.limits.HIGH) * self.settings.mode.value
@@ -177,7 +192,7 @@ for part in parts:
     y = y + part
 for number in [*self.numbers, *steps]:
     y = y * number
-y = helper.decorated(helper.curved(conf.curved(y))) * helper.TABLE['low'] + helper.STEPS[1]
+y = helper.decorated(helper.curved(conf.curved(y)) / 8) * helper.TABLE['low'] + helper.STEPS[1]
 y = y - LINE if self.reversed else y + LINE
 if batch.mask is not None:
     y = y * batch.mask
