@@ -396,7 +396,7 @@ def _canonical_constant(value: Any, renames: Mapping[str, str]) -> Any:
             "the function returns, or keeps, what only this process has, such as a function that it makes "
             f"({error.message}); make that outside of the cached function"
         )
-        raise errors.NotPortable(msg, what=error.what) from error
+        raise errors.NotPortable(msg, what=type(value).__qualname__) from error
 
 
 def _is_literal(value: Any) -> bool:

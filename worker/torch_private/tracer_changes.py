@@ -19,13 +19,6 @@
   class says of its state; not by ``__slots__``.
 * A dict of the caller's whose order changes (``move_to_end``) has the new order after the call.
 * Copies and repetitions of a deque have its limit, as in torch 2.14 and 2.15.
-* Views among a call's arguments are tensors of their own. Dynamo puts conditions on the sizes of their
-  bases: a slice of a buffer that grows would be traced again for every length.
-
-Relied on (``tests/fuzz/parts/evaluated.py``): ``MetaTensorDescriber`` gives a dataclass with ``is_view``,
-``base`` and ``creation_meta``, and a tensor that is no view gets its own sizes and the storage of its kin;
-for a view a second fake tensor is recorded, with ``AttrSource(source, "_base")``, and dropped; code to read
-``_base`` makes a node ``getattr(tensor, "_base")``, one that reads ``_version`` ``prims._tensor_version``.
 """
 
 from __future__ import annotations
@@ -33,7 +26,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import copyreg
-import dataclasses
 import functools
 import inspect
 import logging
@@ -57,15 +49,14 @@ from torch._dynamo.variables import PythonModuleVariable, TupleVariable, UserDef
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
-from torch._dynamo.variables.functions import PolyfilledFunctionVariable
-from torch._dynamo.variables.misc import IgnoredFunctionVariable, LoggingLoggerVariable
+from torch._dynamo.variables.functions import FunctoolsPartialVariable, PolyfilledFunctionVariable
+from torch._dynamo.variables.misc import DeletedVariable, IgnoredFunctionVariable, LoggingLoggerVariable
 from torch.utils._config_module import ConfigModule
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import globals_module, is_pinned_module, is_users_function
 from warmrank.worker.repeatable import get_cached, get_partial, get_reduced
 from warmrank.worker.torch_private.containers import is_own
-from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
 
 if TYPE_CHECKING:
@@ -81,6 +72,10 @@ _FUNCTIONS = (
 
 
 _DISPATCH: Final = functools.singledispatch(lambda _: None).dispatch.__code__
+_ARITHMETIC: Final = (
+    operator.truediv, operator.floordiv, operator.mod, operator.pow, divmod, pow,
+    operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow,
+)  # fmt: skip
 _CONVERSION: Final = re.compile(r"%[#0 +-]*\d*(?:\.\d+)?[hlL]?(.)")
 _TEXTS: Final = {"s": str, "r": repr, "a": ascii}
 
@@ -188,7 +183,21 @@ class TracerChanges:
                 "traced; make it before the call and keep it as an attribute"
             )
             raise NotPortable(msg, what=name)
+        if variable.value is functools.partial and args:
+            args, kwargs = _flattened(args, kwargs)
         return original(variable, tx, args, kwargs)
+
+    @steps_in("torch._dynamo.variables.misc:SuperVariable", "call_method(tx, name, args, kwargs)")
+    def _call_of_base(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Delete an attribute as classes without a ``__delattr__`` do: descriptors are asked first."""
+        held = variable.objvar
+        if name == "__delattr__" and isinstance(held, UserDefinedObjectVariable):
+            bases = iter(held.python_type().__mro__)
+            after = variable.typevar.as_python_constant() in bases  # which ends there
+            if after and next(vars(b)[name] for b in bases if name in vars(b)) is object.__delattr__:
+                _refuse_deleter(held.python_type(), args[0])
+                return held.method_setattr_standard(tx, args[0], DeletedVariable())
+        return original(variable, tx, name, args, kwargs)
 
     @steps_in("torch._dynamo.variables.misc:IgnoredFunctionVariable", "call_function(tx, args, kwargs)")
     def _ignore(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
@@ -246,6 +255,8 @@ class TracerChanges:
             args = _with_texts(tx, template, args[0], args[1].realize())
         elif variable.fn is str and len(args) == 1 and _is_shown(args[0].realize()):
             variable = VariableTracker.build(tx, repr)
+        elif variable.fn in _ARITHMETIC and (made := _made_by_numpy(tx, variable.fn, args)) is not None:
+            return made
         return original(variable, tx, args, kwargs)
 
     @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "_format_value(fmt_spec, flags)")
@@ -309,6 +320,21 @@ class _NumpyScalar(ConstantVariable):
         codegen.append_output(codegen.create_load_const_unchecked(self.value))
 
 
+def _made_by_numpy(tx: Any, operate: Any, args: Any) -> Any:
+    """The result of an operator on constants of which one is a scalar of NumPy's; None for others."""
+    given = [arg.realize() for arg in args]
+    is_constant = all(isinstance(arg, ConstantVariable) for arg in given)
+    if not is_constant or not any(isinstance(arg, _NumpyScalar) for arg in given):
+        return None
+    try:
+        made = operate(*(arg.value for arg in given))
+    except (TypeError, ValueError, ArithmeticError):
+        return None  # Dynamo raises it for the function
+    if isinstance(made, tuple):  # of divmod
+        return TupleVariable([VariableTracker.build(tx, item) for item in made])
+    return VariableTracker.build(tx, made)
+
+
 class _ContextVariable(UserDefinedObjectVariable):
     """A ``ContextVar``."""
 
@@ -370,6 +396,24 @@ def make_floats_constants(graph_module: GraphModule) -> None:
         raise TensorifyScalarRestartAnalysis
 
 
+def _flattened(args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Arguments of ``functools.partial`` as Python keeps them: those of a partial of a partial together."""
+    function = args[0].realize()
+    if not isinstance(function, FunctoolsPartialVariable):
+        return args, kwargs
+    return [function.func, *function.args, *args[1:]], {**function.keywords, **kwargs}
+
+
+def _refuse_deleter(cls: type, name: Any) -> None:
+    """Refuse a descriptor's own ``__delete__`` before torch 2.13, which asks its ``__set__``."""
+    attribute = name.as_python_constant() if name.is_python_constant() else ""
+    descriptor = type(inspect.getattr_static(cls, attribute, None))
+    if torch.__version__ < "2.13" and is_own(descriptor, "__delete__"):
+        what = f"{descriptor.__qualname__}.__delete__"
+        msg = f"the function deletes {attribute} by {what}, which torch {torch.__version__} does not trace"
+        raise NotPortable(f"{msg}; call a method that does the same", what=what)
+
+
 def _is_copied_by_slots(cls: Any) -> bool:
     """True if ``copy`` takes values of slots over to a copy of an instance by itself."""
     own = cls.__reduce__ is not object.__reduce__ or cls.__getstate__ is not object.__getstate__
@@ -404,64 +448,3 @@ def _with_texts(tx: Any, template: str, held: Any, given: Any) -> list[Any]:
 
     template = _CONVERSION.sub(taking_text, template)
     return [VariableTracker.build(tx, template), TupleVariable(texts)]
-
-
-# What a tensor knows of itself that is not the same for equal tensors, and what to do without it.
-_INSTEAD = {"_base": "pass that tensor instead", "_version": "count the writes in an attribute of the module"}
-
-
-class ViewsByThemselves:
-    """Steps in where Dynamo makes a difference between a view and another tensor."""
-
-    def __init__(self) -> None:
-        self._recorded: set[Any] = set()
-        self._asked: list[tuple[str, str]] = []  # tensor and attribute
-
-    @contextlib.contextmanager
-    def made(self) -> Iterator[None]:
-        """Make none within the context.
-
-        Raises:
-            NotPortable: the traced code asks a tensor for its base.
-        """
-        with intercepted(self):
-            try:
-                yield
-            except Exception as error:
-                self._refuse(error)
-                raise
-        self._refuse(None)
-
-    def _refuse(self, error: Exception | None) -> None:
-        for tensor, attribute in self._asked:
-            msg = (
-                f"the function asks {tensor} for {attribute}, which no graph can hold; {_INSTEAD[attribute]}"
-            )
-            raise NotPortable(msg, what=f"{tensor}.{attribute}") from error
-
-    @steps_in("torch._dynamo.variables.builder", "wrap_to_fake_tensor_and_record(source)")
-    def _record_without_bases(self, original: Any, *args: Any, source: Any, **more: Any) -> Any:
-        if isinstance(source, AttrSource) and source.member == "_base" and source.base in self._recorded:
-            return None
-        self._recorded.add(source)
-        return original(*args, source=source, **more)
-
-    @steps_in("torch._subclasses.meta_utils:MetaTensorDescriber", "describe_tensor")
-    def _describe_as_no_view(
-        self, original: Any, describer: Any, tensor: torch.Tensor, **options: Any
-    ) -> Any:
-        described = original(describer, tensor, **options)
-        if described.is_view and type(tensor) in (torch.Tensor, torch.nn.Parameter):
-            return dataclasses.replace(described, is_view=False, base=None, creation_meta=None)
-        return described
-
-    @steps_in("torch._dynamo.output_graph:SubgraphTracer", "create_proxy(kind, target, args)")
-    def _create_proxy(
-        self, original: Any, tracer: Any, kind: str, target: Any, *call: Any, **more: Any
-    ) -> Any:
-        args = call[0] if call else more["args"]
-        attribute = "_version" if "_tensor_version" in str(target) else args[1] if target is getattr else ""
-        if attribute in _INSTEAD:
-            source = getattr(args[0].node.meta.get("grapharg"), "source", None)
-            self._asked.append((source_name(source) if source else "a tensor", attribute))
-        return original(tracer, kind, target, *call, **more)

@@ -39,6 +39,7 @@ from warmrank.worker.keys.code import globals_read
 from warmrank.worker.torch_private.containers import Containers
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, TracedGuard, traced_guards
 from warmrank.worker.torch_private.evaluated import Evaluations
+from warmrank.worker.torch_private.generators import Generators
 from warmrank.worker.torch_private.lowering import (
     SETS_SWITCH,
     CapturedCall,
@@ -48,7 +49,8 @@ from warmrank.worker.torch_private.lowering import (
 )
 from warmrank.worker.torch_private.patching import intercepted, steps_in
 from warmrank.worker.torch_private.raised import ShapeNotes, raised_by
-from warmrank.worker.torch_private.tracer_changes import TracerChanges, ViewsByThemselves
+from warmrank.worker.torch_private.tracer_changes import TracerChanges
+from warmrank.worker.torch_private.views import ViewsByThemselves
 from warmrank.worker.torch_private.warm import REGISTRIES, SETTING_NAMES, dict_keys, settings
 from warmrank.worker.values import Value
 
@@ -234,7 +236,7 @@ def trace(
             with (
                 TracerChanges(name, evaluated.note_call).made(),
                 ViewsByThemselves().made(),
-                intercepted(Containers(), notes),
+                intercepted(Containers(), Generators(), notes),
             ):
                 captured = _capture(method, name, args, dict(kwargs))
             if free is not None and not free and (counters := notes.counters()):

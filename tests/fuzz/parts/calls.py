@@ -254,6 +254,7 @@ _REFUSED = {
     "sets a global": _refused("NotPortable", "global CALLS\nCALLS += 1\ny = x * CALLS", top="CALLS = 0"),
     "allowed in graph": _refused("NotPortable", "y = opaque(x)", top="def opaque(x):\n    return x * 3", init="torch.compiler.allow_in_graph(opaque)"),
     "version": _refused("NotPortable", "y = x * 3 if x._version > 3 else x * 2"),
+    "makes a function": _refused("NotPortable", "return x * 2, lambda value: value"),
     "asks for its base": _refused("NotPortable", "y = x * 2 if x._base is None else x._base * 3"),
     "draws numbers": _refused("RandomOp", "y = x + torch.rand_like(x)"),
     "breaks the graph": _refused("GraphBreak", "y = x * 2 if x.sum() > 0 else x"),

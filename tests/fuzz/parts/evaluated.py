@@ -55,7 +55,7 @@ ATTRIBUTES = (
     _asks("name of a function", "len(self.f#.__qualname__)", "main.f#.__qualname__ = 'other'", said="__qualname__", top="def f#(): pass", init="self.f# = f#"),
     _asks("subclass of partial", "self.f#(y) * 2", refused="subclass of functools.partial", top="class F#(functools.partial):\n    def __call__(self, *args):\n        return super().__call__(*args) + 1", init="self.f# = F#(helper.same)"),
     _asks("builtins of a function", "len(self.f#.__builtins__)", init="self.f# = helper.same"),
-    _asks("dict of a partial", "1 + len(self.f#.__dict__)", refused=_MISTAKEN, init="self.f# = functools.partial(helper.same)"),
+    _asks("dict of a partial", "1 + len(self.f#.__dict__)", refused=_MISTAKEN if torch.__version__ < "2.14" else "", init="self.f# = functools.partial(helper.same)"),
     _asks("class of a partial", "len(self.f#.__class__.__name__)", refused=_MISTAKEN if torch.__version__ < "2.14" else "", init="self.f# = functools.partial(helper.same)"),
     _asks("self of a method", "2 if hasattr(self.f#, '__self__') else 3", init="self.f# = K.Held(1).get"),
     _asks("function that a cached one wraps", "len(self.f#.__wrapped__.__name__)", init="self.f# = functools.lru_cache(helper.same)"),
@@ -575,4 +575,25 @@ CONTAINERS = (
     _asks("changed in place / by its name", "len(self.v#.__iadd__([2]))", refused="by iadd", top=_OWN, init="self.v# = [1]"),
 )  # fmt: skip
 
-EVALUATED = (*ATTRIBUTES, *CONSTANTS, *PATHS, *TREE, *TORCH, *KEPT, *SETS, *CONTAINERS)
+_MADE = """\
+class P#:
+    def __get__(self, owner, kind=None): return vars(owner).get("set", 5)
+    def __set__(self, owner, value): vars(owner)["set"] = value
+    def __delete__(self, owner): vars(owner)["set"] = 7
+def after#(owner): del owner.p#; return owner.p#
+def opened#(log):
+    try: yield 2
+    finally: log.append(1)
+"""
+OBJECTS = (
+    _asks("deleted by a property", "after#(self)", top=_MADE, init="self.q# = 2", fields="@property\ndef p#(self): return self.q#\n@p#.deleter\ndef p#(self): self.q# = 9"),
+    _asks("deleted by a descriptor", "after#(self)", top=_MADE, fields="p# = P#()"),
+    _asks("partial of a partial", "len((f := functools.partial(self.v#, by=7)).keywords) + len(f.args) + (2 if f.func is K.multiplied else 3)", init="self.v# = functools.partial(K.multiplied, 1)"),
+    _asks("generator that is left", "next(opened#(self.v#)) + len(self.v#)", refused="leaves.*generator", top=_MADE, init="self.v# = []"),
+    _asks("generator that is run", "sum(opened#(self.v#)) + len(self.v#)", top=_MADE, init="self.v# = []"),
+    _asks("generator of Python's that is left", "next(iter(self.v#))", init="self.v# = collections.UserList([2, 3])"),
+    _asks("generator that is kept", "2 if setattr(self, 'g#', opened#([])) is None else 3", refused="generator", top=_MADE),
+    *(_asks(f"division by NumPy / {ask}", f"float({ask.replace('$', 'self.v#')})", "m.v# = np.int64(5)", init="self.v# = np.int64(3)") for ask in ("$ / 2", "7 // $", "$ % 2", "sum(divmod(7, $))", "$ ** 2 / $")),
+)  # fmt: skip
+
+EVALUATED = (*ATTRIBUTES, *CONSTANTS, *PATHS, *TREE, *TORCH, *KEPT, *SETS, *CONTAINERS, *OBJECTS)
