@@ -278,7 +278,8 @@ def describe_shortage(
             more = "set ray.num_cpus to pretend to more" if is_own else "add nodes"
             remedy = f"lower ranks or ray.num_cpus_per_rank (fractions are allowed), or {more}"
         elif missing:
-            remedy = f"lower ranks, or add nodes with {name}s that Ray sees (`ray status`); {_FOUND_BY[name]}"
+            fewer = "lower ranks" if has else "set device: cpu"
+            remedy = f"{fewer}, or add nodes with {name}s that Ray sees (`ray status`); {_FOUND_BY[name]}"
     labels = ", ".join(f"{name}={value}" for name, value in supply.labels.items() if name != _NODE_ID)
     for why, nodes in (
         ("Ray there does not answer; bring them back", supply.silent),
