@@ -414,8 +414,8 @@ class Rows(torch.nn.Module):
         selected, copied, added, reduced = rows
         return (
             x.index_select(0, selected), x.t().index_select(1, selected),
-            x[:, 0].index_select(0, selected[0]), x.index_copy(0, copied, x[:2] + 5), x.index_add(0, added, x[:2], alpha=2),
-            x.bfloat16().index_add(0, added, x[:2].bfloat16()),
+            x[:, 0].index_select(0, selected[0]), x.index_copy(0, copied, x[:2] + 5),
+            x.index_add(0, added, x[:2], alpha=2), x.bfloat16().index_add(0, added, x[:2].bfloat16()),
             x.scatter_reduce(0, reduced[:, None].expand(2, 3), x[:2] + 5, "amax"),
         )  # fmt: skip
 

@@ -346,7 +346,7 @@ class AsEager:
 
     @steps_in("torch._inductor.compile_fx", "select_decomp_table")
     def _select(self, original: Any) -> dict[Any, Any]:
-        """Look up rows by operators that refuse negative indices, as eager does; Inductor's count from the end."""
+        """Look up rows by operators that refuse negative indices, as eager does; Inductor's do not."""
         table = original()
         return {**table, **{op: functools.partial(along, table[op]) for op, along in _ALONG.items()}}
 
