@@ -90,8 +90,8 @@ def later_calls(way: Way, function: Callable[..., Any], decoder: Decoder, rounds
     """Median seconds of a call, of an eager one in the same rounds, and what the call adds to its kernel.
 
     The function ran twice before: what its second call captures is the kernel. At the end the call by itself,
-    its kernel replaced by nothing: again and again, and after each eager call, whose weights and code take its
-    own out of the processor's caches.
+    its kernel replaced by nothing: again and again, and after each eager call, whose weights and code put
+    its own out of the CPU's caches.
     """
     import torch
 
