@@ -151,6 +151,8 @@ def accelerators_of_ray(config: Config) -> int | None:
     except ImportError:
         return None
     manager = get_accelerator_manager_for_resource(DEVICE_RESOURCES[config.device])
+    if manager is None:
+        return None
     num_devices = int(manager.get_current_node_num_accelerators())
     visible = manager.get_current_process_visible_accelerator_ids()
     return num_devices if visible is None else min(num_devices, len(visible))
