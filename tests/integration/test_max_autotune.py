@@ -376,8 +376,17 @@ class Operators(torch.nn.Module):
         scales = scaled(x, 2.0), scaled(x, 3.0, plus=4), scaled(x, 3.0, times=4, name="bb")
         computed = z - 1, 2.5 - z, z * number, z[0] / 2, z - z * 2, 1j - z, z + True, z == 1, z.isclose(z * 1)
         large = index.to(torch.uint8) * 100
+        powers = 2**index, (-3) ** index.int(), 2.5**index, index**40, index.int() ** 3
         of_nothing = torch.var_mean(x[:0]), x[:0].mean(), x[:0].sum(), x[:0].prod()
-        return scales, computed, large.any() * 3, large.all(0), large.any(0, keepdim=True) + large, of_nothing
+        return (
+            scales,
+            computed,
+            large.any() * 3,
+            large.all(0),
+            large.any(0, keepdim=True) + large,
+            of_nothing,
+            powers,
+        )
 
     def noting(self, x: torch.Tensor) -> torch.Tensor:
         noted(x)
@@ -411,21 +420,22 @@ class Rows(torch.nn.Module):
     """Looks up rows by numbers, in each of the ways that Inductor's own kernels take others than eager's."""
 
     def forward(self, x: torch.Tensor, *rows: torch.Tensor) -> Any:
-        selected, copied, added, reduced = rows
+        selected, copied, added, reduced, unpooled = rows
         return (
             x.index_select(0, selected), x.t().index_select(1, selected),
             x[:, 0].index_select(0, selected[0]), x.index_copy(0, copied, x[:2] + 5),
             x.index_add(0, added, x[:2], alpha=2), x.bfloat16().index_add(0, added, x[:2].bfloat16()),
             x.scatter_reduce(0, reduced[:, None].expand(2, 3), x[:2] + 5, "amax"),
+            torch.nn.functional.max_unpool1d(x[None, :2, :2], unpooled[None, :, None].expand(1, 2, 2), 2),
         )  # fmt: skip
 
 
 def test_row_that_is_not_there_is_an_error_as_in_eager(tmp_path: Path) -> None:
     x, good = torch.arange(12.0).reshape(4, 3), torch.tensor([2, 0])
     function = cache_compile(Rows().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
-    torch.testing.assert_close(function(x, *[good] * 4), function.module.forward(x, *[good] * 4))
-    for number, bad in itertools.product(range(4), (-1, 4)):
-        rows = [good] * number + [torch.tensor([1, bad])] + [good] * (3 - number)
+    torch.testing.assert_close(function(x, *[good] * 5), function.module.forward(x, *[good] * 5))
+    for number, bad in itertools.product(range(5), (-1, 4)):
+        rows = [good] * number + [torch.tensor([1, bad])] + [good] * (4 - number)
         for forward in (function.module.forward, function):
             with pytest.raises((IndexError, RuntimeError)):
                 forward(x, *rows)

@@ -41,6 +41,31 @@ def sections_of(trace: Trace) -> dict[str, bytes]:
     return dict(built.sections)
 
 
+@torch.library.custom_op("warmrank_graph::total", mutates_args=())
+def total(x: torch.Tensor) -> int:
+    return int(x.sum())
+
+
+@total.register_fake
+def _(x: torch.Tensor) -> Any:
+    return torch.library.get_ctx().new_dynamic_size()
+
+
+class Weighed(nn.Module):
+    """Calls an operator of the user's that returns a number, and no tensor."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * total(x)
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_operator_that_returns_a_number_alone_is_run(tmp_path: Path) -> None:
+    model = Weighed()
+    function = cached(model.forward, tmp_path)
+    for factor in (1, 2):
+        assert torch.equal(function(ROWS * factor), model(ROWS * factor))
+
+
 class Arguments(nn.Module):
     """Operators whose arguments are of every kind that a graph holds."""
 

@@ -112,8 +112,8 @@ class _SourceWriter:
                     results = node.meta["val"]
                     results = results if isinstance(results, list | tuple) else (results,)
                     tensors = (value for value in results if isinstance(value, torch.Tensor))
-                    sizes = ", ".join(map(self._shape, tensors))
-                    yield f"{_INDENT}compare_sizes({node.name}, {sizes}, operator='{node.target}')"
+                    if sizes := ", ".join(map(self._shape, tensors)):
+                        yield f"{_INDENT}compare_sizes({node.name}, {sizes}, operator='{node.target}')"
                 if dumped:
                     yield f"{_INDENT}_dump({node.name!r}, {str(node.target)!r}, {node.name})"
             elif node.op == "get_attr":

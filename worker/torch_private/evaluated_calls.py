@@ -90,8 +90,10 @@ class CallHooks:
             self._evaluating.pop()
         is_distributed = str(getattr(function, "__module__", "")).startswith("torch.distributed")
         # Of a tensor they say what its guards hold (``torch.is_floating_point``).
-        reads_process = function in constant_fold_functions and not any(
-            isinstance(given.realize(), TensorVariable) for given in (*args, *kwargs.values())
+        reads_process = (
+            function in constant_fold_functions
+            and function is not torch._assert  # what it asks of sizes is a guard
+            and not any(isinstance(given.realize(), TensorVariable) for given in (*args, *kwargs.values()))
         )
         if (read or is_distributed or reads_process) and answer.is_python_constant():
             given: Any = None, {}

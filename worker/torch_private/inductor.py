@@ -348,7 +348,8 @@ class AsEager:
     def _select(self, original: Any) -> dict[Any, Any]:
         """Look up rows by operators that refuse negative indices, as eager does; Inductor's do not."""
         table = original()
-        return {**table, **{op: functools.partial(along, table[op]) for op, along in _ALONG.items()}}
+        along = {op: functools.partial(rule, table[op]) for op, rule in _ALONG.items()}
+        return {op: rule for op, rule in (table | along).items() if op not in _WITHOUT_INDEX_CHECKS}
 
     @steps_in("torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu", "_generate_scatter_fallback")
     def _check(self, original: Any, wrapper: Any, *given: Any) -> None:
@@ -362,6 +363,16 @@ class AsEager:
             call = line.removesuffix(";")
             is_unchecked = call.startswith("aoti_torch_")
             wrapper.writeline(f"AOTI_TORCH_ERROR_CODE_CHECK({call});" if is_unchecked else line)
+
+    @steps_in("torch._inductor.ir:FallbackKernel", "codegen(wrapper)")
+    def _call(self, original: Any, kernel: Any, wrapper: Any) -> None:
+        """Call operators of numbers by name: others take doubles up to torch 2.14, so ``2**n`` is a float."""
+        overload = kernel.op_overload
+        if isinstance(overload, torch._ops.OpOverload) and any(
+            map(_is_number_given, overload._schema.arguments)
+        ):
+            kernel.use_runtime_dispatch = True
+        original(kernel, wrapper)
 
     @steps_in("torch._inductor.fx_passes.post_grad", "reinplace_inplaceable_ops")
     def _leave(self, original: Any, *given: Any) -> Any:
@@ -405,11 +416,17 @@ def _expanded(index: torch.Tensor, dim: int, size: Sequence[int]) -> torch.Tenso
     return index.to(torch.int64).reshape(rows).expand(size)
 
 
+_WITHOUT_INDEX_CHECKS = (torch.ops.aten.max_unpool2d.default, torch.ops.aten.max_unpool3d.default)
 _ALONG: dict[Any, Callable[..., torch.Tensor]] = {
     torch.ops.aten.index_select.default: _index_select,
     torch.ops.aten.index_copy.default: _index_copy,
     torch.ops.aten.index_add.default: _index_add,
 }
+
+
+def _is_number_given(argument: torch._C.Argument) -> bool:
+    """True if each call gives an argument, which is a number."""
+    return isinstance(argument.type, torch.NumberType) and not argument.has_default_value()
 
 
 def _makes_something_of_nothing(node: Node) -> bool:

@@ -135,6 +135,7 @@ VALUES = {
     "loop over an integer": _row("compiled compiled", "[a(N(3, 4), 3), a(N(3, 4), 4)]", "for index in range(count):\n    y = y + index", params="count"),
     "asks for the type": _row("compiled ran", TWO, "y = x * 2 if type(x) is torch.Tensor else x"),
     "branch on a size": _row("compiled compiled ran", _rows(3, 16, 2), "y = x * 2 if x.shape[0] > 8 else x * 3"),
+    "asserted sizes": _row("compiled ran", TWO, "num, width = x.shape\ntorch._assert(num < self.most, 'rows')\ntorch._assert(width == 4, 'four columns')", init="self.most = 9"),
     # In the first call both sizes are 4, which binds neither to the other.
     "even sizes": _row("compiled compiled ran ran", _rows(4, 5, 6, 8), "y = x.view(x.shape[0] // 2, 2, 4).sum(1) if x.shape[0] % 2 == 0 else x.sum(0)"),
     "special sizes": _row("compiled compiled compiled ran", _rows(3, 1, 0, 2), "y = x + torch.ones(1, 4)"),
