@@ -426,7 +426,7 @@ class Rows(torch.nn.Module):
             x[:, 0].index_select(0, selected[0]), x.index_copy(0, copied, x[:2] + 5),
             x.index_add(0, added, x[:2], alpha=2), x.bfloat16().index_add(0, added, x[:2].bfloat16()),
             x.scatter_reduce(0, reduced[:, None].expand(2, 3), x[:2] + 5, "amax"),
-            torch.nn.functional.max_unpool1d(x[None, :2, :2], unpooled[None, :, None].expand(1, 2, 2), 2),
+            torch.nn.functional.max_unpool1d(x[None, :2, :2], unpooled[None, :, None].expand(1, 2, 2), [2]),
         )  # fmt: skip
 
 

@@ -55,7 +55,8 @@ class Weighed(nn.Module):
     """Calls an operator of the user's that returns a number, and no tensor."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * total(x)
+        weighed: torch.Tensor = x * total(x)
+        return weighed
 
 
 @pytest.mark.usefixtures("no_grad")

@@ -92,6 +92,14 @@ class _SourceWriter:
         inputs = [node.name for node in module.graph.nodes if node.op == "placeholder"]
         return [f"    def {name}({', '.join(inputs)}):", *first, *self._body(module)]
 
+    def _comparison(self, node: Node) -> Iterator[str]:
+        """The line that compares the sizes of an operator's results, if it has tensors among them."""
+        results = node.meta["val"]
+        results = results if isinstance(results, list | tuple) else (results,)
+        tensors = (value for value in results if isinstance(value, torch.Tensor))
+        if sizes := ", ".join(map(self._shape, tensors)):
+            yield f"{_INDENT}compare_sizes({node.name}, {sizes}, operator='{node.target}')"
+
     def _body(self, module: GraphModule) -> Iterator[str]:
         last_use = _last_uses(list(module.graph.nodes))
         held: dict[str, str] = {}
@@ -109,11 +117,7 @@ class _SourceWriter:
                 named = "" if assigned else f"  # {node.name}"
                 yield f"{_INDENT}{assigned}{self._target(node)}({', '.join(arguments)}){named}"
                 if assigned and module is self._module and operators.calls_python(node.target):
-                    results = node.meta["val"]
-                    results = results if isinstance(results, list | tuple) else (results,)
-                    tensors = (value for value in results if isinstance(value, torch.Tensor))
-                    if sizes := ", ".join(map(self._shape, tensors)):
-                        yield f"{_INDENT}compare_sizes({node.name}, {sizes}, operator='{node.target}')"
+                    yield from self._comparison(node)
                 if dumped:
                     yield f"{_INDENT}_dump({node.name!r}, {str(node.target)!r}, {node.name})"
             elif node.op == "get_attr":

@@ -17,11 +17,10 @@ Relied on (``tests/unit/test_graph_engine.py``, ``tests/integration/test_max_aut
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from warmrank.worker.errors import NotPortable, NotYet
 from warmrank.worker.torch_private.libraries import LIBRARY, NODES
 from warmrank.worker.torch_private.operators import constant_of, memory_of, mutated_arguments, nodes_at
 from warmrank.worker.torch_private.patching import intercepted, steps_in
+from warmrank.worker.torch_private.rows import with_index_checks
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -347,9 +347,7 @@ class AsEager:
     @steps_in("torch._inductor.compile_fx", "select_decomp_table")
     def _select(self, original: Any) -> dict[Any, Any]:
         """Look up rows by operators that refuse negative indices, as eager does; Inductor's do not."""
-        table = original()
-        along = {op: functools.partial(rule, table[op]) for op, rule in _ALONG.items()}
-        return {op: rule for op, rule in (table | along).items() if op not in _WITHOUT_INDEX_CHECKS}
+        return with_index_checks(original())
 
     @steps_in("torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu", "_generate_scatter_fallback")
     def _check(self, original: Any, wrapper: Any, *given: Any) -> None:
@@ -382,46 +380,6 @@ class AsEager:
         two writes after the second one.
         """
         return None if self._writes_twice else original(*given)
-
-
-def _index_select(original: Any, x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
-    if not x.ndim:
-        return original(x, dim, index)  # type: ignore[no-any-return]
-    size = [*x.shape]
-    size[dim] = index.numel()
-    made = x.gather(dim, _expanded(index, dim, size))
-    return made.contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
-
-
-def _index_copy(
-    original: Any, x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor
-) -> torch.Tensor:
-    if not (x.ndim and source.ndim):
-        return original(x, dim, index, source)  # type: ignore[no-any-return]
-    return x.scatter(dim, _expanded(index, dim, source.shape), source)
-
-
-def _index_add(
-    original: Any, x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: Any = 1
-) -> torch.Tensor:
-    if not (x.ndim and source.ndim) or x.dtype == torch.bfloat16:  # for which Inductor has no kernel
-        return original(x, dim, index, source, alpha=alpha)  # type: ignore[no-any-return]
-    return x.scatter_add(dim, _expanded(index, dim, source.shape), source if alpha == 1 else source * alpha)
-
-
-def _expanded(index: torch.Tensor, dim: int, size: Sequence[int]) -> torch.Tensor:
-    """Row numbers along one dimension, for all others."""
-    rows = [1] * len(size)
-    rows[dim] = -1
-    return index.to(torch.int64).reshape(rows).expand(size)
-
-
-_WITHOUT_INDEX_CHECKS = (torch.ops.aten.max_unpool2d.default, torch.ops.aten.max_unpool3d.default)
-_ALONG: dict[Any, Callable[..., torch.Tensor]] = {
-    torch.ops.aten.index_select.default: _index_select,
-    torch.ops.aten.index_copy.default: _index_copy,
-    torch.ops.aten.index_add.default: _index_add,
-}
 
 
 def _is_number_given(argument: torch._C.Argument) -> bool:

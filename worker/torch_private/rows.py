@@ -1,0 +1,60 @@
+"""Decompositions for Inductor that refuse numbers of rows which are not there, as eager does.
+
+Inductor's own make ``index`` and ``index_put`` of these operators, which count negative numbers from the end;
+``gather`` and ``scatter`` do not. Relied on (``tests/integration/test_max_autotune.py``): an operator without
+a decomposition runs eager's kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+def with_index_checks(table: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Inductor's decompositions, with these in place of its own."""
+    along = {op: functools.partial(rule, table[op]) for op, rule in _ALONG.items()}
+    return {op: rule for op, rule in {**table, **along}.items() if op not in _WITHOUT_INDEX_CHECKS}
+
+
+def _index_select(original: Any, x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    if not x.ndim:
+        return original(x, dim, index)  # type: ignore[no-any-return]
+    size = [*x.shape]
+    size[dim] = index.numel()
+    made = x.gather(dim, _expanded(index, dim, size))
+    return made.contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
+
+
+def _index_copy(
+    original: Any, x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor
+) -> torch.Tensor:
+    if not (x.ndim and source.ndim):
+        return original(x, dim, index, source)  # type: ignore[no-any-return]
+    return x.scatter(dim, _expanded(index, dim, source.shape), source)
+
+
+def _index_add(
+    original: Any, x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: Any = 1
+) -> torch.Tensor:
+    if not (x.ndim and source.ndim) or x.dtype == torch.bfloat16:  # for which Inductor has no kernel
+        return original(x, dim, index, source, alpha=alpha)  # type: ignore[no-any-return]
+    return x.scatter_add(dim, _expanded(index, dim, source.shape), source if alpha == 1 else source * alpha)
+
+
+def _expanded(index: torch.Tensor, dim: int, size: Sequence[int]) -> torch.Tensor:
+    """Row numbers along one dimension, for all others."""
+    rows = [1] * len(size)
+    rows[dim] = -1
+    return index.to(torch.int64).reshape(rows).expand(size)
+
+
+_WITHOUT_INDEX_CHECKS = (torch.ops.aten.max_unpool2d.default, torch.ops.aten.max_unpool3d.default)
+_ALONG: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.ops.aten.index_select.default: _index_select,
+    torch.ops.aten.index_copy.default: _index_copy,
+    torch.ops.aten.index_add.default: _index_add,
+}
