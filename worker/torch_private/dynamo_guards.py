@@ -197,6 +197,7 @@ def traced_guards(output: Any, code: CodeType) -> tuple[tuple[TracedGuard, ...],
     graph.skip_guards_check = True
     root = Noted(code, graph).guard_manager.root
     ((guards, builder),) = built
+    built.clear()
     walk = _Walk(guards, builder)
     walk.visit(root)
     walk.visit_last(root)

@@ -26,7 +26,7 @@ from torch._dynamo.variables import dicts
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.functions import UserMethodVariable
 from torch._dynamo.variables.lazy import LazyVariableTracker
-from torch._dynamo.variables.misc import GetAttrVariable
+from torch._dynamo.variables.misc import DeletedVariable, GetAttrVariable
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module
@@ -79,6 +79,7 @@ class ReadHooks:
     def _get(self, original: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or (id(variable), name) in self._asking:
             return original(variable, tx, name, *args, **kwargs)
+        _refuse_written_class(tx, variable, name)
         with self._asked(tx, variable, name):
             answer = self._found(original, variable, tx, name)
             self._note_found_elsewhere(tx, variable, name)
@@ -98,6 +99,7 @@ class ReadHooks:
     def _has(self, original: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or (id(variable), name) in self._asking:
             return original(variable, tx, name, *args, **kwargs)
+        _refuse_written_class(tx, variable, name)
         with self._asked(tx, variable, name):
             answer = self._found(original, variable, tx, name)
         if not answer.is_python_constant():
@@ -225,6 +227,24 @@ class ReadHooks:
             group = self._names[id(variable)][1]
             self._evaluations.group_names[str(group.group_name)] = group
         original(translator, variable)
+
+
+def _refuse_written_class(tx: Any, variable: Any, name: str) -> None:
+    """Refuse a name of an object, or subclass, that the call wrote to a class: Dynamo reads the old value."""
+    value, mutations = vars(variable).get("value"), tx.output.side_effects.store_attr_mutations
+    own = mutations.get(variable, {}).get(name)
+    if name in (_own(value) or ()) if own is None else not isinstance(own, DeletedVariable):
+        return
+    bases = (value if isinstance(value, type) else type(value)).__mro__
+    for written, names in mutations.items():
+        cls = vars(written).get("value")
+        if name in names and isinstance(cls, type) and cls in bases and written is not variable:
+            kind = cls.__qualname__
+            msg = (
+                f"the function writes {kind}.{name}, and then reads it of a {bases[0].__qualname__}, where "
+                f"no trace finds it; read {kind}.{name}"
+            )
+            raise NotPortable(msg, what=f"{kind}.{name}")
 
 
 def _guarded(tx: Any, variable: Any, name: str, answer: Any) -> Any:
