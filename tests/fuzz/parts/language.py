@@ -1,4 +1,4 @@
-"""Python's enums, imports, ends of objects, and functions that keep their results.
+"""Python's enums, imports, classes, ends of objects, and functions that keep their results.
 
 Each row stands for a mistake that was made once; `tests.integration.test_fuzz` runs them one by one.
 """
@@ -53,4 +53,12 @@ CLASSES = (
     ),
 )  # fmt: skip
 
-LANGUAGE = (*ENUMS, *ENDS, *IMPORTS, *KEEPING, *CLASSES)
+_BASES = "class Z#:\n    zero = 7\nclass A#(Z#):\n    number, zero = 2, 0\n    @property\n    def never(self): return False\nclass M#(A#): pass\nclass B#(M#):\n    number, zero, never = 3, 4, True\n    def of_base(self): return super().number\n    def none(self): return super().zero\n    def asked(self): return super().never"
+BASES = (
+    asking("data of a base / of a new object", "B#().of_base()", "main.A#.number = 7", top=_BASES),
+    asking("data of a base / of an object", "self.o#.of_base()", "main.A#.number = 7", "main.M#.number = 9", top=_BASES, init="self.o# = B#()"),
+    asking("data of a base / that is zero", "1 + self.o#.none()", "main.A#.zero = 5", top=_BASES, init="self.o# = B#()"),
+    asking("data of a base / property", "2 if self.o#.asked() else 3", refused=r"super\(\)", top=_BASES, init="self.o# = B#()"),
+)  # fmt: skip
+
+LANGUAGE = (*ENUMS, *ENDS, *IMPORTS, *KEEPING, *CLASSES, *BASES)
