@@ -6,6 +6,7 @@ import gc
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -82,17 +83,18 @@ def measure(name: str, task: Task) -> dict[str, Any]:
     gc.enable()
     gc.freeze()
     figures |= later_calls(way, function, decoder, task.rounds)
-    torch.testing.assert_close(
-        function(*decoder.arguments), decoder.eager(*decoder.arguments), rtol=1e-4, atol=1e-4
-    )
     return figures
 
 
 def later_calls(way: Way, function: Callable[..., Any], decoder: Decoder, rounds: int) -> dict[str, Any]:
     """Median seconds of a call, of an eager one in the same rounds, and what the call adds to its kernel.
 
-    The function ran twice before: what its second call captures is the kernel.
+    The function ran twice before: what its second call captures is the kernel. At the end the call by itself,
+    its kernel replaced by nothing: again and again, and after each eager call, whose weights and code put
+    its own out of the CPU's caches.
     """
+    import torch
+
     arguments = decoder.arguments
     calls = [lambda: function(*arguments), lambda: decoder.eager(*arguments)]
     kernel = way.bare()
@@ -114,4 +116,10 @@ def later_calls(way: Way, function: Callable[..., Any], decoder: Decoder, rounds
                 in_guards.append(sum(spent))
                 decoder.eager(*arguments)
             figures["guards_s"] = statistics.median(in_guards)
+    torch.testing.assert_close(function(*arguments), decoder.eager(*arguments), rtol=1e-4, atol=1e-4)
+    if (own := way.without_kernel(decoder)) is not None:
+        own(*arguments)
+        call = partial(own, *arguments)
+        figures["own_alone_s"] = statistics.median(in_turns([call], rounds)[0])
+        figures["own_after_eager_s"] = statistics.median(in_turns([call, calls[1]], rounds)[0])
     return figures

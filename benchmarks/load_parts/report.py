@@ -87,6 +87,10 @@ def report(layers: int, rows: Mapping[str, Figures], write: Callable[[str], None
         write(f"{'':<50}{first:>11}{''.join(f'{head:>10}' for head in middle)}{eager:>9}{kernel:>10}")
     for name, row in shown.items():
         write(_line(TITLES[name], row, [_measured(rows, mode) for mode in MODES]))
+    for name, row in shown.items():
+        if "own_alone_s" in row:
+            alone, after = row["own_alone_s"] * 1e6, row["own_after_eager_s"] * 1e6
+            write(f"{TITLES[name]}: without its kernel {alone:.1f} us, after an eager call {after:.1f} us")
     for what, figure, limit, side in targets(layers, rows):
         met = figure >= limit if side == "above" else figure < limit
         write(f"{what:<62}{figure:>10.2f}   {'met' if met else 'MISSED'}: {side} {limit:g}")

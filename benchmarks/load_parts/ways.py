@@ -88,6 +88,14 @@ class Way:
         """The kernel alone, on inputs that are ready; None where that is not looked at."""
         return None
 
+    def without_kernel(self, decoder: Decoder) -> Callable[..., Any] | None:
+        """The step, whose kernel gives what it gave last from now on, and computes nothing.
+
+        None where that is not looked at. The last that is asked of a way.
+        """
+        del decoder
+        return None
+
     @contextmanager
     def guards_timed(self) -> Iterator[list[float] | None]:
         """Seconds of each look, in a call, at whether what is loaded still fits; None where not known."""
@@ -121,6 +129,17 @@ class Inductor(Way):
                 raise RuntimeError(msg)
             (task.work / "mega_cache").write_bytes(saved[0])
         return {"counters": counts}
+
+    def without_kernel(self, decoder: Decoder) -> Callable[..., Any]:
+        """See `Way.without_kernel`: Dynamo's guards and frame around nothing."""
+        import torch
+
+        def backend(graph: Any, inputs: Any) -> Callable[..., Any]:
+            outputs = graph(*inputs)
+            return lambda *_: outputs
+
+        torch.compiler.reset()
+        return torch.compile(decoder.eager, fullgraph=True, dynamic=False, backend=backend)
 
 
 class MegaCache(Inductor):
@@ -306,6 +325,21 @@ class Warmrank(Way):
     def bare(self) -> Callable[[], Any] | None:
         """See `Way.bare`."""
         return self._kernel
+
+    def without_kernel(self, decoder: Decoder) -> Callable[..., Any]:
+        """See `Way.without_kernel`."""
+        from warmrank.worker.values import replace
+
+        del decoder
+        runner = self._function.variants[0].runner
+        if self._mode == "max-autotune" and self._kernel is not None:
+            outputs = self._kernel()
+            runner.graph._run = lambda _: outputs  # noqa: SLF001
+        else:
+            entry = runner._captures._last  # noqa: SLF001
+            entry.captured = replace(entry.captured, replay=lambda: None)
+        function: Callable[..., Any] = self._function
+        return function
 
     @contextmanager
     def guards_timed(self) -> Iterator[list[float]]:

@@ -28,7 +28,13 @@ from warmrank.cache_store.backends.deadline import all_within
 from warmrank.cache_store.backends.directory import LOCAL_TYPES, file_system_type, read_mounts
 from warmrank.cache_store.text import count_text
 from warmrank.orchestrator import SHADOW_REMEDY, shadow_here
-from warmrank.orchestrator.config.models import Config, EntrypointWorkload, RayConfig, ScriptWorkload
+from warmrank.orchestrator.config.models import (
+    DEVICE_RESOURCES,
+    Config,
+    EntrypointWorkload,
+    RayConfig,
+    ScriptWorkload,
+)
 from warmrank.orchestrator.config.store import LOOK_S, StoreConfig, choice_of, is_url
 from warmrank.worker.errors import WorkloadError
 from warmrank.worker.rank.workload import check_arguments, no_function, not_imported
@@ -82,6 +88,18 @@ def _ranks(config: Config, *, counts_cpus: bool) -> Iterator[LintFinding]:
             f"{ranks} for {asked:g} CPUs, and {offer}",
             f"set ray.num_cpus to {asked:g} or more, or name a cluster with ray.address",
         )
+    num_devices = accelerators_of_ray(config) if counts_cpus else None
+    if num_devices is not None and config.ranks > num_devices:
+        found = f"{count_text(config.ranks, 'rank')} on {config.device}, and Ray finds "
+        found += f"{count_text(num_devices, DEVICE_RESOURCES[config.device])} here"
+        fewer = f"set ranks to {num_devices} or fewer" if num_devices else "set device: cpu"
+        yield LintFinding(
+            "error",
+            ("ranks", "device"),
+            found,
+            f"{fewer}, or name a cluster with ray.address; `warmrank doctor --device {config.device}` says "
+            "what hides devices",
+        )
     if ray.address is not None and ray.num_cpus is not None:
         yield LintFinding(
             "warning",
@@ -119,6 +137,25 @@ def cpus_of_ray(config: RayConfig) -> int | None:
     except ImportError:
         return os.cpu_count()
     return int(get_num_cpus(override_docker_cpu_warning=True))
+
+
+def accelerators_of_ray(config: Config) -> int | None:
+    """Number of accelerators of the config's kind that a Ray started here counts.
+
+    None for device cpu, where no Ray is started, or where nobody knows.
+    """
+    if config.device == "cpu" or config.ray.address is not None or RAY_OVERRIDE in os.environ:
+        return None
+    try:
+        from ray._private.accelerators import get_accelerator_manager_for_resource
+    except ImportError:
+        return None
+    manager = get_accelerator_manager_for_resource(DEVICE_RESOURCES[config.device])
+    if manager is None:
+        return None
+    num_devices = int(manager.get_current_node_num_accelerators())
+    visible = manager.get_current_process_visible_accelerator_ids()
+    return num_devices if visible is None else min(num_devices, len(visible))
 
 
 def _code(config: Config) -> Iterator[LintFinding]:

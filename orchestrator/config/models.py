@@ -83,6 +83,8 @@ def variable_of(cache: SyncedCache) -> str:
 
 HASH_SEED = ("PYTHONHASHSEED", "0")
 """Variable of every rank, and its value: sets of strings then have one order in all launches."""
+DEVICE_RESOURCES = {"cuda": "GPU", "npu": "NPU"}
+"""Ray's names of accelerators by kind of device."""
 OWN_VARIABLES = {
     **dict.fromkeys(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"), "ranks"),
     **dict.fromkeys(("MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", HASH_SEED[0], "WARMRANK_RANK_MARK"), ""),

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from warmrank.orchestrator import SHADOW_REMEDY, import_root, shadow_here
-from warmrank.orchestrator.config.models import HASH_SEED, Config, RayConfig
+from warmrank.orchestrator.config.models import DEVICE_RESOURCES, HASH_SEED, Config, RayConfig
 from warmrank.orchestrator.errors import BadArgument, Budget, CannotStart
 from warmrank.orchestrator.gang.node_group import NodeGroup
 from warmrank.orchestrator.reaper import Process, children, kill, runs
@@ -59,7 +59,6 @@ _SLOW_S = 15.0  # an earlier failure is no time-out of Ray's, and would come aga
 _AUTOSCALER = b"/autoscaler/_private/monitor.py\0"
 _OWN_PROCESSES = {"raylet": b"/raylet/raylet\0", "GCS": b"/gcs/gcs_server\0"}
 _JOB_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray's job supervisor for the driver that it starts
-_DEVICE_RESOURCES = {"cuda": "GPU", "npu": "NPU"}
 _NO_CLIENT = (
     "ray:// is Ray Client, which is not supported, because a driver must reach ranks and nodes itself. Run "
     "it on a node of the cluster, or send it there with `warmrank submit`"
@@ -442,8 +441,8 @@ def group_on(config: Config, actor: type, *, device: str = "", num_calls: int = 
 def rank_resources(config: RayConfig, device: str) -> dict[str, float]:
     """Resources that each rank asks Ray for; Ray then shows it the one accelerator that it got."""
     resources = {"CPU": config.num_cpus_per_rank}
-    if device in _DEVICE_RESOURCES:
-        resources[_DEVICE_RESOURCES[device]] = 1.0
+    if device in DEVICE_RESOURCES:
+        resources[DEVICE_RESOURCES[device]] = 1.0
     return resources
 
 

@@ -152,7 +152,8 @@ def _totals(report: Report) -> Text:
     return Text(
         f"{totals.num_compiled} compiled, {totals.num_loaded} loaded, {totals.num_adopted} adopted; "
         f"{artifacts} of {size_text(totals.artifact_bytes)}; "
-        f"{size_text(totals.fetched_bytes)} fetched, {size_text(totals.published_bytes)} published; "
+        f"{size_text(totals.fetched_bytes)} copied from the store, "
+        f"{size_text(totals.published_bytes)} published; "
         f"{totals.wall_s:.1f} s in all"
     )
 

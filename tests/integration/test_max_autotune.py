@@ -6,6 +6,7 @@ A compile takes seconds, so the tests share what one of them made.
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import logging
 import shutil
@@ -404,6 +405,30 @@ def test_error_of_an_operator_is_eagers(operators: CachedFunction) -> None:
     with pytest.raises(IndexError) as found:
         operators(*given)
     assert str(found.value) == str(wanted.value)
+
+
+class Rows(torch.nn.Module):
+    """Looks up rows by numbers, in each of the ways that Inductor's own kernels take others than eager's."""
+
+    def forward(self, x: torch.Tensor, *rows: torch.Tensor) -> Any:
+        selected, copied, added, reduced = rows
+        return (
+            x.index_select(0, selected), x.t().index_select(1, selected),
+            x[:, 0].index_select(0, selected[0]), x.index_copy(0, copied, x[:2] + 5),
+            x.index_add(0, added, x[:2], alpha=2), x.bfloat16().index_add(0, added, x[:2].bfloat16()),
+            x.scatter_reduce(0, reduced[:, None].expand(2, 3), x[:2] + 5, "amax"),
+        )  # fmt: skip
+
+
+def test_row_that_is_not_there_is_an_error_as_in_eager(tmp_path: Path) -> None:
+    x, good = torch.arange(12.0).reshape(4, 3), torch.tensor([2, 0])
+    function = cache_compile(Rows().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
+    torch.testing.assert_close(function(x, *[good] * 4), function.module.forward(x, *[good] * 4))
+    for number, bad in itertools.product(range(4), (-1, 4)):
+        rows = [good] * number + [torch.tensor([1, bad])] + [good] * (3 - number)
+        for forward in (function.module.forward, function):
+            with pytest.raises((IndexError, RuntimeError)):
+                forward(x, *rows)
 
 
 def test_operator_that_returns_nothing_is_refused_by_name(tmp_path: Path) -> None:

@@ -97,6 +97,15 @@ def test_state_is_used_where_it_lies_and_recaptured_at_another_address(kind: str
     assert (run.statistics.captures, run.statistics.recaptures) == (2, 1)
 
 
+def test_tensor_of_inference_mode_is_not_written_to_outside_of_it() -> None:
+    run = runner(lambda cache, x: (cache.add_(x) * 1.0,), "mutated", "user")
+    with torch.inference_mode():
+        cache = ones(2)
+        warm(run, cache, ones(2))(cache, ones(2))
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+        run(cache, ones(2))
+
+
 def test_operator_that_draws_unannounced_draws_what_eager_does() -> None:
     run = runner(lambda x: (noisy(x),), "user")
     for _call in range(3):  # run, captured, replayed

@@ -327,6 +327,16 @@ def test_keys_that_do_not_go_together_are_named(data: dict[str, Any], level: str
 SHARED = {"address": "10.0.0.1:6379"}
 
 
+def test_accelerators_that_ray_does_not_find_here_are_an_error_unless_a_cluster_has_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "")
+    assert found(device="npu") == [("error", "ranks, device")]
+    assert found(device="npu", ray=SHARED) == []
+    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", '{"NPU": 1}')
+    assert found(device="npu") == []
+
+
 def test_what_this_machine_lacks_is_an_error_where_the_nodes_cannot_have_it(tmp_path: Path) -> None:
     store = {"path": str(tmp_path), "trust": {"policy": "off"}}
     assert found(store=store) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import importlib
 import inspect
 import sys
@@ -25,6 +26,12 @@ from warmrank.worker.keys import reachable
 pytestmark = pytest.mark.usefixtures("no_grad")
 
 PLAIN_ROWS = torch.ones(2, 4)
+
+
+def test_builder_of_guards_does_not_outlive_the_compile() -> None:
+    compiled(nn.Linear(4, 4).forward, PLAIN_ROWS)
+    gc.collect()
+    assert not any(type(one).__name__ == "GuardBuilder" for one in gc.get_objects())
 
 
 def test_capture_of_a_branch_on_data_gives_dynamos_reason_and_the_line() -> None:

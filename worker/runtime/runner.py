@@ -93,6 +93,14 @@ class InputLayout:
             if kind != NUMBER and not isinstance(inputs[index], torch.Tensor):
                 raise StateChanged(self._name(index), inputs[index])
 
+    def forbids_writes(self, inputs: Sequence[Any]) -> bool:
+        """True if a mutated input was made in inference mode, and would be written to outside of it."""
+        return (
+            bool(self.mutated)
+            and not torch.is_inference_mode_enabled()
+            and any(map(torch.Tensor.is_inference, self._pick_mutated(inputs)))
+        )
+
     def note_writes(self, inputs: Sequence[Any]) -> None:
         """Tell autograd that mutated inputs were written to, past operators that would have done so."""
         if self.mutated:
@@ -357,6 +365,8 @@ class GraphRunner:
     def _run(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         self._check(inputs)
         captures, tally = self._captures, self.tally
+        if captures is not None and self.layout.forbids_writes(inputs):
+            return self.graph(*inputs)  # raises as eager does; a replay would write past torch's checks
         if captures is not None and (outputs := captures.replay_last(inputs)) is not None:
             return outputs
         if captures is None and tally.never:

@@ -196,8 +196,7 @@ def traced_guards(output: Any, code: CodeType) -> tuple[tuple[TracedGuard, ...],
 
     graph.skip_guards_check = True
     root = Noted(code, graph).guard_manager.root
-    ((guards, builder),) = built
-    built.clear()
+    guards, builder = built.pop()  # Dynamo keeps the manager as long as what it guards, and so these not
     walk = _Walk(guards, builder)
     walk.visit(root)
     walk.visit_last(root)

@@ -17,10 +17,11 @@ Relied on (``tests/unit/test_graph_engine.py``, ``tests/integration/test_max_aut
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -343,6 +344,25 @@ class AsEager:
             return made if made.get_dtype() == traced.dtype else to_dtype(made, traced.dtype)
         return made
 
+    @steps_in("torch._inductor.compile_fx", "select_decomp_table")
+    def _select(self, original: Any) -> dict[Any, Any]:
+        """Look up rows by operators that refuse negative indices, as eager does; Inductor's do not."""
+        table = original()
+        return {**table, **{op: functools.partial(along, table[op]) for op, along in _ALONG.items()}}
+
+    @steps_in("torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu", "_generate_scatter_fallback")
+    def _check(self, original: Any, wrapper: Any, *given: Any) -> None:
+        """Let a library notice that the kernel for ``scatter_reduce`` failed; up to torch 2.14 it goes on."""
+        from torch._inductor.utils import IndentedBuffer
+
+        lines: list[str] = []
+        with wrapper.set_writeline(IndentedBuffer(), lines.append):
+            original(wrapper, *given)
+        for line in lines:
+            call = line.removesuffix(";")
+            is_unchecked = call.startswith("aoti_torch_")
+            wrapper.writeline(f"AOTI_TORCH_ERROR_CODE_CHECK({call});" if is_unchecked else line)
+
     @steps_in("torch._inductor.fx_passes.post_grad", "reinplace_inplaceable_ops")
     def _leave(self, original: Any, *given: Any) -> Any:
         """Leave operators out of place in a graph that writes to one memory twice.
@@ -351,6 +371,45 @@ class AsEager:
         two writes after the second one.
         """
         return None if self._writes_twice else original(*given)
+
+
+def _index_select(original: Any, x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    if not x.ndim:
+        return original(x, dim, index)  # type: ignore[no-any-return]
+    size = [*x.shape]
+    size[dim] = index.numel()
+    made = x.gather(dim, _expanded(index, dim, size))
+    return made.contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
+
+
+def _index_copy(
+    original: Any, x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor
+) -> torch.Tensor:
+    if not (x.ndim and source.ndim):
+        return original(x, dim, index, source)  # type: ignore[no-any-return]
+    return x.scatter(dim, _expanded(index, dim, source.shape), source)
+
+
+def _index_add(
+    original: Any, x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: Any = 1
+) -> torch.Tensor:
+    if not (x.ndim and source.ndim) or x.dtype == torch.bfloat16:  # for which Inductor has no kernel
+        return original(x, dim, index, source, alpha=alpha)  # type: ignore[no-any-return]
+    return x.scatter_add(dim, _expanded(index, dim, source.shape), source if alpha == 1 else source * alpha)
+
+
+def _expanded(index: torch.Tensor, dim: int, size: Sequence[int]) -> torch.Tensor:
+    """Row numbers along one dimension, for all others."""
+    rows = [1] * len(size)
+    rows[dim] = -1
+    return index.to(torch.int64).reshape(rows).expand(size)
+
+
+_ALONG: dict[Any, Callable[..., torch.Tensor]] = {
+    torch.ops.aten.index_select.default: _index_select,
+    torch.ops.aten.index_copy.default: _index_copy,
+    torch.ops.aten.index_add.default: _index_add,
+}
 
 
 def _makes_something_of_nothing(node: Node) -> bool:

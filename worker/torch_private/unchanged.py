@@ -5,7 +5,8 @@ Relied on (``tests/unit/test_changes_after_load.py``):
 * CPython 3.11 and 3.12, 64 bits: the offsets below. A dict's and a class's version differ after any change
   (of the class or its bases); ``__dict__`` is at -24 (``Py_TPFLAGS_MANAGED_DICT``) or ``__dictoffset__``. A
   build that lays objects out otherwise (for debugging), or another Python, has a slower reader.
-* ``torch._C._dynamo.guards.dict_version`` differs after any change of the dict, in every Python.
+* ``torch._C._dynamo.guards.dict_version`` differs after any change of the dict; not in Python 3.13.0, which
+  reports no change of an instance's. There members are compared.
 * A tensor points to its implementation in C++ (sizes, strides, offset, dtype, device, dispatch keys), that to
   its storage and to autograd's data. Offsets are found by value in trial tensors, and compared with what each
   watched tensor says. Where one is elsewhere (many dimensions, no strides, another Python), nothing is
@@ -58,9 +59,26 @@ def _content(cell: types.CellType) -> Any:
         return None
 
 
+@functools.cache
+def _versions_tell() -> bool:
+    """True if a new version of an instance's dict follows every change of it."""
+    instance = type("Instance", (), {})()
+    versions = []
+    for value in range(3):
+        instance.value = value
+        versions.append(dict_version(instance.__dict__))
+    del instance.value
+    return len({*versions, dict_version(instance.__dict__)}) == 4
+
+
+def _members(value: dict[Any, Any]) -> tuple[Any, ...] | None:
+    """Keys and values of a dict; None where its version says enough."""
+    return None if _versions_tell() else (*dict.keys(value), *dict.values(value))
+
+
 # What a kind of watch points to, which is held; None for those that are versions.
 _POINTEE: dict[str, Callable[[Any], Any]] = {
-    "dict": lambda _: None,
+    "dict": _members,
     "class": lambda _: None,
     "type": type,
     "module": sys.modules.get,
@@ -72,7 +90,8 @@ _POINTEE: dict[str, Callable[[Any], Any]] = {
 
 def _read_slowly(kind: str, value: Any) -> Any:
     if kind == "dict":
-        return dict_version(value)
+        members = _members(value)
+        return dict_version(value) if members is None else [*map(id, members)]
     if kind == "class":
         bases = (base for base in value.__mro__ if not base.__flags__ & _IMMUTABLE)
         parts = (item for base in bases for item in gc.get_referents(base.__dict__))
