@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import gc
 import json
 import keyword
 import os
 import socket
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -409,20 +407,3 @@ def _call_einops(mode: str, directory: str) -> None:
 if __name__ == "__main__":
     what, where = sys.argv[1:]
     _trace(Path(where)) if what == "traces" else _call_einops(what, where)
-
-
-def test_compile_holds_nothing_that_the_function_looked_at() -> None:
-    class Holds(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.held = Counted()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * self.held.number
-
-    module = Holds()
-    reference = weakref.ref(module.held)
-    compiled(module.forward, X)
-    del module.held
-    gc.collect()
-    assert reference() is None
