@@ -6,7 +6,7 @@ Relied on (``tests/unit/test_changes_after_load.py``):
   (of the class or its bases); ``__dict__`` is at -24 (``Py_TPFLAGS_MANAGED_DICT``) or ``__dictoffset__``. A
   build that lays objects out otherwise (for debugging), or another Python, has a slower reader.
 * ``torch._C._dynamo.guards.dict_version`` differs after any change of the dict; not in Python 3.13.0, which
-  reports no change of an instance's. There members are compared.
+  reports no change of an instance's.
 * A tensor points to its implementation in C++ (sizes, strides, offset, dtype, device, dispatch keys), that to
   its storage and to autograd's data. Offsets are found by value in trial tensors, and compared with what each
   watched tensor says. Where one is elsewhere (many dimensions, no strides, another Python), nothing is
@@ -47,6 +47,11 @@ FAST = frozenset(
 """Kinds of watches that a word of memory tells."""
 
 
+def can_watch(kind: str) -> bool:
+    """True if every change of objects that are watched in this way is seen."""
+    return kind != "dict" or kind in FAST or _versions_tell()
+
+
 def word(address: int) -> int:
     """The word of memory at an address."""
     return ctypes.c_uint64.from_address(address).value
@@ -61,7 +66,7 @@ def _content(cell: types.CellType) -> Any:
 
 @functools.cache
 def _versions_tell() -> bool:
-    """True if a new version of an instance's dict follows every change of it."""
+    """True if an instance's dict has another version after every change."""
     instance = type("Instance", (), {})()
     versions = []
     for value in range(3):
@@ -71,14 +76,9 @@ def _versions_tell() -> bool:
     return len({*versions, dict_version(instance.__dict__)}) == 4
 
 
-def _members(value: dict[Any, Any]) -> tuple[Any, ...] | None:
-    """Keys and values of a dict; None where its version says enough."""
-    return None if _versions_tell() else (*dict.keys(value), *dict.values(value))
-
-
 # What a kind of watch points to, which is held; None for those that are versions.
 _POINTEE: dict[str, Callable[[Any], Any]] = {
-    "dict": _members,
+    "dict": lambda _: None,
     "class": lambda _: None,
     "type": type,
     "module": sys.modules.get,
@@ -90,8 +90,7 @@ _POINTEE: dict[str, Callable[[Any], Any]] = {
 
 def _read_slowly(kind: str, value: Any) -> Any:
     if kind == "dict":
-        members = _members(value)
-        return dict_version(value) if members is None else [*map(id, members)]
+        return dict_version(value)
     if kind == "class":
         bases = (base for base in value.__mro__ if not base.__flags__ & _IMMUTABLE)
         parts = (item for base in bases for item in gc.get_referents(base.__dict__))
