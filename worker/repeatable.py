@@ -13,7 +13,7 @@ from operator import attrgetter
 from types import FunctionType
 from typing import Any
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 
 
@@ -37,7 +37,7 @@ def kept_result(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 def _plain(value: Any) -> Any:
     """Nested tuples that are equal where values are; an object counts by its class's name and attributes."""
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return value
     if kind in (list, tuple):
         return (kind.__name__, *map(_plain, value))

@@ -344,6 +344,8 @@ OBJECT_CHANGES: dict[str, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]
 @pytest.mark.parametrize("change", OBJECT_CHANGES)
 def test_change_of_an_object_is_seen(change: str) -> None:
     kind, pick, alter = OBJECT_CHANGES[change]
+    if not unchanged.can_watch(kind):
+        pytest.skip("no watch of this kind sees all changes in this Python")
     objects = made()
     watched = Watched([(kind, pick(objects))])
     assert (watched.same(), watched.changed()) == (True, [])

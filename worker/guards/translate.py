@@ -26,6 +26,7 @@ from warmrank.worker.runtime.constants import describe, encode_key
 from warmrank.worker.runtime.decoding import decode, keys_of
 from warmrank.worker.torch_private.dynamo_guards import KEY, GuardTree, TracedGuard
 from warmrank.worker.torch_private.evaluated import Evaluated
+from warmrank.worker.torch_private.evaluated_calls import IMPORTED
 from warmrank.worker.torch_private.lowering import functions_called, nodes_within
 from warmrank.worker.torch_private.operators import operators_of, registered_by
 from warmrank.worker.torch_private.tracing import Trace
@@ -63,6 +64,9 @@ def translate(
     """
     forget_types()  # a class may have been patched, or put back, since its name was computed
     table = PathTable(trace.import_aliases, made_globals(trace.guards, trace.made_globals))
+    for fact in trace.evaluated.facts:
+        if fact.source.startswith(IMPORTED):
+            table.add(fact.source)  # first, for the others may be of its making
     checks: dict[str, Check] = {}
     shapes: list[tuple[str, tuple[int, ...]]] = []
     pinned = (*_pinned_globals(trace), MEMBER_OF_SET)

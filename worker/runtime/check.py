@@ -83,7 +83,7 @@ def resolve(
         if step == "import":
             try:
                 return importlib.import_module(argument)
-            except ImportError:
+            except Exception:  # noqa: BLE001 - whatever the module raises, the function shall raise
                 return MISSING
         return vars(builtins) if step == "builtins" else roots[step].get(argument, MISSING)
     base = values[parent]

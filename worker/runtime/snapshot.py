@@ -34,7 +34,7 @@ from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource
 from warmrank.worker.runtime.check import MISSING, node_values, take_step
 from warmrank.worker.runtime.per_call import nodes_of, per_call_nodes, with_parents
 from warmrank.worker.runtime.sources import changed, holder_of, of_users
-from warmrank.worker.torch_private.unchanged import Key, Watched
+from warmrank.worker.torch_private.unchanged import Key, Watched, can_watch
 from warmrank.worker.torch_private.warm import Metadata
 
 Predicate = Callable[[], bool]
@@ -162,9 +162,9 @@ class _Collector:
 
     def _use(self, watches: depends.Watches) -> bool:
         """Watch all of these; not if that cannot be, or one of them changes too often."""
-        if watches is None or (
-            self._noise and any(self._noise[kind, id(value)] >= _MAX_CHANGES for kind, value in watches)
-        ):
+        if watches is None or not all(can_watch(kind) for kind, _ in watches):
+            return False
+        if self._noise and any(self._noise[kind, id(value)] >= _MAX_CHANGES for kind, value in watches):
             return False
         for kind, value in watches:
             key = kind, id(value)
@@ -294,7 +294,7 @@ class Unchanged:
         from warmrank.worker.keys.reachable import reached
 
         watches = depends.of_reached(reached(*self._functions))
-        if watches is None:
+        if watches is None or not all(can_watch(kind) for kind, _ in watches):
             self._looks = sys.maxsize
             return None
         self._members = [(value, list(value)) for kind, value in watches if kind == depends.MEMBERS]

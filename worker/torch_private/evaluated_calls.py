@@ -57,6 +57,8 @@ _PURE: Final = frozenset(
 _WRITING: Final = (
     setattr, delattr, object.__setattr__, object.__delattr__, type.__setattr__, type.__delattr__,
 )  # fmt: skip
+IMPORTED: Final = "__import__("
+"""How the expression for a module begins that the function imports."""
 PRINTING: Final = (str, repr, ascii, format)
 _ADDRESS: Final = re.compile(r"\b0x[0-9a-f]{6,}")
 
@@ -143,6 +145,19 @@ class CallHooks:
                     "taken, so its globals could not be found again; make the object anew from that one"
                 )
 
+    @steps_in(_TRANSLATOR, "import_source(module_name)")
+    def _import(self, original: Any, translator: Any, name: str) -> Any:
+        """Note that modules are there: a load imports them, with what they register, before it looks."""
+        instruction = translator.current_instruction
+        if instruction.opname == "IMPORT_NAME":
+            members = translator.instructions[translator.indexof[instruction] - 1].argval  # loaded before
+            whole = instruction.argval if instruction.argval.startswith(f"{name}.") else name
+            within = (f"{whole}.{member}" for member in members or ())
+            for module in (whole, *(one for one in within if one in sys.modules)):
+                if not is_pinned_module(module):
+                    self._evaluations.note("has_attr", f"{IMPORTED}{module!r})", "__name__")
+        return original(translator, name)
+
     @steps_in(_TRANSLATOR, "push(val)")
     def _push(self, original: Any, translator: Any, variable: Any) -> None:
         self._refuse_address_in_text(variable, translator.f_code.co_consts)
@@ -196,7 +211,10 @@ class CallHooks:
 
     def _fold(self, variable: Any, args: Sequence[Any], kwargs: Mapping[str, Any], answer: Any) -> None:
         """Note the call of a function by which Dynamo made a constant of constants; refuse it if users'."""
-        if answer.source is not None:  # a guard compares it
+        chosen = _is_of_enum(answer, enum.Enum) and any(map(_is_of_enum, (variable, *args)))
+        if chosen:
+            answer = answer.realize()  # the guards of a member do not say that this one is chosen
+        elif answer.source is not None:  # a guard compares it
             return
         skipped = isinstance(variable, SkipFunctionVariable)  # which no trace enters
         result = (vars(answer.unwrap()).get("value"),) if skipped else constants(answer)
@@ -217,7 +235,7 @@ class CallHooks:
                 f"{code} is called while the function is traced, and is not traced itself, so what it "
                 "depends on could not be noticed; call it by its name, or keep its result as an attribute"
             )
-        elif not _is_pure(function, own):
+        elif not _is_pure(function, own) or (chosen and isinstance(own, ModuleType)):
             self._note_call(function, positional, result[0], named)
 
 
@@ -288,6 +306,14 @@ def _is_known(variable: Any) -> bool:
     return not isinstance(items, dict | list | tuple | set) or all(
         _is_known(vars(member).get("vt", member)) for member in members
     )
+
+
+def _is_of_enum(variable: Any, *kinds: type) -> bool:
+    """True if a variable stands for a member, or the class, of an enum of the user's."""
+    is_lazy = not getattr(variable, "is_realized", lambda: True)()
+    value = variable.peek_value() if is_lazy else vars(variable.unwrap()).get("value")
+    is_one = isinstance(value, kinds or (enum.Enum, enum.EnumType))
+    return is_one and not is_pinned_module((value if isinstance(value, type) else type(value)).__module__)
 
 
 def _is_pure(function: Any, own: Any) -> bool:

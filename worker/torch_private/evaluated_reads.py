@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch._dynamo.exc import ObservedAttributeError, handle_observed_exception
-from torch._dynamo.source import AttrSource
+from torch._dynamo.source import AttrSource, GetItemSource, TypeMROSource, TypeSource
 from torch._dynamo.variables import dicts
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.functions import UserMethodVariable
 from torch._dynamo.variables.lazy import LazyVariableTracker
-from torch._dynamo.variables.misc import GetAttrVariable
+from torch._dynamo.variables.misc import DeletedVariable, GetAttrVariable, SuperVariable
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module
@@ -79,6 +79,9 @@ class ReadHooks:
     def _get(self, original: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or (id(variable), name) in self._asking:
             return original(variable, tx, name, *args, **kwargs)
+        _refuse_written_class(tx, variable, name)
+        if isinstance(variable, SuperVariable) and (of_base := _data_of_base(tx, variable, name)) is not None:
+            return of_base
         with self._asked(tx, variable, name):
             answer = self._found(original, variable, tx, name)
             self._note_found_elsewhere(tx, variable, name)
@@ -98,6 +101,7 @@ class ReadHooks:
     def _has(self, original: Any, variable: Any, tx: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if args or kwargs or (id(variable), name) in self._asking:
             return original(variable, tx, name, *args, **kwargs)
+        _refuse_written_class(tx, variable, name)
         with self._asked(tx, variable, name):
             answer = self._found(original, variable, tx, name)
         if not answer.is_python_constant():
@@ -225,6 +229,54 @@ class ReadHooks:
             group = self._names[id(variable)][1]
             self._evaluations.group_names[str(group.group_name)] = group
         original(translator, variable)
+
+
+def _refuse_written_class(tx: Any, variable: Any, name: str) -> None:
+    """Refuse a name of an object, or subclass, that the call wrote to a class: Dynamo reads the old value."""
+    value, mutations = vars(variable).get("value"), tx.output.side_effects.store_attr_mutations
+    own = mutations.get(variable, {}).get(name)
+    if name in (_own(value) or ()) if own is None else not isinstance(own, DeletedVariable):
+        return
+    bases = (value if isinstance(value, type) else type(value)).__mro__
+    for written, names in mutations.items():
+        cls = vars(written).get("value")
+        if name in names and isinstance(cls, type) and cls in bases and written is not variable:
+            kind = cls.__qualname__
+            msg = (
+                f"the function writes {kind}.{name}, and then reads it of a {bases[0].__qualname__}, where "
+                f"no trace finds it; read {kind}.{name}"
+            )
+            raise NotPortable(msg, what=f"{kind}.{name}")
+
+
+def _data_of_base(tx: Any, variable: Any, name: str) -> Any:
+    """A guarded variable for what ``super()`` reads of a base and is no method; None for methods.
+
+    Dynamo passes over 0, None and the like, takes a property for what it returns, and guards nothing of an
+    object that the call made.
+    """
+    held, start = variable.objvar, variable.typevar.as_python_constant()
+    if held is None:
+        return None
+    kind, source = held.python_type(), getattr(held.mutation_type, "cls_source", None)
+    if issubclass(kind, type):
+        kind, source = held.as_python_constant(), held.source
+    elif held.source is not None:
+        source = TypeSource(held.source)
+    mro = kind.__mro__
+    after = range(mro.index(start) + 1, len(mro)) if start in mro else ()
+    position = next((place for place in after if name in vars(mro[place])), None)
+    if position is None or is_pinned_module(mro[position].__module__):
+        return None
+    value, text = vars(mro[position])[name], f"super().{name}"
+    if isinstance(value, FunctionType | classmethod | staticmethod):
+        return None
+    if hasattr(type(value), "__get__") or source is None:
+        raise _untraced("super()", name)
+    mutations = tx.output.side_effects.store_attr_mutations
+    if any(name in names and vars(cls).get("value") in mro for cls, names in mutations.items()):
+        raise NotPortable(f"the function writes what {text} reads; read it of the class", what=text)
+    return VariableTracker.build(tx, value, AttrSource(GetItemSource(TypeMROSource(source), position), name))
 
 
 def _guarded(tx: Any, variable: Any, name: str, answer: Any) -> Any:

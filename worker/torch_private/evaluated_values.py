@@ -31,7 +31,7 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.lazy import LazyVariableTracker
 
 from warmrank.worker.keys.code import is_pinned_module, is_users_function
-from warmrank.worker.repeatable import kept_result, order_of_set
+from warmrank.worker.repeatable import PLAIN, kept_result, order_of_set
 from warmrank.worker.torch_private.evaluated_calls import EVALUATING, PRINTING, callers
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import (
@@ -100,7 +100,8 @@ class ValueHooks:
         ] = {}  # sets that code of torch made: its own order of them is of no account
         self._partials: dict[int, tuple[Any, Any]] = {}  # likewise
         self._held: list[tuple[Any, ...]] | None = None  # calls that a kept result may stand for
-        self._has_effects = False  # of functions that keep their results
+        self._keeping = ""  # name of the user's function that keeps its results, while it is traced
+        self._remembered: dict[int, tuple[Any, str]] = {}  # containers that one keeps, and its name
         self._sorting = 0
         self._sets = _set_classes()
 
@@ -284,34 +285,51 @@ class ValueHooks:
     @steps_in(_EFFECTS, "mutation(var)")
     def _mutation(self, original: Any, effects: Any, variable: Any) -> Any:
         self._new.pop(id(variable), None)
+        if id(variable) in self._remembered:
+            self._refuse_kept(f"changes what {self._remembered[id(variable)][1]} returns, which")
         return original(effects, variable)
 
     @steps_in(_EFFECTS, "check_allowed_side_effect(item)")
     def _effect(self, original: Any, effects: Any, item: Any) -> Any:
-        if self._held is not None and not type(item.mutation_type).__name__.endswith("New"):
-            self._has_effects = True
+        if self._keeping and not type(item.mutation_type).__name__.endswith("New"):
+            self._refuse_kept(f"calls {self._keeping}, which changes what was there before the call and")
         return original(effects, item)
+
+    def _refuse_kept(self, does: str) -> None:
+        self._refuse(
+            f"the function {does} keeps its results (functools.lru_cache); call it before, and pass "
+            "what it returns"
+        )
 
     @steps_in(
         "torch._dynamo.variables.functions:WrapperUserFunctionVariable", "call_function(tx, args, kwargs)"
     )
     def _kept(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if not hasattr(variable.wrapper_obj, "cache_info"):
+        function = variable.wrapper_obj
+        if not hasattr(function, "cache_info"):
             return original(variable, tx, args, kwargs)
-        outer, self._held = self._held, []
+        outer, self._held, self._keeping = (self._held, self._keeping), [], self._keeping
+        if is_users_function(function.__wrapped__):
+            self._keeping = function.__qualname__
         refused, num_refused = self._evaluations.refused, len(self._evaluations.refused)
         try:
             made = original(variable, tx, args, kwargs)
         finally:
-            held, self._held = self._held, outer
+            held, (self._held, self._keeping) = self._held, outer
         # What assume_constant_result marks is not traced, and refused for those that call it each time.
-        is_marked = getattr(variable.wrapper_obj.__wrapped__, "_dynamo_marked_constant", False)
-        asked = (held or is_marked) and not self._has_effects
-        whole = _kept_call(variable.wrapper_obj, args, kwargs) if asked else None
+        is_marked = getattr(function.__wrapped__, "_dynamo_marked_constant", False)
+        is_plain = made.is_python_constant() and type(made.as_python_constant()) in (*PLAIN, tuple)
+        is_users = is_users_function(function.__wrapped__)
+        asked = held or is_marked or (is_users and is_plain)
+        whole = _kept_call(function, args, kwargs) if asked else None
         if is_marked and whole is not None:
             del refused[num_refused:]
         for call in held if whole is None else [whole]:
             self._note_call(*call)
+        if whole is not None and is_plain:  # which may be older than what the trace computes
+            return VariableTracker.build(tx, function(*whole[1][1], **whole[1][2]))
+        if is_users:
+            self._remembered[id(made)] = made, function.__qualname__
         return made
 
     def _note_added(self, new: _NewSet, *taken: Any) -> None:

@@ -35,7 +35,7 @@ TESTED: Final = f"2.11 to {NEWEST[0]}.{NEWEST[1]}"
 
 _COMPILE = (
     "containers", "dynamo_guards", "evaluated", "evaluated_calls", "evaluated_reads", "evaluated_values",
-    "generators", "kernels", "lowering", "marks", "operators", "patching", "places", "raised",
+    "kernels", "lifetimes", "lowering", "marks", "operators", "patching", "places", "raised",
     "symbols", "tracer_changes", "tracing", "views", "warm",
 )  # fmt: skip
 GROUPS: Final = {

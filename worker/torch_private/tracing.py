@@ -39,7 +39,7 @@ from warmrank.worker.keys.code import globals_read
 from warmrank.worker.torch_private.containers import Containers
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, TracedGuard, traced_guards
 from warmrank.worker.torch_private.evaluated import Evaluations
-from warmrank.worker.torch_private.generators import Generators
+from warmrank.worker.torch_private.lifetimes import Lifetimes
 from warmrank.worker.torch_private.lowering import (
     SETS_SWITCH,
     CapturedCall,
@@ -236,7 +236,7 @@ def trace(
             with (
                 TracerChanges(name, evaluated.note_call).made(),
                 ViewsByThemselves().made(),
-                intercepted(Containers(), Generators(), notes),
+                intercepted(Containers(), Lifetimes(), notes),
             ):
                 captured = _capture(method, name, args, dict(kwargs))
             if free is not None and not free and (counters := notes.counters()):

@@ -12,7 +12,7 @@ import torch
 from tests.fuzz.program import Part, part
 
 
-def _asks(name: str, ask: str, *changes: str, refused: str = "", said: str = "", **slots: str) -> Part:
+def asking(name: str, ask: str, *changes: str, refused: str = "", said: str = "", **slots: str) -> Part:
     """A part that multiplies by an expression, and statements that change the model."""
     if ask:
         slots["body"] = f"y = y * ({ask})"
@@ -39,36 +39,36 @@ _ZEROS = "torch.zeros(4, dtype=torch.float64)"
 _BUFFER = "self.register_buffer('s#', torch.ones(4, dtype=torch.float64))"
 ATTRIBUTES = (
     *(
-        _asks(f"attribute that appears / {kind}", "2 if hasattr(self.o#, 'b') else 3", f"{owner}.b = 7", said="no attr 'b'", init=f"self.o# = {text}")
+        asking(f"attribute that appears / {kind}", "2 if hasattr(self.o#, 'b') else 3", f"{owner}.b = 7", said="no attr 'b'", init=f"self.o# = {text}")
         for kind, (text, owner) in _LATER.items()
     ),
-    _asks("attribute that appears / by default", "getattr(helper, 'b#', 3)", "helper.b# = 7", said="no attr"),
-    _asks("attribute that appears / by exception", "helper.attempt(helper, 'b#', 3)", "helper.b# = 7", said="no attr"),
-    _asks("attribute that goes", "2 if hasattr(helper, 'b#') else 3", "del helper.b#", said="has attr", helper="b# = 1"),
-    _asks("attribute that hides / object", "getattr(self.o#, 'b', 3)", "m.o#.b = 8", top=_FALLS, init="self.o# = F#()"),
-    _asks("attribute that hides / dict", "getattr(self.o#, 'b', 3)", "m.o#.__dict__['b'] = 8", top=_MAPPED, init="self.o# = F#(b=2)"),
-    _asks("attribute that hides / module", "self.b#", "m.__dict__['b#'] = 9", fields="def __getattr__(self, name):\n    return 3 if name == 'b#' else super().__getattr__(name)"),
-    _asks("attribute that hides / parameter", "self.first(y)", "m.first.__dict__['weight'] = torch.zeros(4, 4, dtype=torch.float64)"),
-    _asks("attribute that hides / layer", "self.first(y)", "m.__dict__['first'] = nn.Identity()"),
-    _asks("attribute that hides / buffer", "self.s#", f"m.__dict__['s#'] = {_ZEROS}", f"m._parameters.update(s#=nn.Parameter({_ZEROS}))", init=_BUFFER),
-    _asks("attribute of a partial", "getattr(self.f#, 'scale', K.Held(7)).a", "m.f#.scale.a = 4", "del m.f#.scale", said="self.f0.scale", init="self.f# = functools.partial(helper.same)\nself.f#.scale = K.Held(3)"),
-    _asks("name of a function", "len(self.f#.__qualname__)", "main.f#.__qualname__ = 'other'", said="__qualname__", top="def f#(): pass", init="self.f# = f#"),
-    _asks("subclass of partial", "self.f#(y) * 2", refused="subclass of functools.partial", top="class F#(functools.partial):\n    def __call__(self, *args):\n        return super().__call__(*args) + 1", init="self.f# = F#(helper.same)"),
-    _asks("builtins of a function", "len(self.f#.__builtins__)", init="self.f# = helper.same"),
-    _asks("dict of a partial", "1 + len(self.f#.__dict__)", refused=_MISTAKEN if torch.__version__ < "2.14" else "", init="self.f# = functools.partial(helper.same)"),
-    _asks("class of a partial", "len(self.f#.__class__.__name__)", refused=_MISTAKEN if torch.__version__ < "2.14" else "", init="self.f# = functools.partial(helper.same)"),
-    _asks("self of a method", "2 if hasattr(self.f#, '__self__') else 3", init="self.f# = K.Held(1).get"),
-    _asks("function that a cached one wraps", "len(self.f#.__wrapped__.__name__)", init="self.f# = functools.lru_cache(helper.same)"),
-    _asks("number of a function's globals", "len(helper.same.__globals__)", refused="adds names to those of"),
-    _asks("names of a function's globals", "sum(1 for n in helper.same.__globals__ if n.startswith('_'))", refused="adds names to those of"),
-    _asks("global of a function", "len(helper.same.__globals__['__name__'])"),
-    _asks("kind of a union", "2 if isinstance(self.o#, A# | None) else 3", "main.A#.register(type(m.o#))", top="class A#(K.Abstract):\n    pass", init="self.o# = K.Member()"),
-    _asks("assume_constant_result", "f#()", refused="assume_constant_result", top="@torch.compiler.assume_constant_result\ndef f#():\n    return 3"),
-    _asks("annotations of a function", "f#.__annotations__['v']", "main.f#.__annotations__['v'] = 8", top="def f#(v: 3): pass\nf#.__annotations__['v'] = 3"),
-    _asks("weak reference", "2 if self.s#() is None else 3", "m.o# = None", init="self.o# = K.Box()\nself.s# = weakref.ref(self.o#)"),
-    _asks("mark of a parameter", "2 if isinstance(self.w#, nn.Parameter) else 3", "m.w#._is_param = True", init=f"self.w# = {_ZEROS}"),
+    asking("attribute that appears / by default", "getattr(helper, 'b#', 3)", "helper.b# = 7", said="no attr"),
+    asking("attribute that appears / by exception", "helper.attempt(helper, 'b#', 3)", "helper.b# = 7", said="no attr"),
+    asking("attribute that goes", "2 if hasattr(helper, 'b#') else 3", "del helper.b#", said="has attr", helper="b# = 1"),
+    asking("attribute that hides / object", "getattr(self.o#, 'b', 3)", "m.o#.b = 8", top=_FALLS, init="self.o# = F#()"),
+    asking("attribute that hides / dict", "getattr(self.o#, 'b', 3)", "m.o#.__dict__['b'] = 8", top=_MAPPED, init="self.o# = F#(b=2)"),
+    asking("attribute that hides / module", "self.b#", "m.__dict__['b#'] = 9", fields="def __getattr__(self, name):\n    return 3 if name == 'b#' else super().__getattr__(name)"),
+    asking("attribute that hides / parameter", "self.first(y)", "m.first.__dict__['weight'] = torch.zeros(4, 4, dtype=torch.float64)"),
+    asking("attribute that hides / layer", "self.first(y)", "m.__dict__['first'] = nn.Identity()"),
+    asking("attribute that hides / buffer", "self.s#", f"m.__dict__['s#'] = {_ZEROS}", f"m._parameters.update(s#=nn.Parameter({_ZEROS}))", init=_BUFFER),
+    asking("attribute of a partial", "getattr(self.f#, 'scale', K.Held(7)).a", "m.f#.scale.a = 4", "del m.f#.scale", said="self.f0.scale", init="self.f# = functools.partial(helper.same)\nself.f#.scale = K.Held(3)"),
+    asking("name of a function", "len(self.f#.__qualname__)", "main.f#.__qualname__ = 'other'", said="__qualname__", top="def f#(): pass", init="self.f# = f#"),
+    asking("subclass of partial", "self.f#(y) * 2", refused="subclass of functools.partial", top="class F#(functools.partial):\n    def __call__(self, *args):\n        return super().__call__(*args) + 1", init="self.f# = F#(helper.same)"),
+    asking("builtins of a function", "len(self.f#.__builtins__)", init="self.f# = helper.same"),
+    asking("dict of a partial", "1 + len(self.f#.__dict__)", refused=_MISTAKEN if torch.__version__ < "2.14" else "", init="self.f# = functools.partial(helper.same)"),
+    asking("class of a partial", "len(self.f#.__class__.__name__)", refused=_MISTAKEN if torch.__version__ < "2.14" else "", init="self.f# = functools.partial(helper.same)"),
+    asking("self of a method", "2 if hasattr(self.f#, '__self__') else 3", init="self.f# = K.Held(1).get"),
+    asking("function that a cached one wraps", "len(self.f#.__wrapped__.__name__)", init="self.f# = functools.lru_cache(helper.same)"),
+    asking("number of a function's globals", "len(helper.same.__globals__)", refused="adds names to those of"),
+    asking("names of a function's globals", "sum(1 for n in helper.same.__globals__ if n.startswith('_'))", refused="adds names to those of"),
+    asking("global of a function", "len(helper.same.__globals__['__name__'])"),
+    asking("kind of a union", "2 if isinstance(self.o#, A# | None) else 3", "main.A#.register(type(m.o#))", top="class A#(K.Abstract):\n    pass", init="self.o# = K.Member()"),
+    asking("assume_constant_result", "f#()", refused="assume_constant_result", top="@torch.compiler.assume_constant_result\ndef f#():\n    return 3"),
+    asking("annotations of a function", "f#.__annotations__['v']", "main.f#.__annotations__['v'] = 8", top="def f#(v: 3): pass\nf#.__annotations__['v'] = 3"),
+    asking("weak reference", "2 if self.s#() is None else 3", "m.o# = None", init="self.o# = K.Box()\nself.s# = weakref.ref(self.o#)"),
+    asking("mark of a parameter", "2 if isinstance(self.w#, nn.Parameter) else 3", "m.w#._is_param = True", init=f"self.w# = {_ZEROS}"),
     *(
-        _asks(f"name that no expression has / {name!r}", f"getattr(self.o#, {name!r})", refused="attribute called", init=f"self.o# = K.Box()\nsetattr(self.o#, {name!r}, 3)")
+        asking(f"name that no expression has / {name!r}", f"getattr(self.o#, {name!r})", refused="attribute called", init=f"self.o# = K.Box()\nsetattr(self.o#, {name!r}, 3)")
         for name in ("\ufb01", "two words", "class", "")
     ),
 )  # fmt: skip
@@ -157,42 +157,42 @@ def _(y):
 _INSTALLED = "import importlib.util\nsys.modules['not_there'] = types.ModuleType('not_there')\nsys.modules['not_there'].__spec__ = importlib.util.spec_from_loader('not_there', None)"
 _MAKES = "class M#(type):\n    def __call__(cls, number):\n        made = super().__call__(number)\n        made.number *= 2\n        return made\nclass A#(M#): pass\nclass D#(metaclass=A#):\n    def __init__(self, number):\n        self.number = number"
 CONSTANTS = (
-    *(_asks(f"method of a constant / {name}", ask, refused="is called while the function is traced|decides what is in a set", top=_ASKING, init=f"self.v# = {value}") for name, (ask, value) in _CHOICES.items()),
-    _asks("method of a constant / if a frozen object", "2 if self.v# else 3", "main.L#[0] = 1", top=_ASKING, init="self.v# = S#(2)"),
-    *(_asks(f"constant without methods / {way} {value}", ask, init=f"self.v# = self.w# = {value}") for way, ask in _WAYS.items() for value in _PLAIN),
-    *(_asks(f"identity of equal constants / {way} {value}", _WAYS[way], refused="compare them with ==", init=f"self.v# = self.w# = {value}") for way in ("is", "is not") for value in _OF_MANY),
-    _asks("identity of constants that differ", _WAYS["is"], "m.w# = m.v# = (2.5, 2)", init="self.v# = (1.5, 2)\nself.w# = (1.5, 3)"),
+    *(asking(f"method of a constant / {name}", ask, refused="is called while the function is traced|decides what is in a set", top=_ASKING, init=f"self.v# = {value}") for name, (ask, value) in _CHOICES.items()),
+    asking("method of a constant / if a frozen object", "2 if self.v# else 3", "main.L#[0] = 1", top=_ASKING, init="self.v# = S#(2)"),
+    *(asking(f"constant without methods / {way} {value}", ask, init=f"self.v# = self.w# = {value}") for way, ask in _WAYS.items() for value in _PLAIN),
+    *(asking(f"identity of equal constants / {way} {value}", _WAYS[way], refused="compare them with ==", init=f"self.v# = self.w# = {value}") for way in ("is", "is not") for value in _OF_MANY),
+    asking("identity of constants that differ", _WAYS["is"], "m.w# = m.v# = (2.5, 2)", init="self.v# = (1.5, 2)\nself.w# = (1.5, 3)"),
     *(
-        _asks(f"looked up / {kind} / {way}", ask, f"m.o#.a = {second}", top=f"T# = {_TABLE}\nS# = frozenset([{first}])", init=f"self.o# = K.Held({first})\nself.w# = {first}")
+        asking(f"looked up / {kind} / {way}", ask, f"m.o#.a = {second}", top=f"T# = {_TABLE}\nS# = frozenset([{first}])", init=f"self.o# = K.Held({first})\nself.w# = {first}")
         for kind, (first, second) in _LOOKED_UP.items() for way, ask in _LOOK_UPS.items()
     ),
-    *(_asks(f"address / {name}", ask, refused="address", top="P#, O# = K.Box(), K.Box()\nN# = [1]") for name, ask in _ADDRESSES.items()),
-    *(_asks(f"untraced / {ask}", ask, refused="not traced itself", top=_KIND) for ask in ("I#[0]", "C#[0]", "C# + 1")),
-    _asks("attribute of a metaclass", "C#.number", "main.M#.number = 7", top=_KIND),
-    _asks("method that a metaclass gets", "2 if C# else 3", "main.M#.__bool__ = lambda cls: False", top=_KIND),
-    _asks("instance that a metaclass makes", "D#(3).number", refused=r"A0.__call__|M0.__call__ makes the D0", top=_MAKES),
-    _asks("instance that a partialmethod of a metaclass makes", "D#(3).number", refused=r"M0.__call__ makes the D0", top="class M#(type):\n    __call__ = functools.partialmethod(lambda cls, *given: type.__call__(cls, *given))\nclass D#(metaclass=M#):\n    def __init__(self, number):\n        self.number = number"),
-    _asks("partialmethod", "C#().tripled(5)", "main.C#.tripled = functools.partialmethod(main.C#.scaled, 4)", top="class C#:\n    def scaled(self, factor, number):\n        return factor * number\n    tripled = functools.partialmethod(scaled, 3)"),
-    _asks("singledispatch", "f#(self.v#)", refused="functools.singledispatch", top="@functools.singledispatch\ndef f#(v):\n    return 2", init="self.v# = 5"),
-    _asks("singledispatchmethod", "self.f#(5)", refused="functools.singledispatch", fields="@functools.singledispatchmethod\ndef f#(self, v):\n    return 2"),
-    _asks("value among the builtins", "2 if put# else 3", "import builtins; builtins.put# = False", said=r"builtins\['put0'\]: True -> False", top="import builtins\nbuiltins.put# = getattr(builtins, 'put#', True)"),
+    *(asking(f"address / {name}", ask, refused="address", top="P#, O# = K.Box(), K.Box()\nN# = [1]") for name, ask in _ADDRESSES.items()),
+    *(asking(f"untraced / {ask}", ask, refused="not traced itself", top=_KIND) for ask in ("I#[0]", "C#[0]", "C# + 1")),
+    asking("attribute of a metaclass", "C#.number", "main.M#.number = 7", top=_KIND),
+    asking("method that a metaclass gets", "2 if C# else 3", "main.M#.__bool__ = lambda cls: False", top=_KIND),
+    asking("instance that a metaclass makes", "D#(3).number", refused=r"A0.__call__|M0.__call__ makes the D0", top=_MAKES),
+    asking("instance that a partialmethod of a metaclass makes", "D#(3).number", refused=r"M0.__call__ makes the D0", top="class M#(type):\n    __call__ = functools.partialmethod(lambda cls, *given: type.__call__(cls, *given))\nclass D#(metaclass=M#):\n    def __init__(self, number):\n        self.number = number"),
+    asking("partialmethod", "C#().tripled(5)", "main.C#.tripled = functools.partialmethod(main.C#.scaled, 4)", top="class C#:\n    def scaled(self, factor, number):\n        return factor * number\n    tripled = functools.partialmethod(scaled, 3)"),
+    asking("singledispatch", "f#(self.v#)", refused="functools.singledispatch", top="@functools.singledispatch\ndef f#(v):\n    return 2", init="self.v# = 5"),
+    asking("singledispatchmethod", "self.f#(5)", refused="functools.singledispatch", fields="@functools.singledispatchmethod\ndef f#(self, v):\n    return 2"),
+    asking("value among the builtins", "2 if put# else 3", "import builtins; builtins.put# = False", said=r"builtins\['put0'\]: True -> False", top="import builtins\nbuiltins.put# = getattr(builtins, 'put#', True)"),
     part("evaluated / module that is installed", {"top": "import importlib.util", "body": "y = y * (2 if importlib.util.find_spec('not_there') else 3)"}, sources={"installed": {"top": _INSTALLED}}, said="find_spec"),
-    _asks("bound method of C", "2 if self.f#('ab') else 3", init="self.f# = re.compile('a+').match"),
+    asking("bound method of C", "2 if self.f#('ab') else 3", init="self.f# = re.compile('a+').match"),
     part("evaluated / environment that a fake kernel reads", {"helper": _OPERATOR, "body": "y = y * helper.sized#(y).shape[0]"}, environments={"set": {"FUZZ#": "5"}}, said=r"getenv\(FUZZ0\): None -> 5"),
     *(
-        _asks(f"partials / {name}", f"self.f#(y) if {ask} else self.g#(y) + 1", "m.g# = functools.partial(K.multiplied, by=2)", init="self.f# = self.g# = functools.partial(K.multiplied, by=2)")
+        asking(f"partials / {name}", f"self.f#(y) if {ask} else self.g#(y) + 1", "m.g# = functools.partial(K.multiplied, by=2)", init="self.f# = self.g# = functools.partial(K.multiplied, by=2)")
         for name, ask in {"is": "self.f# is self.g#", "is not": "self.f# is not self.g#", "==": "self.f# == self.g#", "in": "self.f# in [len, self.g#]", "count": "[self.f#, self.f#].count(self.g#) > 1"}.items()
     ),
-    _asks("identity of methods", "2 if self.forward is self.forward else 3", refused="`is` between methods"),
-    _asks("truth in a tuple", "10 if isinstance(self.o#[0]['w'][0], bool) else 20", "m.o#[0]['w'] = (True, 2)", init="self.o# = [{'w': (1, 2)}]"),
-    _asks("lone surrogate", "self.d#[self.k#]", "m.k# = 'b'", init="self.k# = chr(0xD800)\nself.d# = {self.k#: 2, 'b': 3}"),
-    _asks("largest of tensors", "max(y.sum(), y.sum() + 1)", refused=r"torch\.maximum"),
-    _asks("smallest of a single tensor", "min(y.reshape(-1)[:1]) + 2"),
+    asking("identity of methods", "2 if self.forward is self.forward else 3", refused="`is` between methods"),
+    asking("truth in a tuple", "10 if isinstance(self.o#[0]['w'][0], bool) else 20", "m.o#[0]['w'] = (True, 2)", init="self.o# = [{'w': (1, 2)}]"),
+    asking("lone surrogate", "self.d#[self.k#]", "m.k# = 'b'", init="self.k# = chr(0xD800)\nself.d# = {self.k#: 2, 'b': 3}"),
+    asking("largest of tensors", "max(y.sum(), y.sum() + 1)", refused=r"torch\.maximum"),
+    asking("smallest of a single tensor", "min(y.reshape(-1)[:1]) + 2"),
     # Of regions, Dynamo takes an earlier one's graph for a later one, without conditions of its own.
-    _asks("attribute of a later region", "", "m.q# = nn.Identity()", top="@torch.compiler.nested_compile_region\ndef region#(x, layer):\n    return torch.relu(layer(x))", init="self.p#, self.q# = (nn.Linear(4, 4, dtype=torch.float64) for _ in range(2))", body="y = region#(region#(y, self.p#), self.q#)"),
-    _asks("attribute that a body reads", "", "m.k# = 5", said="k0", init="self.k# = 3", top="from torch.utils.checkpoint import checkpoint", body="y = checkpoint(lambda v: v * self.k#, y, use_reentrant=False)"),
+    asking("attribute of a later region", "", "m.q# = nn.Identity()", top="@torch.compiler.nested_compile_region\ndef region#(x, layer):\n    return torch.relu(layer(x))", init="self.p#, self.q# = (nn.Linear(4, 4, dtype=torch.float64) for _ in range(2))", body="y = region#(region#(y, self.p#), self.q#)"),
+    asking("attribute that a body reads", "", "m.k# = 5", said="k0", init="self.k# = 3", top="from torch.utils.checkpoint import checkpoint", body="y = checkpoint(lambda v: v * self.k#, y, use_reentrant=False)"),
     part("evaluated / body of a branch", {"helper": "def f#(v):\n    return v * 3", "body": "y = torch.cond(y.sum() > 0, helper.f#, lambda v: v * 2, (y,))"}, sources={"body": {"helper": "def f#(v):\n    return v * 5"}}, said="f0 changed"),
-    _asks("NumPy result without dimensions", "", refused="without dimensions", body="return y.numpy().sum()"),
+    asking("NumPy result without dimensions", "", refused="without dimensions", body="return y.numpy().sum()"),
 )  # fmt: skip
 
 _MADE = """\
@@ -228,24 +228,24 @@ _ENTERED = "class D#:\n    step, depth = 2, 0\n    def __enter__(self):\n       
 _OWN = "class O#:\n    def __init__(self, number): self.number = number\n    def __hash__(self): return hash(self.number)\n    def __eq__(self, other): return isinstance(other, O#) and other.number == self.number\n    def __repr__(self): return f\"own '{self.number}'\"\n    def __format__(self, spec): return spec * self.number"
 _TOLD = "class T#:\n    size = 2\n    def __repr__(self): return '.' * self.size"
 PATHS = (
-    *(_asks(f"outer variable / {name}", ask, "main.N#[0] = 4", top=_MADE) for name, ask in _REACHED.items()),
-    _asks("outer variable / attrs", "C#(second=4).first", "main.C#.__init__.__closure__[0].cell_contents['first'] = 7", top=_ATTRS),
-    _asks("default value of a new object's method", "C#().given()", "main.Knob#.number = 7", top=_MADE),
-    _asks("member of an enum / by its name", "C#['RED'].value", "main.C#.RED._value_ = 4", top="class C#(enum.Enum):\n    RED = 2"),
-    _asks("member of an enum / by its value", "C#(2).value", "main.C#.RED._value_ = 4", top="class C#(enum.Enum):\n    RED = 2"),
-    _asks("member of an enum / that is gone", "int(B#.ONE | B#.TWO)", "main.B#(3)._name_ = 'TWO|FOUR'", said=r"TWO\|FOUR", top="class B#(enum.IntFlag):\n    ONE = 1\n    TWO = 2"),
-    _asks("attribute of a function without a guard", "f#.by_kind[int]() + 0", refused="mappingproxy", top="def f#(): return 3\nf#.by_kind = types.MappingProxyType({int: f#})"),
-    _asks("key that is NaN", "self.d#.get(self.k#, 7)", refused="NaN|nan", init="self.k# = float('nan')\nself.d# = {self.k#: 3}"),
-    _asks("identity of NaN", "2 if self.o#.a in self.l# else 3", "m.o#.a = float('nan')", init="self.o# = K.Held(float('nan'))\nself.l# = [self.o#.a]"),
-    _asks("attribute that is deleted", "", "m.s# = 1", body="self.s# = 4\ny = y * self.s#\ndel self.s#"),
-    _asks("copy of a limited deque", "", "m.d#.append(7)", init="self.d# = collections.deque([1, 2], maxlen=2)", body="s# = self.d#.copy()\ns#.append(5)\ny = y * sum(s#)"),
-    _asks("context from before the call", "", "m.d#.step = 3", top=_ENTERED, init="self.d# = D#()", body="with self.d# as n#:\n    y = y * n#\nwith self.d#:\n    raise ValueError\ny = y + len('%s-%d' % (self.d#, 4))"),
-    _asks("text / by conversions", "len('%r|100%%|%-9s|%.2f' % (self.o#, self.o#, 2.5))", "m.o#.number = 1234", top=_OWN, init="self.o# = O#(3)"),
-    _asks("text / by format", "len(f'{self.o#:ab}') + len(f'{self.o#}')", "m.o#.number = 4", top=_OWN, init="self.o# = O#(3)"),
-    _asks("text / by str", "len(str(self.o#))", "m.o#.size = 5", top=_TOLD, init="self.o# = T#()"),
-    _asks("text / of a module", "len(str(self))", "m.layer = nn.Linear(5, 5)"),
-    _asks("keys that say which are equal", "{O#(3): 1, O#(4): 2, O#(3): 3}[self.o#] + len({O#(3): 1, O#(4): 2, O#(3): 3})", "m.o# = type(m.o#)(4)", top=_OWN, init="self.o# = O#(3)"),
-    _asks("keys that say which are equal, kept", "self.d#[self.o#]", refused="Key the dict by texts", top=_OWN, init="self.o# = O#(3)\nself.d# = {O#(3): 2}"),
+    *(asking(f"outer variable / {name}", ask, "main.N#[0] = 4", top=_MADE) for name, ask in _REACHED.items()),
+    asking("outer variable / attrs", "C#(second=4).first", "main.C#.__init__.__closure__[0].cell_contents['first'] = 7", top=_ATTRS),
+    asking("default value of a new object's method", "C#().given()", "main.Knob#.number = 7", top=_MADE),
+    asking("member of an enum / by its name", "C#['RED'].value", "main.C#.RED._value_ = 4", top="class C#(enum.Enum):\n    RED = 2"),
+    asking("member of an enum / by its value", "C#(2).value", "main.C#.RED._value_ = 4", top="class C#(enum.Enum):\n    RED = 2"),
+    asking("member of an enum / that is gone", "int(B#.ONE | B#.TWO)", "main.B#(3)._name_ = 'TWO|FOUR'", said=r"TWO\|FOUR", top="class B#(enum.IntFlag):\n    ONE = 1\n    TWO = 2"),
+    asking("attribute of a function without a guard", "f#.by_kind[int]() + 0", refused="mappingproxy", top="def f#(): return 3\nf#.by_kind = types.MappingProxyType({int: f#})"),
+    asking("key that is NaN", "self.d#.get(self.k#, 7)", refused="NaN|nan", init="self.k# = float('nan')\nself.d# = {self.k#: 3}"),
+    asking("identity of NaN", "2 if self.o#.a in self.l# else 3", "m.o#.a = float('nan')", init="self.o# = K.Held(float('nan'))\nself.l# = [self.o#.a]"),
+    asking("attribute that is deleted", "", "m.s# = 1", body="self.s# = 4\ny = y * self.s#\ndel self.s#"),
+    asking("copy of a limited deque", "", "m.d#.append(7)", init="self.d# = collections.deque([1, 2], maxlen=2)", body="s# = self.d#.copy()\ns#.append(5)\ny = y * sum(s#)"),
+    asking("context from before the call", "", "m.d#.step = 3", top=_ENTERED, init="self.d# = D#()", body="with self.d# as n#:\n    y = y * n#\nwith self.d#:\n    raise ValueError\ny = y + len('%s-%d' % (self.d#, 4))"),
+    asking("text / by conversions", "len('%r|100%%|%-9s|%.2f' % (self.o#, self.o#, 2.5))", "m.o#.number = 1234", top=_OWN, init="self.o# = O#(3)"),
+    asking("text / by format", "len(f'{self.o#:ab}') + len(f'{self.o#}')", "m.o#.number = 4", top=_OWN, init="self.o# = O#(3)"),
+    asking("text / by str", "len(str(self.o#))", "m.o#.size = 5", top=_TOLD, init="self.o# = T#()"),
+    asking("text / of a module", "len(str(self))", "m.layer = nn.Linear(5, 5)"),
+    asking("keys that say which are equal", "{O#(3): 1, O#(4): 2, O#(3): 3}[self.o#] + len({O#(3): 1, O#(4): 2, O#(3): 3})", "m.o# = type(m.o#)(4)", top=_OWN, init="self.o# = O#(3)"),
+    asking("keys that say which are equal, kept", "self.d#[self.o#]", refused="Key the dict by texts", top=_OWN, init="self.o# = O#(3)\nself.d# = {O#(3): 2}"),
 )  # fmt: skip
 
 _NAMES = "self.o# = types.SimpleNamespace(a=1, b=2)"
@@ -267,26 +267,26 @@ _KEYS = {
 _COUNTERS = "def counters#():\n    count = 1\n    def raised(y):\n        nonlocal count\n        count = count + 1\n        return y * count\n    def read(y):\n        return y * count\n    return raised, read"
 TREE = (
     *(
-        _asks(f"key that is added / {name}", ask, "m.o#.c = 5", init=_NAMES)
+        asking(f"key that is added / {name}", ask, "m.o#.c = 5", init=_NAMES)
         for name, ask in {"values": "sum(vars(self.o#).values())", "size": "len(vars(self.o#))", "in": "2 if 'c' in self.o#.__dict__ else 3", "default": "self.o#.__dict__.get('c', 3)"}.items()
     ),
-    _asks("order of keys / names", "", "m.d# = collections.OrderedDict(reversed(m.d#.items()))", init=_ORDERED, body=_IN_ORDER),
-    _asks("order of keys / functions", "", "m.d# = dict(reversed(m.d#.items()))", init="self.d# = {abs: 2, len: 3}", body=_IN_ORDER),
-    _asks("order of keys / moved before", "", refused="OrderedDict", init=f"{_ORDERED}\nself.d#.move_to_end('a')", body=_IN_ORDER),
+    asking("order of keys / names", "", "m.d# = collections.OrderedDict(reversed(m.d#.items()))", init=_ORDERED, body=_IN_ORDER),
+    asking("order of keys / functions", "", "m.d# = dict(reversed(m.d#.items()))", init="self.d# = {abs: 2, len: 3}", body=_IN_ORDER),
+    asking("order of keys / moved before", "", refused="OrderedDict", init=f"{_ORDERED}\nself.d#.move_to_end('a')", body=_IN_ORDER),
     part("evaluated / order of keywords", {"params": "**kw#", "kwargs": "a=1.0, b=2.0", "body": "for v# in kw#.values():\n    y = y * 10 + v#"}, sources={"order": {"kwargs": "b=2.0, a=1.0"}}),
-    _asks("limit of a deque", "", "m.d# = collections.deque([1, 2], maxlen=2)", init="self.d# = collections.deque([1, 2])", body="self.d#.append(3)\ny = y * len(self.d#)"),
+    asking("limit of a deque", "", "m.d# = collections.deque([1, 2], maxlen=2)", init="self.d# = collections.deque([1, 2])", body="self.d#.append(3)\ny = y * len(self.d#)"),
     *(
-        _asks(f"write by another path / {kind} / {name}", "", f"m.b# = {other}", init=f"self.a# = {text}\nself.b# = {held}", body=body)
+        asking(f"write by another path / {kind} / {name}", "", f"m.b# = {other}", init=f"self.a# = {text}\nself.b# = {held}", body=body)
         for kind, (text, body) in _ALIASED.items() for name, held, other in (("distinct", text, "m.a#"), ("same", "self.a#", text))
     ),
     *(
-        _asks(f"key that is another object / {kind} / {name}", "{self.a#: 3}.get(self.b#, 5)", f"m.b# = {other}", init=f"self.a# = {text}\nself.b# = {held}")
+        asking(f"key that is another object / {kind} / {name}", "{self.a#: 3}.get(self.b#, 5)", f"m.b# = {other}", init=f"self.a# = {text}\nself.b# = {held}")
         for kind, (text, second) in _KEYS.items() for name, held, other in (("distinct", second, "m.a#"), ("same", "self.a#", second))
     ),
-    _asks("attribute that is a global", "self.a#[0] + helper.S#[0]", "m.a# = list(m.a#)", said="same object", helper="S# = [2.0]", init="self.a# = helper.S#"),
-    _asks("functions that share a variable", "", "m.s# = main.counters#()[1]", top=_COUNTERS, init="self.r#, self.s# = counters#()", body="y = self.r#(y) + self.s#(y)"),
-    _asks("attribute that is looked for and walked", "1 + len(list((self.o#.sizes if hasattr(self.o#, 'sizes') else {}).keys()))", "del m.o#.sizes", init="self.o# = K.Held(1)\nself.o#.sizes = {'a': 1}"),
-    _asks("kind of a tensor's numbers", "self.w#.exp().sum() if torch.is_floating_point(self.w#) else 2", "m.w# = torch.ones(4, dtype=torch.int64)", init="self.register_buffer('w#', torch.ones(4))"),
+    asking("attribute that is a global", "self.a#[0] + helper.S#[0]", "m.a# = list(m.a#)", said="same object", helper="S# = [2.0]", init="self.a# = helper.S#"),
+    asking("functions that share a variable", "", "m.s# = main.counters#()[1]", top=_COUNTERS, init="self.r#, self.s# = counters#()", body="y = self.r#(y) + self.s#(y)"),
+    asking("attribute that is looked for and walked", "1 + len(list((self.o#.sizes if hasattr(self.o#, 'sizes') else {}).keys()))", "del m.o#.sizes", init="self.o# = K.Held(1)\nself.o#.sizes = {'a': 1}"),
+    asking("kind of a tensor's numbers", "self.w#.exp().sum() if torch.is_floating_point(self.w#) else 2", "m.w# = torch.ones(4, dtype=torch.int64)", init="self.register_buffer('w#', torch.ones(4))"),
 )  # fmt: skip
 
 _WRAPPED = "{0} = (lambda f: lambda *args, **kwargs: f(*args, **kwargs) + 1)({0})"
@@ -294,7 +294,7 @@ _RENAMED = (
     "F.leaky_relu.__code__ = F.hardtanh.__code__.replace(co_name='leaky_relu', co_qualname='leaky_relu')"
 )
 TORCH = tuple(
-    _asks(f"replaced in torch / {name}", ask, change, init="self.n# = nn.LayerNorm(4, dtype=torch.float64)")
+    asking(f"replaced in torch / {name}", ask, change, init="self.n# = nn.LayerNorm(4, dtype=torch.float64)")
     for name, ask, change in (
         ("defaults of a function", "F.leaky_relu(y - 2)", "F.leaky_relu.__defaults__ = (0.5, False)"),
         ("code of a function", "F.leaky_relu(y - 2)", "F.leaky_relu.__code__ = F.relu6.__code__"),
@@ -421,7 +421,7 @@ def f#(pair):
             return 50
 """
 KEPT = tuple(
-    _asks(f"kept / {name}", ask.replace("$", "self.v#"), change.replace("$", "m.v#"), top=_GLOBALS, fields="OWN#, OTHER#, OWN_TABLE# = 4, 8, {'a': 4}", init=f"self.v# = {text}")
+    asking(f"kept / {name}", ask.replace("$", "self.v#"), change.replace("$", "m.v#"), top=_GLOBALS, fields="OWN#, OTHER#, OWN_TABLE# = 4, 8, {'a': 4}", init=f"self.v# = {text}")
     for name, (text, ask, change) in _KEPT.items()
 )  # fmt: skip
 
@@ -471,11 +471,11 @@ _OF_SETS = (
 )  # fmt: skip
 # Processes hash strings otherwise; where that counts, what one compiled does not fit the other.
 SETS = (
-    *(_asks(f"set that is made / {ask}", ask, top=_FILLED) for ask in _IN_PYTHONS_ORDER),
-    *(_asks(f"set that is made of sets / {ask}", ask, refused="order of a set .* sorted", top=_FILLED) for ask in _OF_SETS),
-    _asks("order of a set that lost a member", "weighed#(less#(['a', 'b']))", refused="order of a set", top=_WEIGHED),
+    *(asking(f"set that is made / {ask}", ask, top=_FILLED) for ask in _IN_PYTHONS_ORDER),
+    *(asking(f"set that is made of sets / {ask}", ask, refused="order of a set .* sorted", top=_FILLED) for ask in _OF_SETS),
+    asking("order of a set that lost a member", "weighed#(less#(['a', 'b']))", refused="order of a set", top=_WEIGHED),
     *(
-        _asks(f"order or hash / {ask}", ask, said="hash|order" if ask in _HASHED else "", top=_WEIGHED, init="self.s# = {'a', 'b', 'c', 'dd', 'ee'}")
+        asking(f"order or hash / {ask}", ask, said="hash|order" if ask in _HASHED else "", top=_WEIGHED, init="self.s# = {'a', 'b', 'c', 'dd', 'ee'}")
         for ask in (*_HASHED, *_INDIFFERENT)
     ),
 )  # fmt: skip
@@ -554,25 +554,25 @@ _COPIES = {
 }
 CONTAINERS = (
     *(
-        _asks(f"container as a whole / {ask.replace('$', _GIVEN[kind])}", ask.replace("$", "self.v#"), refused="of its own" if kind in "SD" else "as a whole", top=_OWN, init=f"self.v# = {_GIVEN[kind]}")
+        asking(f"container as a whole / {ask.replace('$', _GIVEN[kind])}", ask.replace("$", "self.v#"), refused="of its own" if kind in "SD" else "as a whole", top=_OWN, init=f"self.v# = {_GIVEN[kind]}")
         for kind, asks in _AS_WHOLE.items()
         for ask in asks
     ),
     *(
-        _asks(f"container one by one / {ask.replace('$', _GIVEN[kind])}", ask.replace("$", "self.v#"), top=_OWN, init=f"self.v# = {_GIVEN[kind]}")
+        asking(f"container one by one / {ask.replace('$', _GIVEN[kind])}", ask.replace("$", "self.v#"), top=_OWN, init=f"self.v# = {_GIVEN[kind]}")
         for kind, asks in _ONE_BY_ONE.items()
         for ask in asks
     ),
-    *(_asks(f"copy / {name}", ask.replace("$", "self.v#"), top=_OWN, init=f"self.v# = {text}") for name, (text, ask) in _COPIES.items()),
-    _asks("copy by slots", "2 if hasattr(copy.copy(self.v#), 'a') else 3", refused="__slots__", top=_OWN, init="self.v# = M#()"),
-    _asks("changed in place / list", "grown#(self.v#)", top=_OWN, init="self.v# = E#([1])"),
-    _asks("changed in place / list, doubled", "len(twice#(self.v#))", top=_OWN, init="self.v# = [1]"),
-    _asks("member of a tuple", "grown#(self.v#[0]) + len(self.w#)", top=_OWN, init="self.w# = [1]\nself.v# = (self.w#,)"),
-    _asks("members of a repeated list", "grown#(operator.mul(self.v#, 2)[0]) + len((self.v# * 2)[1])", top=_OWN, init="self.v# = [[1]]"),
-    _asks("members of a list twice as long", "grown#(twice#(self.v#)[0]) + len(self.v#[1])", top=_OWN, init="self.v# = [[1]]"),
-    _asks("flags together", "2 if self.v# == re.I | re.S else 3", "m.v# = re.I", init="self.v# = re.I | re.S"),
-    _asks("changed in place / set", "less#(self.v#)", top=_OWN, init="self.v# = {1, 2}"),
-    _asks("changed in place / by its name", "len(self.v#.__iadd__([2]))", refused="by iadd", top=_OWN, init="self.v# = [1]"),
+    *(asking(f"copy / {name}", ask.replace("$", "self.v#"), top=_OWN, init=f"self.v# = {text}") for name, (text, ask) in _COPIES.items()),
+    asking("copy by slots", "2 if hasattr(copy.copy(self.v#), 'a') else 3", refused="__slots__", top=_OWN, init="self.v# = M#()"),
+    asking("changed in place / list", "grown#(self.v#)", top=_OWN, init="self.v# = E#([1])"),
+    asking("changed in place / list, doubled", "len(twice#(self.v#))", top=_OWN, init="self.v# = [1]"),
+    asking("member of a tuple", "grown#(self.v#[0]) + len(self.w#)", top=_OWN, init="self.w# = [1]\nself.v# = (self.w#,)"),
+    asking("members of a repeated list", "grown#(operator.mul(self.v#, 2)[0]) + len((self.v# * 2)[1])", top=_OWN, init="self.v# = [[1]]"),
+    asking("members of a list twice as long", "grown#(twice#(self.v#)[0]) + len(self.v#[1])", top=_OWN, init="self.v# = [[1]]"),
+    asking("flags together", "2 if self.v# == re.I | re.S else 3", "m.v# = re.I", init="self.v# = re.I | re.S"),
+    asking("changed in place / set", "less#(self.v#)", top=_OWN, init="self.v# = {1, 2}"),
+    asking("changed in place / by its name", "len(self.v#.__iadd__([2]))", refused="by iadd", top=_OWN, init="self.v# = [1]"),
 )  # fmt: skip
 
 _MADE = """\
@@ -586,14 +586,14 @@ def opened#(log):
     finally: log.append(1)
 """
 OBJECTS = (
-    _asks("deleted by a property", "after#(self)", top=_MADE, init="self.q# = 2", fields="@property\ndef p#(self): return self.q#\n@p#.deleter\ndef p#(self): self.q# = 9"),
-    _asks("deleted by a descriptor", "after#(self)", top=_MADE, fields="p# = P#()"),
-    _asks("partial of a partial", "len((f := functools.partial(self.v#, by=7)).keywords) + len(f.args) + (2 if f.func is K.multiplied else 3)", init="self.v# = functools.partial(K.multiplied, 1)"),
-    _asks("generator that is left", "next(opened#(self.v#)) + len(self.v#)", refused="leaves.*generator", top=_MADE, init="self.v# = []"),
-    _asks("generator that is run", "sum(opened#(self.v#)) + len(self.v#)", top=_MADE, init="self.v# = []"),
-    _asks("generator of Python's that is left", "next(iter(self.v#))", init="self.v# = collections.UserList([2, 3])"),
-    _asks("generator that is kept", "2 if setattr(self, 'g#', opened#([])) is None else 3", refused="generator", top=_MADE),
-    *(_asks(f"division by NumPy / {ask}", f"float({ask.replace('$', 'self.v#')})", "m.v# = np.int64(5)", init="self.v# = np.int64(3)") for ask in ("$ / 2", "7 // $", "$ % 2", "sum(divmod(7, $))", "$ ** 2 / $")),
+    asking("deleted by a property", "after#(self)", top=_MADE, init="self.q# = 2", fields="@property\ndef p#(self): return self.q#\n@p#.deleter\ndef p#(self): self.q# = 9"),
+    asking("deleted by a descriptor", "after#(self)", top=_MADE, fields="p# = P#()"),
+    asking("partial of a partial", "len((f := functools.partial(self.v#, by=7)).keywords) + len(f.args) + (2 if f.func is K.multiplied else 3)", init="self.v# = functools.partial(K.multiplied, 1)"),
+    asking("generator that is left", "next(opened#(self.v#)) + len(self.v#)", refused="leaves.*generator", top=_MADE, init="self.v# = []"),
+    asking("generator that is run", "sum(opened#(self.v#)) + len(self.v#)", top=_MADE, init="self.v# = []"),
+    asking("generator of Python's that is left", "next(iter(self.v#))", init="self.v# = collections.UserList([2, 3])"),
+    asking("generator that is kept", "2 if setattr(self, 'g#', opened#([])) is None else 3", refused="generator", top=_MADE),
+    *(asking(f"division by NumPy / {ask}", f"float({ask.replace('$', 'self.v#')})", "m.v# = np.int64(5)", init="self.v# = np.int64(3)") for ask in ("$ / 2", "7 // $", "$ % 2", "sum(divmod(7, $))", "$ ** 2 / $")),
 )  # fmt: skip
 
 EVALUATED = (*ATTRIBUTES, *CONSTANTS, *PATHS, *TREE, *TORCH, *KEPT, *SETS, *CONTAINERS, *OBJECTS)

@@ -1,0 +1,64 @@
+"""Python's enums, imports, classes, ends of objects, and functions that keep their results.
+
+Each row stands for a mistake that was made once; `tests.integration.test_fuzz` runs them one by one.
+"""
+
+# ruff: noqa: E501 - a program's text in one line per part reads as a table
+
+from __future__ import annotations
+
+from tests.fuzz.parts.evaluated import asking
+from tests.fuzz.program import Change, Part, part
+
+_ENUM = "class C#(enum.Enum):\n    A = 2\n    B = 3\n    Z = %s\n    @classmethod\n    def _missing_(cls, value): return cls.%s"
+_FLAG = "class C#(enum.Flag):\n    A = 1\n    B = 2\n    %s = 3"
+ENUMS = (
+    part("language / member that a value stands for", {"top": _ENUM % (2, "B"), "body": "y = y * C#(9).value"}, sources={"missing": {"top": _ENUM % (2, "A")}}, said=r"C0\(9\)"),
+    part("language / member that a name stands for", {"top": _ENUM % (2, "B"), "body": "y = y * C#['Z'].value"}, sources={"alias": {"top": _ENUM % (5, "B")}}, said="getitem"),
+    part("language / member that flags make", {"top": _FLAG % "BOTH", "body": "y = y * len((C#.A | C#.B).name)"}, sources={"name": {"top": _FLAG % "MANY_OF"}}),
+)  # fmt: skip
+
+_ENDS = "E# = []\nclass O#:\n    number = 3\n    def __del__(self): E#.append(1)\ndef used#(held):\n    number = held.number\n    del held\n    return number + len(E#)"
+_REPLACED = "puts another object in place"
+ENDS = (
+    asking("object that ends in the call", "used#(O#())", refused="__del__", top=_ENDS),
+    asking("object that ends with its attribute", "2 if setattr(self, 'o#', None) is None and E# else 3", refused=_REPLACED, top=_ENDS, init="self.o# = O#()"),
+    asking("object with an end", "self.o#.number", "m.o#.number = 4", top=_ENDS, init="self.o# = O#()"),
+    asking("weak reference that the call makes", "2 if weakref.ref(K.Box())() is None else 3", refused="refers weakly"),
+    asking("weak reference to what the call replaces", "2 if self.r#() and setattr(self, 'o#', None) is None and self.r#() is None else 3", refused=_REPLACED, init="self.o# = K.Box()\nself.r# = weakref.ref(self.o#)"),
+)  # fmt: skip
+
+_IMPORTS = "try:\n    import later#\n    y = y * 2\nexcept ImportError:\n    y = y * 3"
+_INSTALLS = "if 'FUZZ#' in os.environ: sys.modules['later#'] = types.ModuleType('later#')"
+IMPORTS = (
+    Part(
+        name="language / module that the call imports", slots={"top": _INSTALLS, "body": _IMPORTS}, environment={"FUZZ#": "1"},
+        changes=(Change(name="gone", environment={"FUZZ#": None}, refused=True),), said="later0",
+    ),
+)  # fmt: skip
+
+_KEEPS = "N# = 3\nL# = []\n@functools.lru_cache\ndef f#(n): return n * N#\n@functools.lru_cache\ndef g#(n): return (n, f#(n))\n@functools.lru_cache\ndef h#(n): return [n]\n@functools.lru_cache\ndef k#(n):\n    L#.append(n)\n    return n"
+KEEPING = (
+    asking("kept number", "f#(2)", "main.N# = 4", top=_KEEPS),
+    asking("kept tuple", "g#(2)[1]", "main.N# = 4", top=_KEEPS),
+    asking("kept list that the call changes", "3 if h#(2).append(1) is None else 2", refused="keeps its results", top=_KEEPS),
+    asking("kept result whose making changes a list", "k#(2)", refused="keeps its results", top=_KEEPS),
+)  # fmt: skip
+
+_COUNTS = "class O#:\n    number = 1\n    def told(self): return self.number\n    @classmethod\n    def count(cls): cls.number += 1"
+CLASSES = (
+    *(
+        asking(f"class that the call writes / {ask}", f"3 if O#.count() is None and {ask} else 2", refused="reads it of", top=_COUNTS, init="self.o# = O#()")
+        for ask in ("self.o#.number", "self.o#.told()", "hasattr(self.o#, 'number')")
+    ),
+)  # fmt: skip
+
+_BASES = "class Z#:\n    zero = 7\nclass A#(Z#):\n    number, zero = 2, 0\n    @property\n    def never(self): return False\nclass M#(A#): pass\nclass B#(M#):\n    number, zero, never = 3, 4, True\n    def of_base(self): return super().number\n    def none(self): return super().zero\n    def asked(self): return super().never"
+BASES = (
+    asking("data of a base / of a new object", "B#().of_base()", "main.A#.number = 7", top=_BASES),
+    asking("data of a base / of an object", "self.o#.of_base()", "main.A#.number = 7", "main.M#.number = 9", top=_BASES, init="self.o# = B#()"),
+    asking("data of a base / that is zero", "1 + self.o#.none()", "main.A#.zero = 5", top=_BASES, init="self.o# = B#()"),
+    asking("data of a base / property", "2 if self.o#.asked() else 3", refused=r"super\(\)", top=_BASES, init="self.o# = B#()"),
+)  # fmt: skip
+
+LANGUAGE = (*ENUMS, *ENDS, *IMPORTS, *KEEPING, *CLASSES, *BASES)
