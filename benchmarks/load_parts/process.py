@@ -83,18 +83,17 @@ def measure(name: str, task: Task) -> dict[str, Any]:
     gc.enable()
     gc.freeze()
     figures |= later_calls(way, function, decoder, task.rounds)
-    return figures
+    torch.testing.assert_close(
+        function(*decoder.arguments), decoder.eager(*decoder.arguments), rtol=1e-4, atol=1e-4
+    )
+    return figures | own_cost(way, decoder, task.rounds)
 
 
 def later_calls(way: Way, function: Callable[..., Any], decoder: Decoder, rounds: int) -> dict[str, Any]:
     """Median seconds of a call, of an eager one in the same rounds, and what the call adds to its kernel.
 
-    The function ran twice before: what its second call captures is the kernel. At the end the call by itself,
-    its kernel replaced by nothing: again and again, and after each eager call, whose weights and code put
-    its own out of the CPU's caches.
+    The function ran twice before: what its second call captures is the kernel.
     """
-    import torch
-
     arguments = decoder.arguments
     calls = [lambda: function(*arguments), lambda: decoder.eager(*arguments)]
     kernel = way.bare()
@@ -116,10 +115,20 @@ def later_calls(way: Way, function: Callable[..., Any], decoder: Decoder, rounds
                 in_guards.append(sum(spent))
                 decoder.eager(*arguments)
             figures["guards_s"] = statistics.median(in_guards)
-    torch.testing.assert_close(function(*arguments), decoder.eager(*arguments), rtol=1e-4, atol=1e-4)
-    if (own := way.without_kernel(decoder)) is not None:
-        own(*arguments)
-        call = partial(own, *arguments)
-        figures["own_alone_s"] = statistics.median(in_turns([call], rounds)[0])
-        figures["own_after_eager_s"] = statistics.median(in_turns([call, calls[1]], rounds)[0])
     return figures
+
+
+def own_cost(way: Way, decoder: Decoder, rounds: int) -> dict[str, float]:
+    """Median seconds of a call whose kernel is replaced by nothing.
+
+    Again and again, and after each eager call, whose weights and code put its own out of the CPU's caches.
+    """
+    own = way.without_kernel(decoder)
+    if own is None:
+        return {}
+    call, eager = partial(own, *decoder.arguments), partial(decoder.eager, *decoder.arguments)
+    call()
+    return {
+        "own_alone_s": statistics.median(in_turns([call], rounds)[0]),
+        "own_after_eager_s": statistics.median(in_turns([call, eager], rounds)[0]),
+    }

@@ -75,7 +75,8 @@ def lint(
 
 def _ranks(config: Config, *, counts_cpus: bool) -> Iterator[LintFinding]:
     ray, asked = config.ray, config.ranks * config.ray.num_cpus_per_rank
-    num_cpus = cpus_of_ray(ray) if counts_cpus else None
+    counts_here = counts_cpus and ray.address is None and RAY_OVERRIDE not in os.environ
+    num_cpus = cpus_of_ray(ray) if counts_here else None
     if num_cpus is not None and asked > num_cpus:
         offer, usable = f"Ray counts {num_cpus} here", len(os.sched_getaffinity(0))
         if usable != num_cpus:
@@ -88,7 +89,7 @@ def _ranks(config: Config, *, counts_cpus: bool) -> Iterator[LintFinding]:
             f"{ranks} for {asked:g} CPUs, and {offer}",
             f"set ray.num_cpus to {asked:g} or more, or name a cluster with ray.address",
         )
-    num_devices = accelerators_of_ray(config) if counts_cpus else None
+    num_devices = accelerators_of_ray(config.device) if counts_here else None
     if num_devices is not None and config.ranks > num_devices:
         found = f"{count_text(config.ranks, 'rank')} on {config.device}, and Ray finds "
         found += f"{count_text(num_devices, DEVICE_RESOURCES[config.device])} here"
@@ -126,10 +127,8 @@ def _ranks(config: Config, *, counts_cpus: bool) -> Iterator[LintFinding]:
 def cpus_of_ray(config: RayConfig) -> int | None:
     """Number of CPUs that a Ray started here counts: by control groups, not by where a process may run.
 
-    None where none is started, or nobody knows.
+    None where nobody knows.
     """
-    if config.address is not None or RAY_OVERRIDE in os.environ:
-        return None
     if config.num_cpus is not None:
         return config.num_cpus
     try:
@@ -139,18 +138,15 @@ def cpus_of_ray(config: RayConfig) -> int | None:
     return int(get_num_cpus(override_docker_cpu_warning=True))
 
 
-def accelerators_of_ray(config: Config) -> int | None:
-    """Number of accelerators of the config's kind that a Ray started here counts.
-
-    None for device cpu, where no Ray is started, or where nobody knows.
-    """
-    if config.device == "cpu" or config.ray.address is not None or RAY_OVERRIDE in os.environ:
+def accelerators_of_ray(device: str) -> int | None:
+    """Number of accelerators of a kind that a Ray started here counts; None for CPUs, or if nobody knows."""
+    if device not in DEVICE_RESOURCES:
         return None
     try:
         from ray._private.accelerators import get_accelerator_manager_for_resource
     except ImportError:
         return None
-    manager = get_accelerator_manager_for_resource(DEVICE_RESOURCES[config.device])
+    manager = get_accelerator_manager_for_resource(DEVICE_RESOURCES[device])
     if manager is None:
         return None
     num_devices = int(manager.get_current_node_num_accelerators())

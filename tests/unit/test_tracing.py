@@ -22,7 +22,7 @@ from tests.support.tracing import compiled, misfits, outcome, tells_arguments, t
 from warmrank.inference import cache_compile
 from warmrank.worker.errors import FunctionRaised, GraphBreak, NotPortable
 from warmrank.worker.keys import reachable
-from warmrank.worker.torch_private.unchanged import can_watch
+from warmrank.worker.torch_private.unchanged import dicts_tell
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -252,7 +252,7 @@ def test_change_of_what_a_patch_reaches_is_noticed_by_the_next_call(change, defi
         assert torch.equal(function(X), model.forward(X))
 
 
-@pytest.mark.skipif(not can_watch("dict"), reason="in this Python no watch of a dict sees all changes")
+@pytest.mark.skipif(not dicts_tell(), reason="in this Python no watch of a dict sees all changes")
 @pytest.mark.parametrize("change", REACHED_CHANGES)
 def test_calls_of_an_operator_compute_no_digest_until_its_code_changes(
     change, defined, tmp_path, monkeypatch

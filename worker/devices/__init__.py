@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -127,6 +127,11 @@ def lies_in_storage(tensor: torch.Tensor) -> bool:
         return True
     end = (tensor.storage_offset() + span(tensor)) * tensor.itemsize
     return end <= tensor.untyped_storage().nbytes()
+
+
+def forbid_writes(tensors: Iterable[torch.Tensor]) -> bool:
+    """True if one of these was made in inference mode, outside of which nothing may write to it."""
+    return not torch.is_inference_mode_enabled() and any(map(torch.Tensor.is_inference, tensors))
 
 
 def picker(positions: Sequence[int]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

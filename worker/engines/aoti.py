@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.devices import picker
+from warmrank.worker.devices import forbid_writes, picker
 from warmrank.worker.engines import Built, Site
 from warmrank.worker.engines.graph import SECTIONS, GraphEngine, unpack_constants
 from warmrank.worker.engines.overlap import OverlapCheck
@@ -133,9 +133,8 @@ class CompiledGraph:
             if self._numbers is not None and max(map(abs, self._numbers(inputs))) > _LARGEST_NUMBER:
                 return self._replay(*inputs)
             if self._overlap is not None:
-                from_inference = any(map(torch.Tensor.is_inference, self._written(inputs)))
-                if from_inference and not torch.is_inference_mode_enabled():
-                    return self._replay(*inputs)  # may not be written to; raises as eager does
+                if forbid_writes(self._written(inputs)):
+                    return self._replay(*inputs)  # raises as eager does
                 if self._overlap(inputs):
                     self._warn(
                         "inputs of a graph that writes to its inputs share memory, which compiled kernels "

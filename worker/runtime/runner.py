@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from warmrank.worker.devices import lies_in_storage, picker
+from warmrank.worker.devices import forbid_writes, lies_in_storage, picker
 from warmrank.worker.errors import StateChanged
 from warmrank.worker.runtime.artifact import MUTATED, NUMBER, STATE, USER, GraphFacts
 from warmrank.worker.torch_private.warm import Metadata
@@ -95,11 +95,7 @@ class InputLayout:
 
     def forbids_writes(self, inputs: Sequence[Any]) -> bool:
         """True if a mutated input was made in inference mode, and would be written to outside of it."""
-        return (
-            bool(self.mutated)
-            and not torch.is_inference_mode_enabled()
-            and any(map(torch.Tensor.is_inference, self._pick_mutated(inputs)))
-        )
+        return bool(self.mutated) and forbid_writes(self._pick_mutated(inputs))
 
     def note_writes(self, inputs: Sequence[Any]) -> None:
         """Tell autograd that mutated inputs were written to, past operators that would have done so."""

@@ -34,7 +34,7 @@ from warmrank.worker.runtime.artifact import Check, PortableGuards, TracedSource
 from warmrank.worker.runtime.check import MISSING, node_values, take_step
 from warmrank.worker.runtime.per_call import nodes_of, per_call_nodes, with_parents
 from warmrank.worker.runtime.sources import changed, holder_of, of_users
-from warmrank.worker.torch_private.unchanged import Key, Watched, can_watch
+from warmrank.worker.torch_private.unchanged import Key, Watched, dicts_tell
 from warmrank.worker.torch_private.warm import Metadata
 
 Predicate = Callable[[], bool]
@@ -162,9 +162,9 @@ class _Collector:
 
     def _use(self, watches: depends.Watches) -> bool:
         """Watch all of these; not if that cannot be, or one of them changes too often."""
-        if watches is None or not all(can_watch(kind) for kind, _ in watches):
-            return False
-        if self._noise and any(self._noise[kind, id(value)] >= _MAX_CHANGES for kind, value in watches):
+        if (watches := _seen(watches)) is None or (
+            self._noise and any(self._noise[kind, id(value)] >= _MAX_CHANGES for kind, value in watches)
+        ):
             return False
         for kind, value in watches:
             key = kind, id(value)
@@ -293,12 +293,18 @@ class Unchanged:
     def _watch(self) -> Watched | None:
         from warmrank.worker.keys.reachable import reached
 
-        watches = depends.of_reached(reached(*self._functions))
-        if watches is None or not all(can_watch(kind) for kind, _ in watches):
+        watches = _seen(depends.of_reached(reached(*self._functions)))
+        if watches is None:
             self._looks = sys.maxsize
             return None
         self._members = [(value, list(value)) for kind, value in watches if kind == depends.MEMBERS]
         return Watched(watch for watch in watches if watch[0] != depends.MEMBERS)
+
+
+def _seen(watches: depends.Watches) -> depends.Watches:
+    """The watches; None where one of them does not see every change."""
+    sees_all = watches is not None and (dicts_tell() or all(kind != "dict" for kind, _ in watches))
+    return watches if sees_all else None
 
 
 def _has_members(container: Any, known: list[int]) -> bool:

@@ -58,7 +58,7 @@ _WRITING: Final = (
     setattr, delattr, object.__setattr__, object.__delattr__, type.__setattr__, type.__delattr__,
 )  # fmt: skip
 IMPORTED: Final = "__import__("
-"""How the expression for a module begins that the function imports."""
+"""Start of the expression for a module that the function imports."""
 PRINTING: Final = (str, repr, ascii, format)
 _ADDRESS: Final = re.compile(r"\b0x[0-9a-f]{6,}")
 

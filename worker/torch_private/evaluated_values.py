@@ -308,9 +308,9 @@ class ValueHooks:
         function = variable.wrapper_obj
         if not hasattr(function, "cache_info"):
             return original(variable, tx, args, kwargs)
-        outer, self._held, self._keeping = (self._held, self._keeping), [], self._keeping
-        if is_users_function(function.__wrapped__):
-            self._keeping = function.__qualname__
+        is_users = is_users_function(function.__wrapped__)
+        outer, self._held = (self._held, self._keeping), []
+        self._keeping = function.__qualname__ if is_users else self._keeping
         refused, num_refused = self._evaluations.refused, len(self._evaluations.refused)
         try:
             made = original(variable, tx, args, kwargs)
@@ -319,7 +319,6 @@ class ValueHooks:
         # What assume_constant_result marks is not traced, and refused for those that call it each time.
         is_marked = getattr(function.__wrapped__, "_dynamo_marked_constant", False)
         is_plain = made.is_python_constant() and type(made.as_python_constant()) in (*PLAIN, tuple)
-        is_users = is_users_function(function.__wrapped__)
         asked = held or is_marked or (is_users and is_plain)
         whole = _kept_call(function, args, kwargs) if asked else None
         if is_marked and whole is not None:

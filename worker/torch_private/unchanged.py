@@ -47,11 +47,6 @@ FAST = frozenset(
 """Kinds of watches that a word of memory tells."""
 
 
-def can_watch(kind: str) -> bool:
-    """True if every change of objects that are watched in this way is seen."""
-    return kind != "dict" or kind in FAST or _versions_tell()
-
-
 def word(address: int) -> int:
     """The word of memory at an address."""
     return ctypes.c_uint64.from_address(address).value
@@ -65,8 +60,8 @@ def _content(cell: types.CellType) -> Any:
 
 
 @functools.cache
-def _versions_tell() -> bool:
-    """True if an instance's dict has another version after every change."""
+def dicts_tell() -> bool:
+    """True if watches see every change of a dict, and so of an instance's."""
     instance = type("Instance", (), {})()
     versions = []
     for value in range(3):
