@@ -349,6 +349,11 @@ class AsEager:
         """Look up rows by operators that refuse negative indices, as eager does; Inductor's do not."""
         return with_index_checks(original())
 
+    @steps_in("torch._inductor.graph", "make_fallback")
+    def _fall_back(self, original: Any, *given: Any, **options: Any) -> None:
+        """Take eager's kernel also where the environment has ``CI``, where torch's own tests want none."""
+        original(*given, **{**options, "warn": False})
+
     @steps_in("torch._inductor.codegen.cpp_wrapper_cpu:CppWrapperCpu", "_generate_scatter_fallback")
     def _check(self, original: Any, wrapper: Any, *given: Any) -> None:
         """Let a library notice that the kernel for ``scatter_reduce`` failed; up to torch 2.14 it goes on."""
