@@ -31,6 +31,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
 from torch._dynamo.variables import ConstantVariable, DeletedVariable
 from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
+from torch._dynamo.variables.lists import DequeVariable
 from torch._guards import TracingContext, tracing
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
@@ -48,7 +49,7 @@ from warmrank.worker.torch_private.lowering import (
     source_name,
 )
 from warmrank.worker.torch_private.patching import intercepted, steps_in
-from warmrank.worker.torch_private.raised import ShapeNotes, raised_by
+from warmrank.worker.torch_private.raised import Raising, ShapeNotes, raised_by
 from warmrank.worker.torch_private.tracer_changes import TracerChanges
 from warmrank.worker.torch_private.views import ViewsByThemselves
 from warmrank.worker.torch_private.warm import REGISTRIES, SETTING_NAMES, dict_keys, settings
@@ -118,6 +119,8 @@ class TraceNotes:
             msg = f"{self._function} {SETS_SWITCH} ({', '.join(changed)})"
             raise NotPortable(msg, what=changed[0])
         for variable in effects._get_modified_vars():
+            if isinstance(variable, DequeVariable):  # whose members are within its limit, as the frame's are
+                variable.maxlen = ConstantVariable.create(None)
             if isinstance(variable.mutation_type, AttributeMutationNew | ValueMutationNew):
                 continue
             local = getattr(variable, "local_name", None)
@@ -236,7 +239,7 @@ def trace(
             with (
                 TracerChanges(name, evaluated.note_call).made(),
                 ViewsByThemselves().made(),
-                intercepted(Containers(), Lifetimes(), notes),
+                intercepted(Containers(), Lifetimes(), Raising(evaluated.note_call), notes),
             ):
                 captured = _capture(method, name, args, dict(kwargs))
             if free is not None and not free and (counters := notes.counters()):
