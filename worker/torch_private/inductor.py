@@ -332,12 +332,17 @@ class AsEager:
 
     @steps_in("torch._inductor.graph:GraphLowering", "call_function(target, args, kwargs)")
     def _lower(self, original: Any, lowering: Any, target: Any, args: Any, kwargs: Any) -> Any:
-        """Give kernels eager's dtype (``any`` of bytes), and eager's results of nothing (``var_mean``)."""
+        """Give kernels eager's dtype (``any`` of bytes), and eager's results of nothing (``var_mean``).
+
+        Inductor's own quotient of integers ends the process where eager raises an error for a zero.
+        """
         from torch._inductor.ir import TensorBox
         from torch._inductor.lowering import fallback_handler, to_dtype
 
         node = lowering.current_node
-        if _makes_something_of_nothing(node):
+        if (is_quotient := _truncates_quotient(node)) or _makes_something_of_nothing(node):
+            if is_quotient and not isinstance(args[1], TensorBox):
+                target = torch.ops.aten.div.Scalar_mode  # which the graph calls by the tensors' name
             return fallback_handler(target, add_to_fallback_set=False)(*args, **kwargs)  # type: ignore[no-untyped-call]
         made, traced = original(lowering, target, args, kwargs), node.meta.get("val")
         if isinstance(made, TensorBox) and isinstance(traced, torch.Tensor):
@@ -402,6 +407,18 @@ def _makes_something_of_nothing(node: Node) -> bool:
         and bool(given)
         and all(isinstance(value, torch.Tensor) and 0 in value.shape for value in given)
         and all(isinstance(value, torch.Tensor) and 0 not in value.shape for value in results)
+    )
+
+
+def _truncates_quotient(node: Node) -> bool:
+    """True if an operator divides integers on a CPU, and rounds to zero."""
+    made = node.meta.get("val")
+    return (
+        node.target is torch.ops.aten.div.Tensor_mode
+        and isinstance(made, torch.Tensor)
+        and node.kwargs.get("rounding_mode") == "trunc"
+        and made.device.type == "cpu"
+        and not made.is_floating_point()
     )
 
 

@@ -279,13 +279,14 @@ class Metadata:
 
 
 def metadata_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Comparable with ``==`` inside one process."""
-    strides = tensor.stride() if tensor.layout is torch.strided else None
-    lazy_bits = tensor.is_conj(), tensor.is_neg()
-    return (
-        type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, tensor.shape, strides,
-        *lazy_bits,
-    )  # fmt: skip
+    """Comparable with ``==`` inside one process; of a parameter without a shape yet, as of an empty one."""
+    with torch._C.DisableTorchFunctionSubclass():
+        strides = tensor.stride() if tensor.layout is torch.strided else None
+        lazy_bits = tensor.is_conj(), tensor.is_neg()
+        return (
+            type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, tensor.size(),
+            strides, *lazy_bits,
+        )  # fmt: skip
 
 
 def replaced_operator(path: str) -> NotPortable:
