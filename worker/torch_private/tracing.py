@@ -239,6 +239,7 @@ def trace(
             _tracing_settings(dynamic),
             evaluated.noted(),
             _switches_kept() as switches,
+            _tensors_forgotten(),
         ):
             started = perf_counter()
             notes = TraceNotes(name, evaluated.note, free or (), switches)
@@ -321,6 +322,36 @@ def _switches_kept() -> Iterator[dict[str, Any]]:
         for name, put in _SETTERS.items():  # asked anew each time: one setter may set the next switch, too
             if before[name] not in (_switches()[name], "mixed"):
                 put(before[name])
+
+
+class _Descriptions:
+    """What this thread's fake tensors were made of; Dynamo drops it for its own backends only."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self.made: list[Any] = []
+
+    @steps_in("torch._subclasses.meta_utils:MetaTensorDescriber", "__init__")
+    def _make(self, original: Any, describer: Any, *args: Any, **kwargs: Any) -> None:
+        original(describer, *args, **kwargs)
+        if threading.get_ident() == self._thread:
+            self.made.append(describer)
+
+
+@contextlib.contextmanager
+def _tensors_forgotten() -> Iterator[None]:
+    """Leave no weak references to the caller's tensors: ``swap_tensors`` refuses those that have any.
+
+    Caches of ``ShapeEnv``'s methods keep fake tensors, and all that leads to them, for long.
+    """
+    descriptions = _Descriptions()
+    try:
+        with intercepted(descriptions):
+            yield
+    finally:
+        for describer in descriptions.made:
+            describer.lookup_tensor.clear()
+            describer.lookup_storage.clear()
 
 
 def _switches() -> dict[str, Any]:
