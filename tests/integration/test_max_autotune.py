@@ -420,13 +420,16 @@ class Rows(torch.nn.Module):
     """Looks up rows by numbers, in each of the ways that Inductor's own kernels take others than eager's."""
 
     def forward(self, x: torch.Tensor, *rows: torch.Tensor) -> Any:
-        selected, copied, added, reduced, unpooled = rows
+        selected, copied, added, reduced, unpooled, single = rows
+        cell, first = x[0, 0], single[1:]
         return (
             x.index_select(0, selected), x.t().index_select(1, selected),
             x[:, 0].index_select(0, selected[0]), x.index_copy(0, copied, x[:2] + 5),
             x.index_add(0, added, x[:2], alpha=2), x.bfloat16().index_add(0, added, x[:2].bfloat16()),
             x.scatter_reduce(0, reduced[:, None].expand(2, 3), x[:2] + 5, "amax"),
             torch.nn.functional.max_unpool1d(x[None, :2, :2], unpooled[None, :, None].expand(1, 2, 2), [2]),
+            cell.index_select(0, first), cell.index_add(0, first, cell, alpha=3),
+            cell.index_copy(0, first, cell + 1), x[0].index_copy(0, first, cell),
         )  # fmt: skip
 
 
@@ -436,12 +439,26 @@ def test_row_that_is_not_there_is_an_error_as_in_eager(
     monkeypatch.setenv("CI", "true")  # where torch refuses eager's kernels for which it has a decomposition
     x, good = torch.arange(12.0).reshape(4, 3), torch.tensor([2, 0])
     function = cache_compile(Rows().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
-    torch.testing.assert_close(function(x, *[good] * 5), function.module.forward(x, *[good] * 5))
-    for number, bad in itertools.product(range(5), (-1, 4)):
-        rows = [good] * number + [torch.tensor([1, bad])] + [good] * (4 - number)
+    torch.testing.assert_close(function(x, *[good] * 6), function.module.forward(x, *[good] * 6))
+    for number, bad in itertools.product(range(6), (-1, 4)):
+        rows = [good] * number + [torch.tensor([1, bad])] + [good] * (5 - number)
         for forward in (function.module.forward, function):
             with pytest.raises((IndexError, RuntimeError)):
                 forward(x, *rows)
+
+
+class Quotients(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.div(x, y, rounding_mode="trunc") + torch.div(x, 2, rounding_mode="trunc")
+
+
+def test_quotient_of_integers_by_zero_is_an_error_as_in_eager(tmp_path: Path) -> None:
+    function = cache_compile(Quotients().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
+    x, y = torch.tensor([7, -7, 3, 0]), torch.tensor([2, 2, -3, 5])
+    assert function(x, y).tolist() == function.module.forward(x, y).tolist()
+    for forward in (function.module.forward, function):
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            forward(x, y - 2)
 
 
 def test_operator_that_returns_nothing_is_refused_by_name(tmp_path: Path) -> None:

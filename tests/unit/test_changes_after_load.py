@@ -15,7 +15,7 @@ from torch import nn
 from torch.fx import symbolic_trace
 
 from tests.support.tracing import cached, compiles_ahead, in_mode
-from warmrank.worker.errors import NotPortable, StateChanged
+from warmrank.worker.errors import BadFunction, NotPortable, StateChanged
 from warmrank.worker.torch_private import unchanged
 from warmrank.worker.torch_private.unchanged import TensorWatch, Watched
 from warmrank.worker.torch_private.warm import Metadata
@@ -51,6 +51,7 @@ TENSORS: dict[str, Callable[[Model], Any]] = {
     "replaced layer": lambda m: setattr(m, "layer", nn.Linear(4, 4)),
     "data of a global": lambda _: setattr(SCALE, "data", torch.tensor([7.0])),
     "recompiled graph": lambda m: setattr(type(m.traced), "forward", lambda _, x: torch.sin(x)),
+    "swapped parameter": lambda m: torch.utils.swap_tensors(m.weight, nn.Parameter(torch.ones(4, 4))),
     "added hook": lambda m: m.layer.register_forward_hook(lambda _m, _i, output: output + 1),
 }
 
@@ -83,6 +84,17 @@ def test_tensor_whose_storage_is_too_small_is_refused_by_name(mode: str, cache: 
         function(X)
     model.weight.untyped_storage().resize_(8)
     with pytest.raises(StateChanged, match=r"weight.*8 bytes of storage"):
+        function(X)
+
+
+@pytest.mark.parametrize("lazy", [nn.LazyLinear(4), nn.LazyBatchNorm1d().eval()], ids=["linear", "norm"])
+def test_layer_without_shapes_is_refused_by_name(lazy: nn.Module, cache: Path) -> None:
+    model = Model()
+    function = cached(model.forward, cache)
+    for _ in range(2):
+        function(X)
+    model.add_module("layer", lazy)
+    with pytest.raises(BadFunction, match=r"layer\.weight has no shape yet"):
         function(X)
 
 

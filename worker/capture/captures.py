@@ -13,7 +13,6 @@ import contextlib
 import logging
 import operator
 import random
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +26,7 @@ from warmrank.worker.devices import KINDS, backend_for, duplicate, memory_of, pi
 from warmrank.worker.errors import NotCapturable
 from warmrank.worker.runtime.runner import ordinary_tensors
 from warmrank.worker.torch_private.places import hand_out
+from warmrank.worker.torch_private.warm import imported
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
@@ -261,7 +261,7 @@ def restored(inputs: Sequence[Any], written: Sequence[int]) -> Iterator[None]:
         (torch.set_rng_state, torch.get_rng_state()),
         (random.setstate, random.getstate()),
     ]
-    if numpy_random := sys.modules.get("numpy.random"):
+    if numpy_random := imported("numpy.random"):
         generators.append((numpy_random.set_state, numpy_random.get_state()))
     try:
         yield

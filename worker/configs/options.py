@@ -107,14 +107,13 @@ class Part(Declared[S]):
     @property
     def kind(self) -> type[S]:
         """The section's class."""
-        if isinstance(self._kind, str):
-            self._kind = getattr(importlib.import_module(_SECTIONS), self._kind)
-        return self._kind  # type: ignore[return-value]
+        kind = self._kind
+        if isinstance(kind, str):  # read once: another thread may be at it, too
+            kind = self._kind = getattr(importlib.import_module(_SECTIONS), kind)
+        return kind
 
     def _held(self, section: Section) -> S:
-        if self.name not in section.__dict__:
-            section.__dict__[self.name] = self.kind()
-        part: S = section.__dict__[self.name]
+        part: S = section.__dict__.get(self.name) or section.__dict__.setdefault(self.name, self.kind())
         return part
 
     def __set__(self, section: Section, value: S) -> None:

@@ -343,7 +343,8 @@ def is_users_function(value: Any) -> bool:
 
 def type_name(cls: type) -> str:
     """Name of a type for guards: ``module:qualname``, and a class digest where no version pins the class."""
-    known = _type_names.get(cls)
+    names = _type_names  # what another thread forgets meanwhile gets no name of before
+    known = names.get(cls)
     if known is None:
         module = getattr(cls, "__module__", "")  # one made in a namespace without __name__ has none
         known = f"{module}:{cls.__qualname__}"
@@ -352,7 +353,7 @@ def type_name(cls: type) -> str:
             _is_patched(base) for base in cls.__mro__ if base.__module__ != "torch"
         ):
             known = f"{known}#{class_digest(cls)}"
-        _type_names[cls] = known
+        names[cls] = known
     return known
 
 
@@ -379,9 +380,12 @@ def types_anew() -> Iterator[None]:
 
 def forget_types() -> None:
     """Compute the names of classes anew that somebody may have put another method into since."""
-    for cls in [*_type_names]:
-        if not cls.__flags__ & _IMMUTABLE_TYPE and getattr(cls, "__module__", "") != "torch":
-            del _type_names[cls]
+    global _type_names  # noqa: PLW0603
+    _type_names = {
+        cls: name
+        for cls, name in [*_type_names.items()]
+        if cls.__flags__ & _IMMUTABLE_TYPE or getattr(cls, "__module__", "") == "torch"
+    }
 
 
 def file_digest(module: types.ModuleType) -> str | None:

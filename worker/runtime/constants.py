@@ -38,7 +38,7 @@ from warmrank.worker.keys.code import (
 )
 from warmrank.worker.runtime.check import plain_type
 from warmrank.worker.runtime.decoding import class_named, describe_named, device_name
-from warmrank.worker.torch_private.warm import OPERATORS, OperatorNamespace, replacing_call
+from warmrank.worker.torch_private.warm import OPERATORS, OperatorNamespace, metadata_of, replacing_call
 
 # How to get the plain value out of one whose class may answer otherwise.
 _PLAIN: dict[type, Any] = {
@@ -261,11 +261,12 @@ def _describe_torch(value: Any) -> list[Any]:
 
 def tensor_traits(tensor: torch.Tensor) -> dict[str, Any]:
     """Traits of a tensor that a condition asks for, without sizes and strides."""
+    _, dtype, device, layout, requires_grad, _, _, *lazy_bits = metadata_of(tensor)
     return {
         "type": type_name(plain_type(tensor)),
-        "dtype": encode(tensor.dtype),
-        "device": tensor.device.type,
-        "layout": encode(tensor.layout),
-        "requires_grad": tensor.requires_grad,
-        "lazy_bits": [tensor.is_conj(), tensor.is_neg()],
+        "dtype": encode(dtype),
+        "device": device.type,
+        "layout": encode(layout),
+        "requires_grad": requires_grad,
+        "lazy_bits": lazy_bits,
     }

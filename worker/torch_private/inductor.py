@@ -28,6 +28,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from warmrank.worker.errors import NotPortable, NotYet
+from warmrank.worker.torch_private.as_shipped import as_shipped
 from warmrank.worker.torch_private.libraries import LIBRARY, NODES
 from warmrank.worker.torch_private.operators import constant_of, memory_of, mutated_arguments, nodes_at
 from warmrank.worker.torch_private.patching import intercepted, steps_in
@@ -99,7 +100,7 @@ def _made(graph: GraphModule, inputs: Sequence[Any], cache: Path, settings: dict
     from torch._inductor.exc import InductorError
 
     hooks = intercepted(AsEager(graph.graph))
-    with _cache_at(cache), config.patch(settings), torch.no_grad(), hooks:
+    with _cache_at(cache), as_shipped(config, lambda *_: False, **settings), torch.no_grad(), hooks:
         try:
             return compile_fx_aot(graph, list(inputs))
         except (
@@ -332,12 +333,17 @@ class AsEager:
 
     @steps_in("torch._inductor.graph:GraphLowering", "call_function(target, args, kwargs)")
     def _lower(self, original: Any, lowering: Any, target: Any, args: Any, kwargs: Any) -> Any:
-        """Give kernels eager's dtype (``any`` of bytes), and eager's results of nothing (``var_mean``)."""
+        """Give kernels eager's dtype (``any`` of bytes), and eager's results of nothing (``var_mean``).
+
+        Inductor's own quotient of integers ends the process where eager raises an error for a zero.
+        """
         from torch._inductor.ir import TensorBox
         from torch._inductor.lowering import fallback_handler, to_dtype
 
         node = lowering.current_node
-        if _makes_something_of_nothing(node):
+        if (is_quotient := _may_divide_by_zero(node)) or _makes_something_of_nothing(node):
+            if is_quotient and not isinstance(args[1], TensorBox):
+                target, args = torch.ops.aten.div.Scalar_mode, (args[0], 0)
             return fallback_handler(target, add_to_fallback_set=False)(*args, **kwargs)  # type: ignore[no-untyped-call]
         made, traced = original(lowering, target, args, kwargs), node.meta.get("val")
         if isinstance(made, TensorBox) and isinstance(traced, torch.Tensor):
@@ -403,6 +409,25 @@ def _makes_something_of_nothing(node: Node) -> bool:
         and all(isinstance(value, torch.Tensor) and 0 in value.shape for value in given)
         and all(isinstance(value, torch.Tensor) and 0 not in value.shape for value in results)
     )
+
+
+def _may_divide_by_zero(node: Node) -> bool:
+    """True if an operator divides integers on a CPU, rounds to zero, and no number but 0 is the divisor.
+
+    Of a symbolic number it is a condition of the artifact.
+    """
+    made = node.meta.get("val")
+    if not (
+        node.target is torch.ops.aten.div.Tensor_mode
+        and isinstance(made, torch.Tensor)
+        and node.kwargs.get("rounding_mode") == "trunc"
+        and made.device.type == "cpu"
+        and not made.is_floating_point()
+    ):
+        return False
+    divisor: Any = node.args[1]
+    value = divisor.meta["val"] if hasattr(divisor, "meta") else divisor
+    return isinstance(value, torch.Tensor) or not value
 
 
 def _writes_twice(graph: Graph) -> bool:

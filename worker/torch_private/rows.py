@@ -2,12 +2,11 @@
 
 Inductor's own make ``index`` and ``index_put`` of these operators, which count negative numbers from the end;
 ``gather`` and ``scatter`` do not. Relied on (``tests/integration/test_max_autotune.py``): an operator without
-a decomposition runs eager's kernel.
+a decomposition, or whose decomposition is ``NotImplemented``, runs eager's kernel.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,32 +15,31 @@ import torch
 
 def with_index_checks(table: Mapping[Any, Any]) -> dict[Any, Any]:
     """Inductor's decompositions, with these in place of its own."""
-    along = {op: functools.partial(rule, table[op]) for op, rule in _ALONG.items()}
-    return {op: rule for op, rule in {**table, **along}.items() if op not in _WITHOUT_INDEX_CHECKS}
+    return {op: rule for op, rule in {**table, **_ALONG}.items() if op not in _WITHOUT_INDEX_CHECKS}
 
 
-def _index_select(original: Any, x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+def _index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     if not x.ndim:
-        return original(x, dim, index)  # type: ignore[no-any-return]
+        return _index_select(x.reshape(1), dim, index).reshape(())
     size = [*x.shape]
     size[dim] = index.numel()
     made = x.gather(dim, _expanded(index, dim, size))
     return made.contiguous(memory_format=torch._prims_common.suggest_memory_format(x))
 
 
-def _index_copy(
-    original: Any, x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor
-) -> torch.Tensor:
-    if not (x.ndim and source.ndim):
-        return original(x, dim, index, source)  # type: ignore[no-any-return]
-    return x.scatter(dim, _expanded(index, dim, source.shape), source)
+def _index_copy(x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    if not x.ndim:
+        return _index_copy(x.reshape(1), dim, index, source).reshape(())
+    rows = source if source.ndim else source.reshape(1)
+    return x.scatter(dim, _expanded(index, dim, rows.shape), rows)
 
 
 def _index_add(
-    original: Any, x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: Any = 1
-) -> torch.Tensor:
-    if not (x.ndim and source.ndim) or x.dtype == torch.bfloat16:  # for which Inductor has no kernel
-        return original(x, dim, index, source, alpha=alpha)  # type: ignore[no-any-return]
+    x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: Any = 1
+) -> Any:
+    has_kernel = x.dtype != torch.bfloat16  # Inductor has none for it
+    if not (x.ndim and source.ndim and has_kernel):
+        return NotImplemented
     return x.scatter_add(dim, _expanded(index, dim, source.shape), source if alpha == 1 else source * alpha)
 
 

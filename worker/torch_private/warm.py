@@ -12,6 +12,7 @@ State is read from the getters under torch's properties, which cost up to twenty
   then HF32 is off for matmul and on for convolutions, internal formats are off once the device is
   initialised, and the model of the NPU decides on compiled kernels. ``_get_deterministic_level`` also
   stores the level; here it is only computed;
+* Python keeps ``_initializing`` in the ``__spec__`` of a module that is being imported;
 * Dynamo keeps preparations of packages in ``trace_rules._lazy_module_init``: of einops, a ``rearrange``;
 * ``TensorGuards`` (``tests/unit/test_changes_after_load.py``) compares type, dispatch keys (of the calling
   thread: inference mode has others), dtype, device index, sizes and strides; ``requires_grad`` only while
@@ -85,14 +86,21 @@ def float32_precision() -> tuple[Any, ...]:
 def _kernels_in_python(_num: int) -> str:
     """Operators of torch's own that somebody gave a kernel in Python; their number tells of others by now."""
     # Most of a thousand are of other keys, which one comparison of endings shows.
-    found = (name for name in torch.library._impls if name.endswith(_ENDINGS) and name.startswith("aten/"))
+    known = [*torch.library._impls]  # at once: another thread may import what adds to it
+    found = (name for name in known if name.endswith(_ENDINGS) and name.startswith("aten/"))
     return " ".join(sorted(name.split("/")[1] for name in found))
+
+
+def imported(name: str) -> Any:
+    """A module, if its import is over; None while another thread is at it, too."""
+    module = sys.modules.get(name)
+    return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module
 
 
 def foreign_function_modes() -> int:
     """Number of active torch function modes, without those that set a default device."""
     active = [torch._C._get_function_stack_at(index) for index in range(_num_function_modes())]
-    defaults = sys.modules.get("torch.utils._device")  # nobody has set a default device before it is imported
+    defaults = imported("torch.utils._device")  # nobody has set a default device before it is imported
     return sum(defaults is None or not isinstance(mode, defaults.DeviceContext) for mode in active)
 
 
@@ -157,7 +165,7 @@ def is_followed() -> bool:
 
 def is_symbolic_trace() -> bool:
     """True if ``torch.fx`` traces symbolically: then arguments are no tensors, so no artifact fits."""
-    tracer = sys.modules.get("torch.fx._symbolic_trace")
+    tracer = imported("torch.fx._symbolic_trace")
     return tracer is not None and bool(tracer.is_fx_symbolic_tracing())
 
 
@@ -170,7 +178,7 @@ NPU_NONE = (None,) * len(NPU_NAMES)
 
 def npu_switches() -> tuple[Any, ...]:
     """The switches in the order of `NPU_NAMES`; None for each where torch_npu is not loaded."""
-    native = getattr(sys.modules.get("torch_npu"), "_C", None)
+    native = getattr(imported("torch_npu"), "_C", None)
     if native is None:
         return NPU_NONE
     option, level = native._npu_getOption, 0
@@ -279,13 +287,14 @@ class Metadata:
 
 
 def metadata_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Comparable with ``==`` inside one process."""
-    strides = tensor.stride() if tensor.layout is torch.strided else None
-    lazy_bits = tensor.is_conj(), tensor.is_neg()
-    return (
-        type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, tensor.shape, strides,
-        *lazy_bits,
-    )  # fmt: skip
+    """Comparable with ``==`` inside one process; of a parameter without a shape yet, as of an empty one."""
+    with torch._C.DisableTorchFunctionSubclass():
+        strides = tensor.stride() if tensor.layout is torch.strided else None
+        lazy_bits = tensor.is_conj(), tensor.is_neg()
+        return (
+            type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, tensor.size(),
+            strides, *lazy_bits,
+        )  # fmt: skip
 
 
 def replaced_operator(path: str) -> NotPortable:
@@ -318,8 +327,8 @@ _EINOPS: Final = "einops"
 
 def prepare() -> None:
     """Prepare packages that this process has imported, each once."""
-    if _EINOPS in sys.modules:
-        _prepare_einops(sys.modules[_EINOPS])
+    if (einops := imported(_EINOPS)) is not None:
+        _prepare_einops(einops)
 
 
 @functools.cache
