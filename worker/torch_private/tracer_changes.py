@@ -12,9 +12,9 @@
 * ``"%s" % value``, ``str`` and f-strings take the text of an object from its methods, which are traced; so
   is ``__eq__`` of a dict's keys, as from torch 2.14 on.
 * An object with an ``__enter__`` of the user's can be entered, whenever it was made.
-* ``id`` is no condition where ``copy`` asks for it, which keys the memo of one deep copy by addresses;
-  which objects are one is a condition of its own. Others keep what they know by addresses from call to
-  call.
+* ``id`` is no condition where ``copy`` asks for it, which keys the memo of one deep copy by addresses, nor
+  where ``parametrize.cached()`` does within a call; which objects are one is a condition of its own. Others
+  keep what they know by addresses from call to call.
 * ``copy`` and ``deepcopy`` make an object anew as Python does, with what lists and dicts hold and what its
   class says of its state; not by ``__slots__``.
 * A dict of the caller's whose order changes (``move_to_end``) has the new order after the call.
@@ -60,6 +60,7 @@ from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.ctx_manager import AutocastModeVariable, GenericContextWrappingVariable
 from torch._dynamo.variables.functions import FunctoolsPartialVariable, PolyfilledFunctionVariable
 from torch._dynamo.variables.misc import DeletedVariable, IgnoredFunctionVariable, LoggingLoggerVariable
+from torch.nn.utils import parametrize
 from torch.utils._config_module import ConfigModule
 
 from warmrank.worker.errors import NotPortable
@@ -308,7 +309,10 @@ class TracerChanges:
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_id(tx, args)")
     def _address(self, original: Any, variable: Any, tx: Any, *args: Any) -> Any:
         args = tuple(arg.realize() for arg in args)  # with the guards of its own
-        self._is_asking = tx.f_globals.get("__name__") == copy.__name__
+        asking = tx.f_globals.get("__name__")
+        # What its cache holds within a call, by addresses, is gone after it.
+        is_caching = asking == parametrize.__name__ and not parametrize._cache_enabled
+        self._is_asking = asking == copy.__name__ or is_caching
         try:
             return original(variable, tx, *args)
         finally:

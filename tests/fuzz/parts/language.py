@@ -89,6 +89,7 @@ _FAILS = "try:\n    y = y + torch.ones(self.n#, dtype=y.dtype).view(2, 2).sum()\
 _CASTS = "@torch.autocast('cpu', dtype=torch.bfloat16)\ndef f#(): return (torch.ones(2, 2) @ torch.ones(2, 2)).dtype.itemsize"
 _TYPED = "class T#(typing.TypedDict):\n    a: int"
 _LIMITED = "self.o# = collections.deque([1, 2], maxlen=3)"
+_PARAMETRIZED = "import torch.nn.utils.parametrize as P\nclass W#(nn.Module):\n    def forward(self, w): return w + w.t()\ndef made#():\n    made = nn.Linear(4, 4, dtype=torch.float64)\n    nn.init.normal_(made.weight)\n    return P.register_parametrization(made, 'weight', W#())"
 USUAL = (
     asking("error of an operator", "", "m.n# = 4", init="self.n# = 3", body=_FAILS % ("", "3")),
     asking("text of an operator's error", "", refused="operator's error", init="self.n# = 3", body=_FAILS % (" as e", "len(str(e))")),
@@ -97,6 +98,7 @@ USUAL = (
     asking("assertion on data that is caught", "", refused="Data-dependent", body="try:\n    assert (y > 9e9).all(), 'small'\nexcept AssertionError:\n    y = y * 3"),
     asking("assertion that is caught", "", "m.n# = 4", init="self.n# = 3", body="try:\n    assert self.n# > 3, 'small'\nexcept AssertionError:\n    y = y * 3"),
     asking("casts around a function", "f#()", "main.f#.__closure__[0].cell_contents._enabled = False", said="_enabled", top=_CASTS),
+    asking("parametrized weights within a call", "", "m.q# = m.p#", top=_PARAMETRIZED, init="self.p#, self.q# = made#(), made#()", body="with P.cached():\n    y = self.q#(self.p#(self.p#(y)))"),
     asking("kept context", "", init="self.o# = torch.no_grad()", body="with self.o#:\n    y = y * 2"),
     asking("largest by a key", "max(self.o#, key=lambda one: one.a).a", "m.o#[0].a = 9", init="self.o# = [K.Held(2), K.Held(5)]"),
     asking("product of what is generated", "math.prod(n + 1 for n in self.o#)", "m.o#.append(3)", init="self.o# = [2]"),
