@@ -41,8 +41,8 @@ def test_module_that_another_thread_puts_more_into() -> None:
     module = ModuleType("growing")
 
     class Grows:
-        @property
-        def __class__(self) -> Any:  # type: ignore[misc]
+        @property  # type: ignore[misc]
+        def __class__(self) -> Any:
             setattr(module, f"submodule_{len(vars(module))}", 1)
             return int
 
