@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copyreg
 import importlib
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from functools import partial
 from operator import attrgetter
@@ -14,6 +15,8 @@ from types import FunctionType
 from typing import Any
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
+REDUCED = (OrderedDict, defaultdict, deque)
+"""Containers of Python's that code of C copies."""
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 
 
@@ -23,6 +26,15 @@ def order_of_set(num_literal: int, *members: Any) -> list[Any]:
     for member in members[num_literal:]:
         made.add(member)
     return list(made)
+
+
+def import_error(statement: str, package: str) -> str:
+    """Class and text of the `ImportError` that an import in a module of a package raises; empty for none."""
+    try:
+        exec(statement, {"__package__": package})  # noqa: S102 - an import that was traced
+    except ImportError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def kept_result(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -97,6 +109,43 @@ def get_reduced(self: Any, protocol: int, /) -> Any:
     if kwargs:
         return copyreg.__newobj_ex__, (cls, args, kwargs), state, items, pairs  # type: ignore[attr-defined]
     return copyreg.__newobj__, (cls, *args), state, items, pairs  # type: ignore[attr-defined]
+
+
+def get_container_reduced(self: Any) -> Any:
+    """``__reduce_ex__`` of a container of `REDUCED`."""
+    if isinstance(self, deque):
+        return deque, () if self.maxlen is None else ((), self.maxlen), None, iter(self)
+    args = (self.default_factory,) if isinstance(self, defaultdict) else ()
+    return type(self), args, None, None, iter(self.items())
+
+
+def get_container_copied(self: Any) -> Any:
+    """``__copy__`` of a container of `REDUCED`."""
+    return deque(self, self.maxlen) if isinstance(self, deque) else defaultdict(self.default_factory, self)
+
+
+def get_raised(error: Any, text: str) -> None:
+    """Raise an error, for code of C."""
+    raise error(text)
+
+
+def get_checked(error: Any, condition: Any, message: Any = None) -> None:
+    """``torch._check``, or one of its kin, which raises an error of another class."""
+    if not condition:
+        raise error("Expected cond to be True, but got False." if message is None else message())
+
+
+def get_extreme(choose: Any, /, *items: Any, key: Any, **default: Any) -> Any:
+    """``min`` or ``max`` by a key."""
+    among = list(items[0] if len(items) == 1 else items)
+    if key is None or not among:
+        return choose(among, **default)
+    found, least = among[0], key(among[0])
+    for item in among[1:]:
+        value = key(item)
+        if value > least if choose is max else value < least:
+            found, least = item, value
+    return found
 
 
 get_reduced.__torch_dynamo_polyfill__ = get_reduced  # type: ignore[attr-defined]  # that Dynamo is to trace it

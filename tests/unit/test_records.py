@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from tests.support.stored import ENVIRONMENT, LAUNCH_KEY, make_record
 from tests.support.stored import rank_entry as entry
 from tests.support.stored import rank_manifest as manifest
+from warmrank.cache_store.cache_dir.node_files import NODE
 from warmrank.cache_store.canonical import canonical_json, key_of
 from warmrank.cache_store.errors import (
     Conflict,
@@ -126,6 +127,51 @@ def test_artifact_path_of_no_variant_is_refused(path):
 def test_parse_manifest_refuses_a_newer_format_by_name():
     with pytest.raises(NewerFormat, match=r"format 3.*upgrade warmrank"):
         parse_manifest(b'{"format":3,"whatever":1}', "here")
+
+
+MANIFEST = json.loads(manifest(rank=1, world_size=2).to_bytes())
+RECORD = json.loads(make_record((ref(0), ref(1)), elsewhere={1: {"torch": "2.13.1"}}).to_bytes())
+NODE_FILE = {
+    **MANIFEST["artifacts"][0],
+    "scope": "node",
+    "path": f"{NODE}/triton/a/kernel.so",
+    "function": "triton",
+}
+REFS, ELSEWHERE = RECORD["partitions"], RECORD["others"][0]
+
+
+@pytest.mark.parametrize(
+    ("parse", "document", "says"),
+    [
+        (parse_manifest, {**MANIFEST, "artifacts": [NODE_FILE]}, "manifest of format 1"),
+        (parse_manifest, {**MANIFEST, "format": 2, "artifacts": [{**NODE_FILE, "function": "x"}]}, "no file"),
+        (parse_manifest, {**MANIFEST, "rank": 2}, "rank 2 is not below world size 2"),
+        (parse_manifest, {**MANIFEST, "artifacts": MANIFEST["artifacts"] * 2}, "compiled_module"),
+        (
+            parse_manifest,
+            {**MANIFEST, "artifacts": [
+                {**MANIFEST["artifacts"][0], "path": f"c/f/compiled_module.{number}", "size_bytes": 16 << 30}
+                for number in range(1, 6)
+            ]},
+            "bytes together",
+        ),
+        (parse_manifest, {**MANIFEST, "created": "2026-01-31T12:00:00+01:00"}, "no time in UTC"),
+        (parse_manifest, {**MANIFEST, "format": 0}, "format"),
+        (parse_launch_record, {**RECORD, "format": 1}, "record of format 1"),
+        (parse_launch_record, {**RECORD, "others": [ELSEWHERE, ELSEWHERE]}, "each once, and never"),
+        (parse_launch_record, {**RECORD, "others": [{**ELSEWHERE, "ranks": [0]}]}, "each once, and never"),
+        (parse_launch_record, {**RECORD, "others": [{**ELSEWHERE, "ranks": [2]}]}, "not below world size 2"),
+        (parse_launch_record, {**RECORD, "partitions": REFS[:1]}, "not each of 0..1 once"),
+        (
+            parse_launch_record,
+            {**RECORD, "partitions": [REFS[0], {**REFS[1], "partition": REFS[0]["partition"]}]},
+            "appears twice",
+        ),
+    ],
+)  # fmt: skip
+def test_document_that_contradicts_itself_is_corrupt(parse, document, says):
+    with pytest.raises(Corrupt, match=says):
+        parse(canonical_json(document), "here")
 
 
 OTHER = {"torch": "2.13.1"}

@@ -35,7 +35,7 @@ _OF_ALL = frozenset({SIZE, "torch.distributed.distributed_c10d:is_initialized"})
 _GROUP = "group"
 _NONE = "none"
 _GROUPS = "torch.distributed"
-_INSTALLED = "importlib"
+_INSTALLED = "importlib", "warmrank.worker.repeatable:import_error"
 _MODULE = "module"
 _LOGGER = "logger"
 # What functions raise where the process lacks what they ask for.
@@ -93,7 +93,8 @@ def _name(function: Callable[..., Any]) -> str:
     name = getattr(function, "__qualname__", function.__name__)
     for module in (function.__module__, "torch", "torch._C"):
         with contextlib.suppress(ImportError, AttributeError):
-            if module and class_named([module, name]) is function:
+            found = class_named([module, name]) if module else None
+            if function in (found, getattr(found, "__wrapped__", None)):  # one that keeps its results
                 return f"{module}:{name}"
     raise NotPortable(f"{name} is found under no name")
 
@@ -145,7 +146,7 @@ def watch(calls: Sequence[Call]) -> Callable[[], bool]:
 
     What depends on groups is asked again only where groups came or went, what is installed only by a load.
     """
-    here = [(*_bound(call), call[3]) for call in calls if not call[0].startswith((_GROUPS, _INSTALLED))]
+    here = [(*_bound(call), call[3]) for call in calls if not call[0].startswith((_GROUPS, *_INSTALLED))]
     of_groups = [call for call in calls if call[0].startswith(_GROUPS)]
     known = group_addresses() if of_groups else ()
 

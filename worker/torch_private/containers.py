@@ -8,7 +8,8 @@ over a container by its ``__iter__`` are traced as Python runs them. A set of a 
 wherever it is, as changes of it are lost; so is such a deque, whose changes ask these methods.
 
 Members of a list or tuple stay the objects that they are, also where all that they hold is constant: Dynamo
-computes with constants, and makes others of them. Changes in place are made by methods.
+computes with constants, and makes others of them. Changes in place are made by methods. Copies of Python's
+containers are made as their code of C makes them.
 
 Relied on (``tests/fuzz/parts/evaluated.py``): every call of a frame goes through ``call_function``, and
 every instruction through ``step``; methods of C's have the names ``_method_of`` finds.
@@ -21,7 +22,7 @@ import inspect
 import itertools
 import operator
 from collections import OrderedDict, deque
-from types import FunctionType
+from types import FunctionType, MethodDescriptorType
 from typing import Any, Final
 
 import torch
@@ -33,6 +34,7 @@ from torch._dynamo.variables import (
     UserDefinedObjectVariable,
     builtin,
 )
+from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.functions import (
     BaseUserFunctionVariable,
     FunctoolsPartialVariable,
@@ -45,7 +47,8 @@ from torch._dynamo.variables.misc import LambdaVariable
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module
-from warmrank.worker.torch_private.patching import steps_in
+from warmrank.worker.repeatable import REDUCED, get_container_copied, get_container_reduced, get_extreme
+from warmrank.worker.torch_private.patching import steps_in, steps_in_variables
 
 _REPEATS: Final = torch.__version__ >= "2.13"  # lists in place
 _BUILTIN: Any = getattr(builtin, "BaseBuiltinVariable", BuiltinVariable)  # from torch 2.13 on
@@ -133,12 +136,35 @@ class Containers:
     def _operate(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if (changed := _changed_in_place(variable.fn, tx, args)) is not None:
             return changed
+        if variable.fn in (min, max) and "key" in kwargs:
+            chosen: Any = VariableTracker.build(tx, get_extreme)
+            return chosen.call_function(tx, [variable, *args], kwargs)
         before = self._giving
         self._giving = args[:1] if variable.fn is operator.getitem else args if variable.fn in _GIVING else ()
         try:
             return original(variable, tx, args, kwargs)
         finally:
             self._giving = before
+
+    @steps_in("torch._dynamo.variables.functions:SkipFunctionVariable", "call_function(tx, args, kwargs)")
+    def _call_unbound(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        """Call a method of C's, taken from the very class of its object, as one of that object."""
+        method = variable.value
+        if isinstance(method, MethodDescriptorType) and args:
+            held = args[0].realize()
+            if held.python_type() is method.__objclass__:
+                return held.call_method(tx, method.__name__, args[1:], kwargs)
+        return original(variable, tx, args, kwargs)
+
+    @steps_in_variables("call_method(tx, name, args, kwargs)")
+    def _call_method(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Copy a container of Python's as its code of C does."""
+        if name in ("__reduce__", "__reduce_ex__", "__copy__"):
+            held = args[0].realize() if name == "__copy__" and args else variable
+            copied = get_container_copied if name == "__copy__" else get_container_reduced
+            if held.python_type() in REDUCED:
+                return VariableTracker.build(tx, copied).call_function(tx, [held], {})
+        return original(variable, tx, name, args, kwargs)
 
     @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "step")
     def _step(self, original: Any, tx: Any) -> Any:

@@ -54,6 +54,21 @@ _PURE: Final = frozenset(
         "datetime", "torch.utils._pytree",
     }
 )  # fmt: skip
+# Functions of torch's that answer for the process, of which Dynamo makes calls in the graph.
+_ASKING: Final = frozenset(
+    {
+        torch.can_cast, torch.get_default_device, torch.get_deterministic_debug_mode,
+        torch.get_float32_matmul_precision, torch.get_num_interop_threads, torch.get_num_threads,
+        torch.is_deterministic_algorithms_warn_only_enabled,
+        torch.backends.cpu.get_cpu_capability, torch.backends.cuda.cudnn_sdp_enabled,
+        torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.math_sdp_enabled,
+        torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cudnn.is_available,
+        torch.backends.mkl.is_available, torch.backends.mps.is_available, torch.backends.mps.is_built,
+        torch.backends.openmp.is_available, torch.cuda.device_count, torch.cuda.get_device_capability,
+        torch.cuda.is_bf16_supported, torch.xpu.device_count,
+    }
+)  # fmt: skip
+_ASKED: Final = _ASKING | {getattr(function, "__wrapped__", function) for function in _ASKING}
 _WRITING: Final = (
     setattr, delattr, object.__setattr__, object.__delattr__, type.__setattr__, type.__delattr__,
 )  # fmt: skip
@@ -77,7 +92,8 @@ class CallHooks:
     @steps_in(f"torch._dynamo.variables.torch:{_OF_TORCH}", "call_function(tx, args, kwargs)")
     def _call_of_torch(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         function, read = variable.value, list[Any]()
-        if marked := next(filter(is_users_function, layers(function)), None):
+        marks = (layer for layer in filter(is_users_function, layers(function)) if not _is_warning(layer))
+        if marked := next(marks, None):
             self._refuse(
                 f"{marked.__module__}.{marked.__qualname__} is marked allow_in_graph or nonstrict_trace, so "
                 "a change of what it does could not be noticed; take the mark away, or make it a custom "
@@ -93,7 +109,7 @@ class CallHooks:
         is_distributed = str(getattr(function, "__module__", "")).startswith("torch.distributed")
         # Of a tensor they say what its guards hold (``torch.is_floating_point``).
         reads_process = (
-            function in constant_fold_functions
+            (function in constant_fold_functions or function in _ASKED)
             and function is not torch._assert  # what it asks of sizes is a guard
             and not any(isinstance(given.realize(), TensorVariable) for given in (*args, *kwargs.values()))
         )
@@ -104,6 +120,10 @@ class CallHooks:
                 given = positional, {name: item.as_python_constant() for name, item in kwargs.items()}
             self._note_call(function, given[0], answer.as_python_constant(), given[1])
         return answer
+
+    @steps_in("torch._dynamo.variables.torch:BaseTorchVariable", "can_constant_fold_through")
+    def _is_constant(self, original: Any, variable: Any) -> bool:
+        return variable.value in _ASKED or original(variable)
 
     @steps_in("torch.distributed:ProcessGroup", "rank", "size", is_optional=True)
     def _read_group(self, original: Any, group: Any) -> int:
@@ -254,6 +274,11 @@ class EnvironmentHooks:
             if environ is os.environ and _reads_environment(sys._getframe(2)):
                 self._evaluations.note_call(os.getenv, (name,), value)
         return value
+
+
+def _is_warning(layer: FunctionType) -> bool:
+    """True for what ``typing_extensions.deprecated`` puts around functions of torch's."""
+    return layer.__globals__.get("__name__") == "typing_extensions"
 
 
 def callers(frame: FrameType | None) -> Iterator[FrameType]:

@@ -28,6 +28,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from warmrank.worker.errors import NotPortable, NotYet
+from warmrank.worker.torch_private.as_shipped import as_shipped
 from warmrank.worker.torch_private.libraries import LIBRARY, NODES
 from warmrank.worker.torch_private.operators import constant_of, memory_of, mutated_arguments, nodes_at
 from warmrank.worker.torch_private.patching import intercepted, steps_in
@@ -99,7 +100,7 @@ def _made(graph: GraphModule, inputs: Sequence[Any], cache: Path, settings: dict
     from torch._inductor.exc import InductorError
 
     hooks = intercepted(AsEager(graph.graph))
-    with _cache_at(cache), config.patch(settings), torch.no_grad(), hooks:
+    with _cache_at(cache), as_shipped(config, lambda *_: False, **settings), torch.no_grad(), hooks:
         try:
             return compile_fx_aot(graph, list(inputs))
         except (

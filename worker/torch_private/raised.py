@@ -1,7 +1,10 @@
-"""Errors that a traced method raises itself: told from graph breaks, and named as Python would name them.
+"""Errors that a traced method raises itself: told from graph breaks, named as Python names them, and caught.
 
 Dynamo reports both alike. An exception that nothing in the method catches, a call whose arguments do not fit,
 an assertion that is false, an operator whose shapes do not fit: to move code about helps none of them.
+Where traced code may catch one, it is raised there: that of an import, if a later process fails with it too,
+and that of an operator, whose text cannot be read. Assertions on data are checked by the graph, and refused
+where they may be caught.
 """
 
 from __future__ import annotations
@@ -15,9 +18,22 @@ from traceback import FrameSummary
 from typing import Any, Final
 
 import torch
-from torch._dynamo.exc import ObservedException, TorchRuntimeError, observed_exception_map
+import torch._dynamo.config as dynamo_config
+from torch._dynamo.exc import (
+    ObservedAttributeError,
+    ObservedException,
+    TorchRuntimeError,
+    handle_observed_exception,
+    observed_exception_map,
+)
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.tensor import SymNodeVariable
+from torch.fx import map_arg
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from warmrank.worker.errors import FunctionRaised
+from warmrank.worker import repeatable
+from warmrank.worker.errors import FunctionRaised, NotPortable
+from warmrank.worker.keys.code import is_pinned_module
 from warmrank.worker.torch_private.patching import steps_in
 
 _log = logging.getLogger(__name__)
@@ -33,7 +49,16 @@ _OF_PYTHON: Final = (
     "Tensor device mismatch", "failed to bind arguments when attempting to inline",
 )  # fmt: skip
 
-_TORCH: Final = Path(torch.__file__).parent
+_TRANSLATOR: Final = "torch._dynamo.symbolic_convert:InstructionTranslatorBase"
+_LOADS: Final = "LOAD_ASSERTION_ERROR"
+_CHECKS: Final = {
+    torch._check: RuntimeError, torch._check_index: IndexError, torch._check_value: ValueError,
+    torch._check_type: TypeError, torch._check_not_implemented: NotImplementedError,
+}  # fmt: skip
+_OF_IMPORTS: Final = ImportError, ModuleNotFoundError
+_NOT_WRITTEN: Final = (str(Path(torch.__file__).parent), repeatable.__file__)
+"""Where no line of the user's stands."""
+
 _RAISED = re.compile(r"raised exception \w+\((.*)\)", re.DOTALL)
 _OF_TRACER = re.compile("data pointer|convert all Tensors to FakeTensors")
 _SYMBOL = re.compile(r"\bs\d+\b")
@@ -57,6 +82,175 @@ class ShapeNotes:
             repr(_value_of(arg)) if arg.is_python_constant() else _value_of(arg) for arg in variable.args
         )
         return f"{variable.python_type_name()}({args})"
+
+
+class Raising:
+    """Steps in where traced code asserts, checks or imports, or an operator fails."""
+
+    def __init__(self, note_call: Callable[..., None]) -> None:
+        """``note_call`` takes function, arguments and result of a call that the graph relies on."""
+        self._note_call = note_call
+        self._translator: Any = None  # the innermost
+
+    @steps_in(_TRANSLATOR, "step")
+    def _step(self, original: Any, tx: Any) -> Any:
+        """Assert in the graph also what is negated, or told with a text that is no constant."""
+        self._translator, pointer = tx, tx.instruction_pointer
+        if pointer is None:
+            return original(tx)
+        jump, *following = tx.instructions[pointer : pointer + 4]
+        skips = [one.opname for one in following[:1]] == [_LOADS]
+        if not jump.opname.startswith("POP_JUMP_") or not (skips or jump.target.opname == _LOADS):
+            return original(tx)
+        if _is_caught(tx, jump):
+            with dynamo_config.patch(rewrite_assert_with_torch_assert=False):  # which nothing would catch
+                return original(tx)
+        asserted, is_true = tx.stack[-1].realize(), skips == ("TRUE" in jump.opname)
+        is_plain = skips and any(one.opname in ("RAISE_VARARGS", "PRECALL", "CALL") for one in following)
+        if not asserted.is_tensor() or (is_true and is_plain):
+            return original(tx)
+        if not is_true:
+            asserted = _call(tx, torch.logical_not, asserted)
+        _call(tx, torch._assert_async, asserted, tx.frame_summary().line or "assertion error")
+        tx.pop()
+        tx.instruction_pointer = pointer + 1
+        if skips:
+            tx.jump(jump)
+        return True
+
+    @steps_in("torch._dynamo.variables.torch:TorchInGraphFunctionVariable", "call_function(tx, args, kwargs)")
+    def _check(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        """Check what does not depend on data by Python's branches, with any message."""
+        error = _CHECKS.get(variable.value) if args else None
+        if error is None:
+            return original(variable, tx, args, kwargs)
+        condition = args[0].realize()
+        of_sizes = isinstance(condition, SymNodeVariable) and not free_unbacked_symbols(condition.sym_num)
+        if not (of_sizes or condition.is_python_constant()):
+            return original(variable, tx, args, kwargs)
+        return _call(tx, repeatable.get_checked, error, *args, **kwargs)
+
+    @steps_in("torch._dynamo.symbolic_convert", "unimplemented")
+    def _break(self, original: Any, *args: Any, **kwargs: Any) -> None:
+        tx = self._translator
+        if kwargs.get("gb_type") == "Import failure" and (raised := self._import_error(tx)):
+            _call(tx, repeatable.get_raised, *raised)
+        original(*args, **kwargs)
+
+    @steps_in(_TRANSLATOR, "_load_attr(attr)")
+    def _load_attribute(self, original: Any, tx: Any, name: str) -> None:
+        try:
+            original(tx, name)
+        except ObservedAttributeError:
+            is_import = tx.current_instruction.opname == "IMPORT_FROM"
+            raised = self._import_error(tx) if is_import else ()
+            if not raised:
+                raise
+            handle_observed_exception(tx)
+            _call(tx, repeatable.get_raised, *raised)
+
+    def _import_error(self, tx: Any) -> tuple[Any, ...]:
+        """What the present import raises, which a later process must raise, too; empty for others' errors."""
+        here = tx.indexof[tx.current_instruction]
+        while tx.instructions[here].opname != "IMPORT_NAME":
+            here -= 1
+        level, members, name = (one.argval for one in tx.instructions[here - 2 : here + 1])
+        names = f"from {'.' * level}{name} import {', '.join(members)}" if members else f"import {name}"
+        package = str(tx.f_globals.get("__package__") or "")
+        said = repeatable.import_error(names, package)
+        self._note_call(repeatable.import_error, (names, package), said)
+        kind, _, text = said.partition(": ")
+        return next(((error, text) for error in _OF_IMPORTS if error.__name__ == kind), ())
+
+    @steps_in("torch._dynamo.variables.builder", "get_fake_value(node, tx)")
+    def _compute(self, original: Any, node: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        """Raise the error of an operator where it may be caught: of the kind that its own kernel raises."""
+        given = node.args, node.kwargs
+        try:
+            return original(node, tx, *args, **kwargs)
+        except Exception as failed:  # the tracer's kernels raise what they like
+            raised = _error_of(node, *given) if _is_caught(tx) else None
+            if raised is None:
+                raise
+            if isinstance(failed, ObservedException):
+                handle_observed_exception(tx)
+        if node in tx.output.graph.nodes:
+            tx.output.graph.erase_node(node)
+        return _call(tx, repeatable.get_raised, type(raised), _Unread(str(raised)))
+
+    @steps_in(_TRANSLATOR, "push(val)")
+    def _push(self, original: Any, tx: Any, variable: Any) -> None:
+        """Refuse an operator's error that the user's code looks at, and does not only raise again."""
+        here, args = tx.instruction_pointer, vars(variable.unwrap()).get("args")
+        if (
+            isinstance(args, list | tuple)
+            and any(isinstance(one, _Unread) for one in args)
+            and tx.current_instruction.opname.startswith("LOAD_")
+            and not is_pinned_module(tx.f_globals.get("__name__"))
+            and tx.instructions[here].opname != "RAISE_VARARGS"
+        ):
+            what = "an operator's error"
+            msg = (
+                f"the function looks at {what}, whose text may name sizes that the next call has others of; "
+                "catch it without a name (`except RuntimeError:`), or ask for sizes before"
+            )
+            raise NotPortable(msg, what=what)
+        original(tx, variable)
+
+
+class _Unread(VariableTracker):
+    """The text of an operator's error, with sizes that later calls do not share."""
+
+    def __init__(self, text: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._text = text
+
+    def python_type(self) -> type:
+        return str
+
+    def debug_repr(self) -> str:
+        return self._text
+
+
+def _call(tx: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Trace a call of a function with variables and constants."""
+    made = [one if isinstance(one, VariableTracker) else VariableTracker.build(tx, one) for one in args]
+    return VariableTracker.build(tx, function).call_function(tx, made, kwargs)
+
+
+def _error_of(node: Any, given_args: Any, given_kwargs: Any) -> Exception | None:
+    """What an operator raises for tensors of zeros like those of the trace; None for nothing."""
+
+    def made(given: Any) -> Any:
+        fake = given.meta["example_value"]
+        if not isinstance(fake, torch.Tensor):
+            return fake.node.hint if isinstance(fake, torch.SymInt | torch.SymFloat | torch.SymBool) else fake
+        sizes, strides = (
+            [int(n if isinstance(n, int) else n.node.hint) for n in of] for of in (fake.shape, fake.stride())
+        )
+        return torch.empty_strided(sizes, strides, dtype=fake.dtype, device=fake.device).zero_()
+
+    args, kwargs = map_arg((given_args, given_kwargs), made)
+    function = getattr(args[0], node.target) if node.op == "call_method" else node.target
+    try:
+        function(*args[node.op == "call_method" :], **kwargs)
+    except Exception as error:  # noqa: BLE001 - whatever it is
+        return error
+    return None
+
+
+def _is_caught(tx: Any, instruction: Any = None) -> bool:
+    """True if traced code may catch what an instruction, by default the present one, raises."""
+    while tx is not None:
+        entry = (instruction or tx.current_instruction).exn_tab_entry
+        while entry is not None:
+            handler = entry.target
+            following = tx.instructions[tx.indexof[handler] + 1].opname
+            if handler.opname == "PUSH_EXC_INFO" and following != "WITH_EXCEPT_START":
+                return True
+            entry = handler.exn_tab_entry
+        tx, instruction = tx.parent, None
+    return False
 
 
 def raised_by(
@@ -134,10 +328,10 @@ def _printed(kind: str, text: str) -> str:
 
 
 def _where(method: Callable[..., Any], stack: list[FrameSummary]) -> str:
-    """The innermost line that is not torch's, and the method's: ``a.py:12 in attend, from m.py:9 in M.f``."""
+    """The innermost line that the user wrote, and the method's: ``a.py:12 in attend, from m.py:9 in M.f``."""
     if not stack:
         return "place unknown"
-    users = (frame for frame in reversed(stack) if not Path(frame.filename).is_relative_to(_TORCH))
+    users = (frame for frame in reversed(stack) if not frame.filename.startswith(_NOT_WRITTEN))
     own, first = next(users, stack[-1]), stack[0]
     code: Any = getattr(getattr(method, "__func__", method), "__code__", None)
     is_method = code and (first.filename, first.name) == (code.co_filename, code.co_name)

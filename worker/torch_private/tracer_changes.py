@@ -12,9 +12,9 @@
 * ``"%s" % value``, ``str`` and f-strings take the text of an object from its methods, which are traced; so
   is ``__eq__`` of a dict's keys, as from torch 2.14 on.
 * An object with an ``__enter__`` of the user's can be entered, whenever it was made.
-* ``id`` is no condition where ``copy`` asks for it, which keys the memo of one deep copy by addresses;
-  which objects are one is a condition of its own. Others keep what they know by addresses from call to
-  call.
+* ``id`` is no condition where ``copy`` asks for it, which keys the memo of one deep copy by addresses, nor
+  where ``parametrize.cached()`` does within a call; which objects are one is a condition of its own. Others
+  keep what they know by addresses from call to call.
 * ``copy`` and ``deepcopy`` make an object anew as Python does, with what lists and dicts hold and what its
   class says of its state; not by ``__slots__``.
 * A dict of the caller's whose order changes (``move_to_end``) has the new order after the call.
@@ -29,6 +29,7 @@ import copyreg
 import functools
 import inspect
 import logging
+import math
 import operator
 import re
 import warnings
@@ -41,16 +42,25 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import torch
 import torch._dynamo.config as dynamo_config
-from torch._dynamo.exc import ObservedKeyError, TensorifyScalarRestartAnalysis
-from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.exc import (
+    ObservedKeyError,
+    TensorifyScalarRestartAnalysis,
+)
+from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource, TypeSource
 from torch._dynamo.symbolic_convert import InstructionTranslator, TensorifyState
-from torch._dynamo.variables import PythonModuleVariable, TupleVariable, UserDefinedObjectVariable
+from torch._dynamo.variables import (
+    PythonModuleVariable,
+    TorchCtxManagerClassVariable,
+    TupleVariable,
+    UserDefinedObjectVariable,
+)
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
-from torch._dynamo.variables.ctx_manager import GenericContextWrappingVariable
+from torch._dynamo.variables.ctx_manager import AutocastModeVariable, GenericContextWrappingVariable
 from torch._dynamo.variables.functions import FunctoolsPartialVariable, PolyfilledFunctionVariable
 from torch._dynamo.variables.misc import DeletedVariable, IgnoredFunctionVariable, LoggingLoggerVariable
+from torch.nn.utils import parametrize
 from torch.utils._config_module import ConfigModule
 
 from warmrank.worker.errors import NotPortable
@@ -120,6 +130,11 @@ class TracerChanges:
             variable = PythonModuleVariable(value, source=builder.source)
             builder.tx.output.side_effects.track_object_existing(value, variable)
             return variable
+        if isinstance(value, torch.autocast):
+            return _autocast(builder, value)
+        if type(value) in (torch.no_grad, torch.enable_grad):
+            builder.install_guards(GuardBuilder.TYPE_MATCH)
+            return TorchCtxManagerClassVariable(type(value)).call_function(builder.tx, [], {})
         if isinstance(value, np.generic) and value.dtype.kind in "biufc":
             make: Any = _NumpyScalar
         elif isinstance(value, _GETTERS):
@@ -176,13 +191,15 @@ class TracerChanges:
         metaclass = type(variable.value)
         make = next((vars(base)["__call__"] for base in metaclass.__mro__ if "__call__" in vars(base)), None)
         is_pinned = isinstance(make, FunctionType) and is_pinned_module(globals_module(make))
-        if not (is_pinned or isinstance(make, WrapperDescriptorType)):
+        if not (is_pinned or make is dict or isinstance(make, WrapperDescriptorType)):
             name = f"{metaclass.__qualname__}.__call__"
             msg = (
                 f"{name} makes the {variable.value.__qualname__} that the function asks for, which is not "
                 "traced; make it before the call and keep it as an attribute"
             )
             raise NotPortable(msg, what=name)
+        if make is dict:  # of a TypedDict
+            return VariableTracker.build(tx, dict).call_function(tx, args, kwargs)
         if variable.value is functools.partial and args:
             args, kwargs = _flattened(args, kwargs)
         return original(variable, tx, args, kwargs)
@@ -198,6 +215,12 @@ class TracerChanges:
                 _refuse_deleter(held.python_type(), args[0])
                 return held.method_setattr_standard(tx, args[0], DeletedVariable())
         return original(variable, tx, name, args, kwargs)
+
+    @steps_in("torch._dynamo.variables.torch:TorchInGraphFunctionVariable", "call_function(tx, args, kwargs)")
+    def _call_of_math(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if variable.value in (math.prod, math.fsum) and args:  # which take no generator
+            args = [VariableTracker.build(tx, list).call_function(tx, args[:1], {}), *args[1:]]
+        return original(variable, tx, args, kwargs)
 
     @steps_in("torch._dynamo.variables.misc:IgnoredFunctionVariable", "call_function(tx, args, kwargs)")
     def _ignore(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
@@ -286,7 +309,10 @@ class TracerChanges:
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_id(tx, args)")
     def _address(self, original: Any, variable: Any, tx: Any, *args: Any) -> Any:
         args = tuple(arg.realize() for arg in args)  # with the guards of its own
-        self._is_asking = tx.f_globals.get("__name__") == copy.__name__
+        asking = tx.f_globals.get("__name__")
+        # What its cache holds within a call, by addresses, is gone after it.
+        is_caching = asking == parametrize.__name__ and not parametrize._cache_enabled
+        self._is_asking = asking == copy.__name__ or is_caching
         try:
             return original(variable, tx, *args)
         finally:
@@ -304,6 +330,17 @@ class TracerChanges:
         if variable.python_type() is not deque:
             return made
         return type(made)(made.items, maxlen=variable.maxlen, mutation_type=made.mutation_type)
+
+
+def _autocast(builder: Any, value: Any) -> Any:
+    """A context of casts, guarded by what it holds; one of a user's class is an object like any other."""
+    if not is_pinned_module(type(value).__module__):
+        return builder.wrap_user_defined(value)
+    builder.install_guards(GuardBuilder.TYPE_MATCH)
+    fields = ("device", "fast_dtype", "_enabled", "_cache_enabled")
+    for name in fields:
+        install_guard(AttrSource(builder.source, name).make_guard(GuardBuilder.EQUALS_MATCH))
+    return AutocastModeVariable([getattr(value, name) for name in fields], source=builder.source)
 
 
 class _NumpyScalar(ConstantVariable):

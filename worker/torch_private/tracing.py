@@ -19,11 +19,13 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from time import perf_counter
-from types import CodeType, ModuleType
+from types import CodeType, ModuleType, NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch._dynamo.config as dynamo_config
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
 import torch.fx.experimental._config as shapes_config
 from torch._dynamo import convert_frame
 from torch._dynamo.eval_frame import set_enable_dynamic
@@ -31,11 +33,13 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
 from torch._dynamo.variables import ConstantVariable, DeletedVariable
 from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
+from torch._dynamo.variables.lists import DequeVariable
 from torch._guards import TracingContext, tracing
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from warmrank.worker.errors import GraphBreak, NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_read
+from warmrank.worker.torch_private.as_shipped import as_shipped
 from warmrank.worker.torch_private.containers import Containers
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, TracedGuard, traced_guards
 from warmrank.worker.torch_private.evaluated import Evaluations
@@ -48,7 +52,7 @@ from warmrank.worker.torch_private.lowering import (
     source_name,
 )
 from warmrank.worker.torch_private.patching import intercepted, steps_in
-from warmrank.worker.torch_private.raised import ShapeNotes, raised_by
+from warmrank.worker.torch_private.raised import Raising, ShapeNotes, raised_by
 from warmrank.worker.torch_private.tracer_changes import TracerChanges
 from warmrank.worker.torch_private.views import ViewsByThemselves
 from warmrank.worker.torch_private.warm import REGISTRIES, SETTING_NAMES, dict_keys, settings
@@ -118,6 +122,8 @@ class TraceNotes:
             msg = f"{self._function} {SETS_SWITCH} ({', '.join(changed)})"
             raise NotPortable(msg, what=changed[0])
         for variable in effects._get_modified_vars():
+            if isinstance(variable, DequeVariable):  # whose members are within its limit, as the frame's are
+                variable.maxlen = ConstantVariable.create(None)
             if isinstance(variable.mutation_type, AttributeMutationNew | ValueMutationNew):
                 continue
             local = getattr(variable, "local_name", None)
@@ -168,6 +174,12 @@ _SETTERS: dict[str, Callable[..., None]] = {
     "tf32 cudnn": torch._C._set_cudnn_allow_tf32,
     "float32 matmul precision": torch.set_float32_matmul_precision,
 }
+# Beginnings of names of settings of torch's.
+_KEPT_SETTINGS = (
+    "capture_", "trace_", "enable_trace_", "allow_", "error_on_",
+    "log_", "verbose", "report_", "debug_dir", "extended_debug_",
+)  # fmt: skip
+_OWN_SETTINGS = ("backed_size_oblivious", "fake_tensor_allow_unsafe_data_ptr_access")
 # Dynamo's settings, and what is patched here while it traces, belong to the whole process.
 _LOCK = threading.RLock()
 
@@ -237,7 +249,7 @@ def trace(
             with (
                 TracerChanges(name, evaluated.note_call).made(),
                 ViewsByThemselves().made(),
-                intercepted(Containers(), Lifetimes(), notes),
+                intercepted(Containers(), Lifetimes(), Raising(evaluated.note_call), notes),
             ):
                 captured = _capture(method, name, args, dict(kwargs))
             if free is not None and not free and (counters := notes.counters()):
@@ -367,6 +379,13 @@ def _guards(output: Any, function: Any, name: str) -> tuple[tuple[TracedGuard, .
         raise NotPortable(msg, what=name) from error
 
 
+def _is_kept(name: str, shipped: object) -> bool:
+    """True for what lets more be traced or less, for limits and logs, and for what is set around a trace."""
+    return (
+        name in _OWN_SETTINGS or name.startswith(_KEPT_SETTINGS) or type(shipped) not in (bool, str, NoneType)
+    )
+
+
 @contextlib.contextmanager
 def _tracing_settings(dynamic: bool) -> Iterator[None]:
     """Dynamo's switches for one trace; the caller's own are restored whatever the function does to them."""
@@ -379,20 +398,25 @@ def _tracing_settings(dynamic: bool) -> Iterator[None]:
     # use_duck_shape: a batch that happens to be as large as the number of heads would be bound to it.
     # allow_rnn: LSTM, GRU and RNN are operators like others here.
     # enable_dynamo_decompositions: those of ``addcdiv_`` round otherwise, and need an operator of Inductor's.
-    settings = dynamo_config.patch(
+    settings = as_shipped(
+        dynamo_config,
+        _is_kept,
         specialize_float=True,
         automatic_dynamic_shapes=False,
         allow_rnn=True,
         enable_dynamo_decompositions=False,
     )
-    symbols = shapes_config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
+    symbols = as_shipped(shapes_config, _is_kept, use_duck_shape=False)
+    lowering = as_shipped(functorch_config, _is_kept)
+    # Dynamo asks this one, whatever compiles the graph: constants in place of parameters.
+    parameters = as_shipped(inductor_config, lambda name, _: name != "freezing")
     # What registries have because this process imported the tracer is hidden.
     hidden = [
         (registry, {kind: registry.pop(kind) for kind in {*registry} - {*dict_keys(registry)}})
         for registry, _ in REGISTRIES
     ]
     try:
-        with settings, symbols, set_enable_dynamic(dynamic):
+        with settings, symbols, lowering, parameters, set_enable_dynamic(dynamic):
             yield
     finally:
         for registry, kinds in hidden:

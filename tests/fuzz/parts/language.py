@@ -1,4 +1,4 @@
-"""Python's enums, imports, classes, ends of objects, and functions that keep their results.
+"""Python's enums, imports, copies, errors, classes, ends of objects, and functions that keep their results.
 
 Each row stands for a mistake that was made once; `tests.integration.test_fuzz` runs them one by one.
 """
@@ -33,8 +33,13 @@ _INSTALLS = "if 'FUZZ#' in os.environ: sys.modules['later#'] = types.ModuleType(
 IMPORTS = (
     Part(
         name="language / module that the call imports", slots={"top": _INSTALLS, "body": _IMPORTS}, environment={"FUZZ#": "1"},
-        changes=(Change(name="gone", environment={"FUZZ#": None}, refused=True),), said="later0",
+        changes=(Change(name="gone", environment={"FUZZ#": None}),), said="later0",
     ),
+    Part(
+        name="language / module that the call lacks", slots={"top": _INSTALLS, "body": _IMPORTS},
+        changes=(Change(name="there", environment={"FUZZ#": "1"}),), said="later0",
+    ),
+    asking("member that the call lacks", "", "math.less# = 3", said="less0", body="try:\n    from math import less#\n    y = y * 2\nexcept ImportError:\n    y = y * 3"),
 )  # fmt: skip
 
 _KEEPS = "N# = 3\nL# = []\n@functools.lru_cache\ndef f#(n): return n * N#\n@functools.lru_cache\ndef g#(n): return (n, f#(n))\n@functools.lru_cache\ndef h#(n): return [n]\n@functools.lru_cache\ndef k#(n):\n    L#.append(n)\n    return n"
@@ -61,4 +66,47 @@ BASES = (
     asking("data of a base / property", "2 if self.o#.asked() else 3", refused=r"super\(\)", top=_BASES, init="self.o# = B#()"),
 )  # fmt: skip
 
-LANGUAGE = (*ENUMS, *ENDS, *IMPORTS, *KEEPING, *CLASSES, *BASES)
+_HELD = {
+    "list": ("[2, 3]", "m.o#.append(1)", "append(4)"),
+    "dict": ("dict(a=2)", "m.o#.update(b=1)", "update(z=4)"),
+    "set": ("{2}", "m.o#.add(1)", "add(4)"),
+    "deque": ("collections.deque([2], maxlen=3)", "m.o#.append(1)", "append(4)"),
+    "deque's limit": (
+        "collections.deque([2], maxlen=2)",
+        "m.o# = collections.deque([2], maxlen=1)",
+        "append(4)",
+    ),
+    "ordered dict": ("collections.OrderedDict(a=2)", "m.o#.update(b=1)", "update(z=4)"),
+    "default dict": ("collections.defaultdict(int, a=2)", "m.o#.update(b=1)", "update(z=4)"),
+}
+COPIES = tuple(
+    asking(f"copied / {kind} / {copied}", "", change, init=f"self.o# = {text}", body=f"o = copy.{copied}(self.o#)\no.{write}\ny = y * (len(o) + len(self.o#) * (type(o) is type(self.o#)))")
+    for kind, (text, change, write) in _HELD.items() for copied in ("copy", "deepcopy")
+)  # fmt: skip
+
+_SIZED = "torch._check(x.shape[0] < self.n#, lambda: f'{x.shape} {self.n#}')"
+_FAILS = "try:\n    y = y + torch.ones(self.n#, dtype=y.dtype).view(2, 2).sum()\nexcept RuntimeError%s:\n    y = y * %s"
+_CASTS = "@torch.autocast('cpu', dtype=torch.bfloat16)\ndef f#(): return (torch.ones(2, 2) @ torch.ones(2, 2)).dtype.itemsize"
+_TYPED = "class T#(typing.TypedDict):\n    a: int"
+_LIMITED = "self.o# = collections.deque([1, 2], maxlen=3)"
+_PARAMETRIZED = "import torch.nn.utils.parametrize as P\nclass W#(nn.Module):\n    def forward(self, w): return w + w.t()\ndef made#():\n    made = nn.Linear(4, 4, dtype=torch.float64)\n    nn.init.normal_(made.weight)\n    return P.register_parametrization(made, 'weight', W#())"
+USUAL = (
+    asking("error of an operator", "", "m.n# = 4", init="self.n# = 3", body=_FAILS % ("", "3")),
+    asking("text of an operator's error", "", refused="operator's error", init="self.n# = 3", body=_FAILS % (" as e", "len(str(e))")),
+    asking("number that is checked", f"3 if {_SIZED} is None else 2", "m.n# = 900", init="self.n# = 1000"),
+    asking("tensor that is asserted", "", init="self.n# = 3", body="assert not torch.isnan(y).any() and (y < 9e9).all(), f'{y} {self.n#}'"),
+    asking("assertion on data that is caught", "", refused="Data-dependent", body="try:\n    assert (y > 9e9).all(), 'small'\nexcept AssertionError:\n    y = y * 3"),
+    asking("assertion that is caught", "", "m.n# = 4", init="self.n# = 3", body="try:\n    assert self.n# > 3, 'small'\nexcept AssertionError:\n    y = y * 3"),
+    asking("casts around a function", "f#()", "main.f#.__closure__[0].cell_contents._enabled = False", said="_enabled", top=_CASTS),
+    asking("parametrized weights within a call", "", "m.q# = m.p#", top=_PARAMETRIZED, init="self.p#, self.q# = made#(), made#()", body="with P.cached():\n    y = self.q#(self.p#(self.p#(y)))"),
+    asking("kept context", "", init="self.o# = torch.no_grad()", body="with self.o#:\n    y = y * 2"),
+    asking("largest by a key", "max(self.o#, key=lambda one: one.a).a", "m.o#[0].a = 9", init="self.o# = [K.Held(2), K.Held(5)]"),
+    asking("product of what is generated", "math.prod(n + 1 for n in self.o#)", "m.o#.append(3)", init="self.o# = [2]"),
+    asking("typed dict", "T#(a=self.n#)['a']", "m.n# = 4", init="self.n# = 3", top=_TYPED),
+    asking("deque with a limit that the call fills", "", "m.o#.clear()", init=_LIMITED, body="self.o#.append(4)\ny = y * (len(self.o#) + self.o#[0])"),
+    asking("switch of attention", "2 if torch.backends.cuda.flash_sdp_enabled() else 3", "torch.backends.cuda.enable_flash_sdp(False)"),
+    asking("switch of attention within its scope", "", "torch.backends.cuda.enable_math_sdp(False)", body="with nn.attention.sdpa_kernel(nn.attention.SDPBackend.FLASH_ATTENTION):\n    y = y * (2 if torch.backends.cuda.math_sdp_enabled() else 3)\ny = y * (2 if torch.backends.cuda.math_sdp_enabled() else 3)"),
+    asking("number of threads", "torch.get_num_threads()", "torch.set_num_threads(torch.get_num_threads() + 1)", said="threads"),
+)  # fmt: skip
+
+LANGUAGE = (*COPIES, *USUAL, *ENUMS, *ENDS, *IMPORTS, *KEEPING, *CLASSES, *BASES)
