@@ -447,6 +447,26 @@ def test_row_that_is_not_there_is_an_error_as_in_eager(
                 forward(x, *rows)
 
 
+class Losses(torch.nn.Module):
+    def forward(self, x: torch.Tensor, label: torch.Tensor) -> Any:
+        functional = torch.nn.functional
+        return (
+            functional.binary_cross_entropy(x, torch.ones_like(x)),
+            functional.multi_margin_loss(x, label),
+            functional.multilabel_margin_loss(x, label[:, None].expand(2, 3)),
+        )
+
+
+def test_loss_of_what_is_out_of_range_is_an_error_as_in_eager(tmp_path: Path) -> None:
+    function = cache_compile(Losses().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
+    x, label = torch.rand(2, 3), torch.tensor([2, 0])
+    torch.testing.assert_close(function(x, label), function.module.forward(x, label))
+    for call in ((x + 1, label), (x, label + 1)):
+        for forward in (function.module.forward, function):
+            with pytest.raises(RuntimeError):
+                forward(*call)
+
+
 class Quotients(torch.nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.div(x, y, rounding_mode="trunc") + torch.div(x, 2, rounding_mode="trunc")

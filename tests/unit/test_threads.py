@@ -16,7 +16,7 @@ from tests.support.small_models import Plain
 from tests.support.tracing import ROWS, cached
 from warmrank.worker.configs.options import Part
 from warmrank.worker.configs.sections import AclGraph
-from warmrank.worker.keys.code import forget_types, type_name
+from warmrank.worker.keys.code import forget_types, patches, type_name
 from warmrank.worker.runtime import ambient
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -35,6 +35,20 @@ def test_module_that_another_thread_imports_is_not_asked(
     monkeypatch.setitem(sys.modules, name, partial)
     assert torch.equal(function(ROWS), expected)
     assert torch.equal(cached(model.affine, cache)(ROWS), expected)
+
+
+def test_module_that_another_thread_puts_more_into() -> None:
+    module = ModuleType("growing")
+
+    class Grows:
+        @property  # type: ignore[misc]
+        def __class__(self) -> Any:
+            setattr(module, f"submodule_{len(vars(module))}", 1)
+            return int
+
+    vars(module).update(first=Grows(), second=Grows())
+    assert patches(module) == []
+    assert len(vars(module)) > len(vars(ModuleType("growing"))) + 2
 
 
 def test_kernels_in_python_that_another_thread_registers(monkeypatch: pytest.MonkeyPatch) -> None:

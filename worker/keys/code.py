@@ -227,7 +227,7 @@ def digested_functions(cls: type) -> Iterator[types.FunctionType]:
     pinned = is_pinned_module(getattr(cls, "__module__", ""))
     if cls.__flags__ & _IMMUTABLE_TYPE:
         return
-    for _, value in patches(cls) if pinned else vars(cls).items():
+    for _, value in patches(cls) if pinned else tuple(vars(cls).items()):
         functions = (layer for layer in layers(value) if isinstance(layer, types.FunctionType))
         yield from filter(is_users_function if pinned else _has_no_file, functions)
 
@@ -238,7 +238,7 @@ def patches(holder: Any) -> list[tuple[str, Any]]:
         return []
     prefix = f"{holder.__qualname__}." if isinstance(holder, type) else ""
     found = []
-    for name, value in vars(holder).items():
+    for name, value in tuple(vars(holder).items()):  # to which another thread may import more
         kind = value.__class__
         if kind is types.BuiltinFunctionType or kind in _IN_C:  # most are
             own = value.__name__ == name

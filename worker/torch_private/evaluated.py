@@ -194,7 +194,7 @@ class PathHooks:
         """A source for a function of a class; None where no class has it."""
         for cls, source in self._classes.items():
             for position, base in enumerate(cls.__mro__):
-                for name, value in () if is_pinned_module(base.__module__) else vars(base).items():
+                for name, value in () if is_pinned_module(base.__module__) else tuple(vars(base).items()):
                     is_held = type(value).__module__ in ("builtins", "functools") and value is not function
                     members = _HELD_IN if is_held and not isinstance(value, FunctionType) else ()
                     member = next((one for one in members if getattr(value, one, None) is function), "")

@@ -407,7 +407,7 @@ def _is_look_up(tx: Any) -> bool:
 
 def _methods_of(kind: type) -> Iterator[CodeType]:
     """The user's special methods of a type, but those that ``dataclass`` made."""
-    for name, value in (item for base in kind.__mro__ for item in vars(base).items()):
+    for name, value in (item for base in kind.__mro__ for item in tuple(vars(base).items())):
         is_special = name.startswith("__") and name.endswith("__") and name not in _NOT_ASKED
         code = value.__code__ if is_special and is_users_function(value) else None
         if code is not None and not code.co_qualname.startswith("__create_fn__"):

@@ -460,7 +460,7 @@ def _original(function: Any, caller: FrameType) -> Any:
         if value is patched and (method := vars(torch._C.TensorBase).get(name)) is not None:
             return method if patched is function else method.__get__
     for module in _HOMES_IN_C:
-        for name, value in vars(module).items():
+        for name, value in tuple(vars(module).items()):
             if value is function:
                 raise _refusal(f"{module.__name__}.{name}")
     return function

@@ -15,7 +15,7 @@ import torch
 
 def with_index_checks(table: Mapping[Any, Any]) -> dict[Any, Any]:
     """Inductor's decompositions, with these in place of its own."""
-    return {op: rule for op, rule in {**table, **_ALONG}.items() if op not in _WITHOUT_INDEX_CHECKS}
+    return {op: rule for op, rule in {**table, **_ALONG}.items() if op not in _WITHOUT_CHECKS}
 
 
 def _index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
@@ -50,7 +50,13 @@ def _expanded(index: torch.Tensor, dim: int, size: Sequence[int]) -> torch.Tenso
     return index.to(torch.int64).reshape(rows).expand(size)
 
 
-_WITHOUT_INDEX_CHECKS = (torch.ops.aten.max_unpool2d.default, torch.ops.aten.max_unpool3d.default)
+_WITHOUT_CHECKS = (
+    torch.ops.aten.max_unpool2d.default,
+    torch.ops.aten.max_unpool3d.default,
+    torch.ops.aten.binary_cross_entropy.default,  # of numbers that are no probabilities
+    torch.ops.aten.multi_margin_loss.default,
+    torch.ops.aten.multilabel_margin_loss_forward.default,
+)
 _ALONG: dict[Any, Callable[..., torch.Tensor]] = {
     torch.ops.aten.index_select.default: _index_select,
     torch.ops.aten.index_copy.default: _index_copy,
