@@ -55,6 +55,14 @@ _CHECKS: Final = {
     torch._check: RuntimeError, torch._check_index: IndexError, torch._check_value: ValueError,
     torch._check_type: TypeError, torch._check_not_implemented: NotImplementedError,
 }  # fmt: skip
+_FAILS_ON_DATA: Final = frozenset(
+    {
+        "cholesky", "cholesky_inverse", "cond", "eig", "eigh", "eigvals", "eigvalsh", "inv", "inverse",
+        "ldl_factor", "lstsq", "lu_factor", "matrix_power", "matrix_rank", "pinv", "pinverse", "solve", "svd",
+        "svdvals", "tensorinv", "tensorsolve",
+    }
+)  # fmt: skip
+"""Operators that refuse matrices for what is in them, by their names without ``linalg_``."""
 _OF_IMPORTS: Final = ImportError, ModuleNotFoundError
 _NOT_WRITTEN: Final = (str(Path(torch.__file__).parent), repeatable.__file__)
 """Where no line of the user's stands."""
@@ -166,6 +174,13 @@ class Raising:
     def _compute(self, original: Any, node: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         """Raise the error of an operator where it may be caught: of the kind that its own kernel raises."""
         given = node.args, node.kwargs
+        name = str(getattr(node.target, "__name__", node.target)).removeprefix("linalg_")
+        if name in _FAILS_ON_DATA and _is_caught(tx):
+            msg = (
+                f"the function catches what {name} raises, which hangs on data, so no condition can tell; "
+                "ask the operator for it (cholesky_ex, inv_ex), or call it outside of the cached function"
+            )
+            raise NotPortable(msg, what=name)
         try:
             return original(node, tx, *args, **kwargs)
         except Exception as failed:  # the tracer's kernels raise what they like

@@ -93,6 +93,7 @@ _PARAMETRIZED = "import torch.nn.utils.parametrize as P\nclass W#(nn.Module):\n 
 USUAL = (
     asking("error of an operator", "", "m.n# = 4", init="self.n# = 3", body=_FAILS % ("", "3")),
     asking("text of an operator's error", "", refused="operator's error", init="self.n# = 3", body=_FAILS % (" as e", "len(str(e))")),
+    asking("error of an operator that asks the data", "", refused="hangs on data", body="try:\n    y = y + torch.linalg.cholesky(y[:, :1] * y[:, :1].t()).sum()\nexcept RuntimeError:\n    y = y * 3"),
     asking("number that is checked", f"3 if {_SIZED} is None else 2", "m.n# = 900", init="self.n# = 1000"),
     asking("tensor that is asserted", "", init="self.n# = 3", body="assert not torch.isnan(y).any() and (y < 9e9).all(), f'{y} {self.n#}'"),
     asking("assertion on data that is caught", "", refused="Data-dependent", body="try:\n    assert (y > 9e9).all(), 'small'\nexcept AssertionError:\n    y = y * 3"),
