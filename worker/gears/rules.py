@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from warmrank.worker.errors import GearError
 from warmrank.worker.gears.model import Axis, Combination, GearedInput, GearFacts, carried, evaluate
 from warmrank.worker.runtime.ambient import any_gears
 from warmrank.worker.runtime.artifact import PortableGuards
+from warmrank.worker.runtime.runner import call_lock
 from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.values import Value, replace
 
@@ -207,7 +207,7 @@ class GearedRunner:
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._tried: set[Combination] = set()
         self._asked = tuple(position for symbol, position in gears.bound if gears.mentions(symbol))
-        self._lock = threading.RLock()  # the padded buffers are shared by all calls
+        self._lock = call_lock()  # the padded buffers are shared by all calls
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Outputs for ``inputs``, of the caller's sizes.
