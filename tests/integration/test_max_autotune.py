@@ -481,6 +481,19 @@ def test_quotient_of_integers_by_zero_is_an_error_as_in_eager(tmp_path: Path) ->
             forward(x, y - 2)
 
 
+class Masked(torch.nn.Module):
+    def forward(self, x: torch.Tensor, kept: torch.Tensor, length: int) -> torch.Tensor:
+        mask = torch.full((x.shape[-2], length), 0.5)
+        return x @ kept.transpose(-1, -2) + mask[:, : kept.shape[-2]]
+
+
+def test_length_of_a_cache_may_follow_from_a_number(tmp_path: Path) -> None:
+    function = cache_compile(Masked().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
+    for length in (8, 6):
+        given = torch.ones(2, 3, 4), torch.ones(2, length, 4), length
+        torch.testing.assert_close(function(*given), function.module.forward(*given))
+
+
 def test_operator_that_returns_nothing_is_refused_by_name(tmp_path: Path) -> None:
     function = cache_compile(Operators().noting, config=in_mode("max-autotune"), cache_dir=tmp_path)
     with pytest.raises(NotPortable, match=r"warmrank_tests\.noted\.default returns nothing(?s:.*)noted\(x\)"):

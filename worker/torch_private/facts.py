@@ -39,7 +39,7 @@ _COMPILE = (
     "raised", "symbols", "tracer_changes", "tracing", "views", "warm",
 )  # fmt: skip
 GROUPS: Final = {
-    "compile": _COMPILE, "trial": (), "inductor": ("inductor",), "torchair": ("torchair",),
+    "compile": _COMPILE, "trial": (), "inductor": ("inductor", "library_inputs"), "torchair": ("torchair",),
     "offline": ("fake_ranks",),
 }  # fmt: skip
 """Use -> modules of this room. A ``trial`` is a trace, which takes longer than all the others."""

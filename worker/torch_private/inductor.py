@@ -3,8 +3,7 @@
 Relied on (``tests/unit/test_graph_engine.py``, ``tests/integration/test_max_autotune.py``):
 
 * ``compile_fx_aot`` within a tracing context puts conditions on symbolic sizes into that context's
-  ``ShapeEnv``. It takes no symbolic integer as an input: a tensor with a symbolic size and stride 0 carries
-  a number into the library, where ``sym_size`` reads it;
+  ``ShapeEnv``, and takes inputs as `library_inputs` says;
 * with ``aot_inductor.package`` it returns the paths of what it made, one of them the ``.so``. Operators
   that have no C interface are called by name; ``<stem>.json`` beside the library lists them;
 * ``cpp.threads`` is the number of OpenMP threads in the code, and decides which loops are worth splitting;
@@ -25,12 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from warmrank.worker.errors import NotPortable, NotYet
 from warmrank.worker.torch_private.as_shipped import as_shipped
 from warmrank.worker.torch_private.libraries import LIBRARY, NODES
-from warmrank.worker.torch_private.operators import constant_of, memory_of, mutated_arguments, nodes_at
+from warmrank.worker.torch_private.library_inputs import PlainSizesFirst, bind_inputs
+from warmrank.worker.torch_private.operators import memory_of, mutated_arguments, nodes_at
 from warmrank.worker.torch_private.patching import intercepted, steps_in
 from warmrank.worker.torch_private.rows import with_index_checks
 from warmrank.worker.values import Value
@@ -72,7 +71,7 @@ def compile_library(
             cannot be kept.
         NotYet: this torch's Inductor lacks a setting that it needs.
     """
-    tensors, numbers, constants = _bind_inputs(graph)
+    tensors, numbers, constants = bind_inputs(graph)
     inputs = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
     with warnings.catch_warnings():
         # Inductor's own, some at its import; of no use to who calls a cached function.
@@ -99,7 +98,7 @@ def _made(graph: GraphModule, inputs: Sequence[Any], cache: Path, settings: dict
     from torch._inductor.compile_fx import compile_fx_aot
     from torch._inductor.exc import InductorError
 
-    hooks = intercepted(AsEager(graph.graph))
+    hooks = intercepted(AsEager(graph.graph), PlainSizesFirst())
     with _cache_at(cache), as_shipped(config, lambda *_: False, **settings), torch.no_grad(), hooks:
         try:
             return compile_fx_aot(graph, list(inputs))
@@ -169,118 +168,6 @@ def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, An
         )
         raise NotYet(feature, instead="use mode reduce-overhead, or a torch release that has it")
     return {name: value for name, value in patches.items() if name in known}
-
-
-def _bind_inputs(library: GraphModule) -> tuple[tuple[int, ...], tuple[int, ...], tuple[str, ...]]:
-    """Make all inputs of a graph tensors; return tensors, numbers and constants of a `Library`."""
-    placeholders = [node for node in library.graph.nodes if node.op == "placeholder"]
-    tensors = tuple(index for index, node in enumerate(placeholders) if _is_tensor(node))
-    for index in tensors:  # in memory of their own: a library is for inputs that lie apart
-        value = placeholders[index].meta["val"]
-        with value.fake_mode:
-            placeholders[index].meta["val"] = torch.empty_strided(
-                value.shape, value.stride(), dtype=value.dtype, device=value.device
-            )
-    numbers = _bind_numbers(library, placeholders)
-    constants = _lift_constants(library)
-    library.graph.lint()
-    library.recompile()
-    return tensors, numbers, constants
-
-
-def _is_tensor(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def _bind_numbers(library: GraphModule, placeholders: list[Node]) -> tuple[int, ...]:
-    """Read numbers from sizes of tensors; return the positions of those that need a tensor of their own."""
-    graph = library.graph
-    sizes = {
-        size.node.expr: (node, dim)
-        for node in reversed(placeholders)
-        if _is_tensor(node)
-        for dim, size in enumerate(node.meta["val"].shape)
-        if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol
-    }
-    first = next(node for node in graph.nodes if node.op != "placeholder")
-    carried: list[int] = []
-    literals: dict[Node, Any] = {}
-
-    def literal(given: Node) -> Any:
-        return literals.get(given, given)
-
-    for index, node in enumerate(placeholders):
-        if _is_tensor(node):
-            continue
-        value = node.meta.get("val")
-        known = value.node.maybe_as_int() if isinstance(value, torch.SymInt) else value
-        if known is None and isinstance(value, torch.SymInt) and node.users and not value >= 0:
-            known = int(value)  # no size can carry it: a condition of the artifact says that it is this one
-        if not node.users:
-            pass
-        elif known is None and isinstance(value, torch.SymInt):
-            if value.node.expr not in sizes:
-                carried.append(index)
-                sizes[value.node.expr] = (_carrier(library, node), 0)
-            with graph.inserting_before(first):
-                read = graph.call_function(torch.ops.aten.sym_size.int, sizes[value.node.expr])
-            read.meta["val"] = value
-            node.replace_all_uses_with(read)
-        elif type(known) in (bool, int, float):
-            literals[node] = known
-            for user in tuple(node.users):
-                user.args = torch.fx.node.map_arg(user.args, literal)
-                user.kwargs = torch.fx.node.map_arg(user.kwargs, literal)
-        else:
-            msg = f"the graph has an input {value!r} ({type(value).__qualname__}), which no library can take"
-            raise NotPortable(msg, what=repr(value))
-        graph.erase_node(node)
-    return tuple(carried)
-
-
-def _carrier(library: GraphModule, node: Node) -> Node:
-    """A new input whose size is the number that ``node`` stands for.
-
-    As a size it counts as 2 or more, which is a condition of the artifact from then on; Dynamo gives other
-    numbers an artifact of their own.
-    """
-    value = node.meta["val"]
-    env = value.node.shape_env
-    with env.ignore_fresh_unbacked_symbols(), _fake_mode(library, env):
-        fake = torch.empty_strided((value,), (0,), dtype=torch.uint8)
-    return _new_input(library, f"{node.name}_carrier", fake)
-
-
-def _lift_constants(library: GraphModule) -> tuple[str, ...]:
-    """Make constants inputs; return their names."""
-    lifted: dict[str, Node] = {}
-    for node in [node for node in library.graph.nodes if node.op == "get_attr"]:
-        target = str(node.target)
-        if target not in lifted:
-            value = constant_of(library, target)
-            fake = _fake_mode(library).from_tensor(value, static_shapes=True)
-            lifted[target] = _new_input(library, f"constant_{len(lifted)}", fake)
-        node.replace_all_uses_with(lifted[target])
-        library.graph.erase_node(node)
-    return tuple(lifted)
-
-
-def _new_input(library: GraphModule, name: str, fake: torch.Tensor) -> Node:
-    """A placeholder after all others."""
-    graph = library.graph
-    first, *_ = graph.nodes
-    last = [node for node in graph.nodes if node.op == "placeholder"][-1:]
-    with graph.inserting_after(last[0]) if last else graph.inserting_before(first):
-        node = graph.placeholder(name)
-    node.meta["val"] = fake
-    return node
-
-
-def _fake_mode(library: GraphModule, env: Any = None) -> Any:
-    """The mode of a graph's fake tensors; a new one where it has none."""
-    values = (node.meta.get("val") for node in library.graph.nodes)
-    found = (value.fake_mode for value in values if hasattr(value, "fake_mode"))
-    return next(found, None) or FakeTensorMode(shape_env=env)
 
 
 class AsEager:
