@@ -26,7 +26,6 @@ from warmrank.worker.errors import GearError
 from warmrank.worker.gears.model import Axis, Combination, GearedInput, GearFacts, carried, evaluate
 from warmrank.worker.runtime.ambient import any_gears
 from warmrank.worker.runtime.artifact import PortableGuards
-from warmrank.worker.runtime.runner import call_lock
 from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.values import Value, replace
 
@@ -207,7 +206,6 @@ class GearedRunner:
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._tried: set[Combination] = set()
         self._asked = tuple(position for symbol, position in gears.bound if gears.mentions(symbol))
-        self._lock = call_lock()  # the padded buffers are shared by all calls
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Outputs for ``inputs``, of the caller's sizes.
@@ -217,7 +215,7 @@ class GearedRunner:
         sizes = self._gears.sizes_of(inputs)
         if sizes in self._allowed:
             return self._runner(*inputs)  # type: ignore[no-any-return] # a `GraphRunner`'s
-        with self._lock:
+        with self._runner.lock:  # the padded buffers are shared by all calls
             plan = self._plan_of(sizes, inputs)
             return self._cut(plan, self._runner(*self._filled(plan, inputs, copy=True)))
 
