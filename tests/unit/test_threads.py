@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import threading
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +20,7 @@ from warmrank.worker.configs.options import Part
 from warmrank.worker.configs.sections import AclGraph
 from warmrank.worker.keys.code import forget_types, patches, type_name
 from warmrank.worker.runtime import ambient
+from warmrank.worker.runtime.runner import call_lock
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -101,3 +104,22 @@ def test_section_of_options_that_another_thread_asks_for(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(importlib, "import_module", imported_elsewhere)
     assert part.kind is AclGraph
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_lock_of_a_call_that_another_thread_is_in_is_free_in_a_forked_process() -> None:
+    lock, is_held, may_end = call_lock(), threading.Event(), threading.Event()
+
+    def call() -> None:
+        with lock:
+            is_held.set()
+            may_end.wait()
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    is_held.wait()
+    if not (child := os.fork()):
+        os._exit(0 if lock.acquire(timeout=5) else 1)
+    may_end.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0

@@ -24,7 +24,7 @@ from warmrank.worker.capture.plan import shapes_of
 from warmrank.worker.capture.statistics import PoolStatistics
 from warmrank.worker.devices import KINDS, backend_for, duplicate, memory_of, picker
 from warmrank.worker.errors import NotCapturable
-from warmrank.worker.runtime.runner import ordinary_tensors
+from warmrank.worker.runtime.runner import call_lock, ordinary_tensors
 from warmrank.worker.torch_private.places import hand_out
 from warmrank.worker.torch_private.warm import imported
 
@@ -45,7 +45,7 @@ class CapturePool:
 
     def __init__(self, backend: DeviceBackend, handle: PoolHandle | None = None) -> None:
         self.pool = backend.pool(handle)
-        self.lock = threading.RLock()
+        self.lock = call_lock()
         self._handle = handle
         # Where each graph's outputs lie, for as long as the graph is kept.
         self._outputs: weakref.WeakKeyDictionary[Entry, list[range]] = weakref.WeakKeyDictionary()

@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -207,7 +206,6 @@ class GearedRunner:
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._tried: set[Combination] = set()
         self._asked = tuple(position for symbol, position in gears.bound if gears.mentions(symbol))
-        self._lock = threading.RLock()  # the padded buffers are shared by all calls
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Outputs for ``inputs``, of the caller's sizes.
@@ -217,7 +215,7 @@ class GearedRunner:
         sizes = self._gears.sizes_of(inputs)
         if sizes in self._allowed:
             return self._runner(*inputs)  # type: ignore[no-any-return] # a `GraphRunner`'s
-        with self._lock:
+        with self._runner.lock:  # the padded buffers are shared by all calls
             plan = self._plan_of(sizes, inputs)
             return self._cut(plan, self._runner(*self._filled(plan, inputs, copy=True)))
 

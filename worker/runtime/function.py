@@ -12,7 +12,6 @@ import copy
 import itertools
 import logging
 import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
@@ -37,6 +36,7 @@ from warmrank.worker.runtime.find import (
     look_up,
     model_directory,
 )
+from warmrank.worker.runtime.runner import call_lock
 from warmrank.worker.runtime.sources import missing_operators
 from warmrank.worker.runtime.variant import Variant
 from warmrank.worker.settings import kind_of, settings
@@ -85,7 +85,7 @@ class CachedFunction:
         self.name = method.__func__.__qualname__.replace(".<locals>", "")
         self.abandoned = False
         self._variants: list[Variant] = []
-        self._lock = threading.RLock()
+        self._lock = call_lock()
         self._kind = "cpu"  # of the module's device; read again at each look-up
         self._recorded: dict[str, tuple[Outcome, str, StoredArtifact, dict[str, float]]] = {}
         self.traces: TraceLimit | None = None

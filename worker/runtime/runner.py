@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -43,11 +45,28 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("torchair")
 _address = torch.Tensor.data_ptr
+_call_locks: weakref.WeakSet[Any] = weakref.WeakSet()
 
 # Shapes that ran once are remembered up to this many times the limit of captures: a function that goes round
 # through more captures none of them, and would have replayed at most one call in as many.
 _SHAPES_PER_CAPTURE = 16
 _WORDS = {MUTATED: "mutated input", USER: "user input"}
+
+
+def call_lock() -> threading.RLock:
+    """A new lock to hold in calls; a forked process finds it free, though another thread held it."""
+    lock = threading.RLock()
+    _call_locks.add(lock)
+    return lock
+
+
+def _free_call_locks() -> None:
+    for lock in _call_locks:
+        if not lock._is_owned():  # noqa: SLF001 - by the thread that forks, within a call
+            lock._at_fork_reinit()  # noqa: SLF001 - as logging does
+
+
+os.register_at_fork(after_in_child=_free_call_locks)
 
 
 class InputLayout:
@@ -261,7 +280,7 @@ class GraphRunner:
         self.due: tuple[int, ...] | None = None
         self._autocast_kinds = tuple(dict.fromkeys(("cpu", backend.kind)))
         self.given_pool: CapturePool | None = None
-        self.lock = threading.RLock()
+        self.lock = call_lock()
         if options.pool is not None:
             from warmrank.worker.capture.captures import pool_of
 
