@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -39,6 +40,7 @@ def as_shipped(
         name: value
         for name, value in _shipped(config).items()
         if name in current and name not in settings and current[name] != value and not kept(name, value)
+        if not (isinstance(value, str) and Path(value).is_absolute())  # it has the working directory in it
     }
     if changed:
         _warn(config.__name__, tuple(f"{name}={current[name]!r}" for name in sorted(changed)))
