@@ -32,7 +32,7 @@ def as_shipped(
 
     Args:
         config: the module, such as ``torch._dynamo.config``.
-        kept: whether a setting, by its name and the value that torch ships, stays as the program wants it.
+        kept: tells by its name, and the value that torch ships, if a setting stays as the program wants it.
         settings: wanted values, by name; dots in names count.
     """
     current = config.get_config_copy()

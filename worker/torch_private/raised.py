@@ -65,7 +65,7 @@ _FAILS_ON_DATA: Final = frozenset(
 """Operators that refuse matrices for what is in them, by their names without ``linalg_``."""
 _OF_IMPORTS: Final = ImportError, ModuleNotFoundError
 _NOT_WRITTEN: Final = (str(Path(torch.__file__).parent), repeatable.__file__)
-"""Where no line of the user's stands."""
+"""Files without a line of the user's."""
 
 _RAISED = re.compile(r"raised exception \w+\((.*)\)", re.DOTALL)
 _OF_TRACER = re.compile("data pointer|convert all Tensors to FakeTensors")
@@ -158,7 +158,7 @@ class Raising:
             _call(tx, repeatable.get_raised, *raised)
 
     def _import_error(self, tx: Any) -> tuple[Any, ...]:
-        """What the present import raises, which a later process must raise, too; empty for others' errors."""
+        """Class and text of what the present import raises, again at a load; empty for others' errors."""
         here = tx.indexof[tx.current_instruction]
         while tx.instructions[here].opname != "IMPORT_NAME":
             here -= 1
@@ -234,7 +234,7 @@ def _call(tx: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _error_of(node: Any, given_args: Any, given_kwargs: Any) -> Exception | None:
-    """What an operator raises for tensors of zeros like those of the trace; None for nothing."""
+    """The error of an operator for tensors of zeros like those of the trace; None for none."""
 
     def made(given: Any) -> Any:
         fake = given.meta["example_value"]

@@ -328,7 +328,7 @@ def _switches_kept() -> Iterator[dict[str, Any]]:
 
 
 class _Descriptions:
-    """What this thread's fake tensors were made of; Dynamo drops it for its own backends only."""
+    """Descriptions of tensors of this thread's traces; Dynamo drops them for its own backends only."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
