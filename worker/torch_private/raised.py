@@ -136,6 +136,10 @@ class Raising:
         of_sizes = isinstance(condition, SymNodeVariable) and not free_unbacked_symbols(condition.sym_num)
         if not (of_sizes or condition.is_python_constant()):
             return original(variable, tx, args, kwargs)
+        given = type(condition.sym_num) if of_sizes else condition.python_type()
+        if given not in (bool, torch.SymBool):
+            plain = condition.python_type()
+            return _call(tx, repeatable.get_raised, TypeError, f"cond must be a bool, but got {plain}")
         return _call(tx, repeatable.get_checked, error, *args, **kwargs)
 
     @steps_in("torch._dynamo.symbolic_convert", "unimplemented")
