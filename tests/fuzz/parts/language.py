@@ -93,6 +93,8 @@ _LIMITED = "self.o# = collections.deque([1, 2], maxlen=3)"
 _PARAMETRIZED = "import torch.nn.utils.parametrize as P\nclass W#(nn.Module):\n    def forward(self, w): return w + w.t()\ndef made#():\n    made = nn.Linear(4, 4, dtype=torch.float64)\n    nn.init.normal_(made.weight)\n    return P.register_parametrization(made, 'weight', W#())"
 USUAL = (
     asking("error of an operator", "", "m.n# = 4", init="self.n# = 3", body=_FAILS % ("", "3")),
+    asking("error of a mask that does not fit", "", "m.n# = 2", init="self.n# = 3", body="try:\n    y = y + y.new_ones(2)[torch.ones(self.n#) > 0].sum()\nexcept IndexError:\n    y = y * 3"),
+    asking("error of a number of many", "", refused="elements", body="try:\n    y = y * float(torch.ones(3))\nexcept ValueError:\n    y = y * 3"),
     asking("text of an operator's error", "", refused="operator's error", init="self.n# = 3", body=_FAILS % (" as e", "len(str(e))")),
     asking("error of an operator that asks the data", "", refused="hangs on data", body="try:\n    y = y + torch.linalg.cholesky(y[:, :1] * y[:, :1].t()).sum()\nexcept RuntimeError:\n    y = y * 3"),
     asking("number that is checked", f"3 if {_SIZED} is None else 2", "m.n# = 900", init="self.n# = 1000"),
