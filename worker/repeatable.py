@@ -6,7 +6,7 @@ A load looks their sources up, so nothing of Dynamo is imported here.
 from __future__ import annotations
 
 import copyreg
-import importlib
+import importlib.util
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from functools import partial
@@ -35,6 +35,19 @@ def import_error(statement: str, package: str) -> str:
     except ImportError as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def modules_sought(statement: str, package: str) -> tuple[str, ...]:
+    """Names of all modules that an import in a module of a package may look for."""
+    words = statement.replace(",", " ").split()
+    name, members = words[1], words[3:]
+    try:
+        name = importlib.util.resolve_name(name, package)
+    except ImportError:  # it is relative to no package
+        return ()
+    parents = name.split(".")
+    names = [".".join(parents[: n + 1]) for n in range(len(parents))]
+    return (*names, *(f"{name}.{member}" for member in members))
 
 
 def kept_result(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -131,12 +144,23 @@ def get_raised(error: Any, text: str) -> None:
 
 def get_checked(error: Any, condition: Any, message: Any = None) -> None:
     """``torch._check``, or one of its kin, which raises an error of another class."""
-    if not condition:
-        raise error("Expected cond to be True, but got False." if message is None else message())
+    if condition:
+        return
+    if message is None:
+        raise error(
+            "Expected cond to be True, but got False. (Could this error message be improved? "
+            "If so, please report an enhancement request to PyTorch.)"
+        )
+    if not callable(message):
+        raise TypeError("message must be a callable")
+    raise error(str(message()))
 
 
 def get_extreme(choose: Any, /, *items: Any, key: Any, **default: Any) -> Any:
     """``min`` or ``max`` by a key."""
+    if len(items) != 1 and default:
+        name = choose.__name__
+        raise TypeError(f"Cannot specify a default for {name}() with multiple positional arguments")
     among = list(items[0] if len(items) == 1 else items)
     if key is None or not among:
         return choose(among, **default)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.groups import is_group, resolve, role_of
+from warmrank.worker.repeatable import modules_sought
 from warmrank.worker.runtime import constants
 from warmrank.worker.runtime.decoding import class_named, decode, equal
 from warmrank.worker.torch_private.warm import group_addresses, known_groups
@@ -35,7 +37,8 @@ _OF_ALL = frozenset({SIZE, "torch.distributed.distributed_c10d:is_initialized"})
 _GROUP = "group"
 _NONE = "none"
 _GROUPS = "torch.distributed"
-_INSTALLED = "importlib", "warmrank.worker.repeatable:import_error"
+_IMPORTS = "warmrank.worker.repeatable:import_error"
+_INSTALLED = "importlib", _IMPORTS
 _MODULE = "module"
 _LOGGER = "logger"
 # What functions raise where the process lacks what they ask for.
@@ -144,14 +147,22 @@ def mismatches(calls: Iterable[Call]) -> Iterator[str]:
 def watch(calls: Sequence[Call]) -> Callable[[], bool]:
     """A function that says whether results that hold now still do, in a microsecond or two.
 
-    What depends on groups is asked again only where groups came or went, what is installed only by a load.
+    What depends on groups is asked again only where groups came or went, an import that fails only where
+    modules that it looks for did, and what is installed only by a load.
     """
     here = [(*_bound(call), call[3]) for call in calls if not call[0].startswith((_GROUPS, *_INSTALLED))]
     of_groups = [call for call in calls if call[0].startswith(_GROUPS)]
     known = group_addresses() if of_groups else ()
+    of_imports = [call for call in calls if call[0] == _IMPORTS]
+    sought = sorted({name for call in of_imports for name in modules_sought(*_bound(call)[1])})
+    lacked = _lacked(sought)
 
     def holds() -> bool:
-        nonlocal known
+        nonlocal known, lacked
+        if sought and lacked != (lacking := _lacked(sought)):
+            if any(mismatches(of_imports)):
+                return False
+            lacked = lacking
         if of_groups and known != (present := group_addresses()):
             if any(mismatches(of_groups)):
                 return False
@@ -164,6 +175,10 @@ def watch(calls: Sequence[Call]) -> Callable[[], bool]:
             return False
 
     return holds
+
+
+def _lacked(names: Iterable[str]) -> list[bool]:
+    return [sys.modules.get(name) is None for name in names]
 
 
 def text(call: Call) -> str:

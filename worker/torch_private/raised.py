@@ -136,6 +136,10 @@ class Raising:
         of_sizes = isinstance(condition, SymNodeVariable) and not free_unbacked_symbols(condition.sym_num)
         if not (of_sizes or condition.is_python_constant()):
             return original(variable, tx, args, kwargs)
+        given = type(condition.sym_num) if of_sizes else condition.python_type()
+        if given not in (bool, torch.SymBool):
+            plain = condition.python_type()
+            return _call(tx, repeatable.get_raised, TypeError, f"cond must be a bool, but got {plain}")
         return _call(tx, repeatable.get_checked, error, *args, **kwargs)
 
     @steps_in("torch._dynamo.symbolic_convert", "unimplemented")
@@ -181,12 +185,16 @@ class Raising:
                 "ask the operator for it (cholesky_ex, inv_ex), or call it outside of the cached function"
             )
             raise NotPortable(msg, what=name)
+        pending = tx.output.shape_env.pending_fresh_unbacked_symbols
+        num_pending = len(pending)
         try:
             return original(node, tx, *args, **kwargs)
         except Exception as failed:  # the tracer's kernels raise what they like
-            raised = _error_of(node, *given) if _is_caught(tx) else None
+            # ``float`` and ``int`` of a tensor are ``item`` here, and raise another error.
+            raised = _error_of(node, *given) if name != "item" and _is_caught(tx) else None
             if raised is None:
                 raise
+            del pending[num_pending:]  # sizes of what was not made
             if isinstance(failed, ObservedException):
                 handle_observed_exception(tx)
         if node in tx.output.graph.nodes:

@@ -40,6 +40,7 @@ IMPORTS = (
         changes=(Change(name="there", environment={"FUZZ#": "1"}),), said="later0",
     ),
     asking("member that the call lacks", "", "math.less# = 3", said="less0", body="try:\n    from math import less#\n    y = y * 2\nexcept ImportError:\n    y = y * 3"),
+    asking("module that another one makes", "", "sys.modules['made#.one'] = sys.modules['made#'] = math", "sys.modules['made#.one'] = None", said="made0", body="try:\n    import made#.one\n    y = y * 2\nexcept ImportError:\n    y = y * 3"),
 )  # fmt: skip
 
 _KEEPS = "N# = 3\nL# = []\n@functools.lru_cache\ndef f#(n): return n * N#\n@functools.lru_cache\ndef g#(n): return (n, f#(n))\n@functools.lru_cache\ndef h#(n): return [n]\n@functools.lru_cache\ndef k#(n):\n    L#.append(n)\n    return n"
@@ -92,9 +93,13 @@ _LIMITED = "self.o# = collections.deque([1, 2], maxlen=3)"
 _PARAMETRIZED = "import torch.nn.utils.parametrize as P\nclass W#(nn.Module):\n    def forward(self, w): return w + w.t()\ndef made#():\n    made = nn.Linear(4, 4, dtype=torch.float64)\n    nn.init.normal_(made.weight)\n    return P.register_parametrization(made, 'weight', W#())"
 USUAL = (
     asking("error of an operator", "", "m.n# = 4", init="self.n# = 3", body=_FAILS % ("", "3")),
+    asking("error of a mask that does not fit", "", "m.n# = 2", init="self.n# = 3", body="try:\n    y = y + y.new_ones(2)[torch.ones(self.n#) > 0].sum()\nexcept IndexError:\n    y = y * 3"),
+    asking("error of a number of many", "", refused="elements", body="try:\n    y = y * float(torch.ones(3))\nexcept ValueError:\n    y = y * 3"),
     asking("text of an operator's error", "", refused="operator's error", init="self.n# = 3", body=_FAILS % (" as e", "len(str(e))")),
     asking("error of an operator that asks the data", "", refused="hangs on data", body="try:\n    y = y + torch.linalg.cholesky(y[:, :1] * y[:, :1].t()).sum()\nexcept RuntimeError:\n    y = y * 3"),
     asking("number that is checked", f"3 if {_SIZED} is None else 2", "m.n# = 900", init="self.n# = 1000"),
+    asking("check of what is no condition", "", body="try:\n    torch._check(x.shape[0], lambda: 'small')\nexcept TypeError:\n    y = y * 3"),
+    asking("text of a check that has none", "", init="self.n# = 3", body="try:\n    torch._check_index(self.n# > 3)\nexcept IndexError as e:\n    y = y * len(str(e))"),
     asking("tensor that is asserted", "", init="self.n# = 3", body="assert not torch.isnan(y).any() and (y < 9e9).all(), f'{y} {self.n#}'"),
     asking("assertion on data that is caught", "", refused="Data-dependent", body="try:\n    assert (y > 9e9).all(), 'small'\nexcept AssertionError:\n    y = y * 3"),
     asking("assertion that is caught", "", "m.n# = 4", init="self.n# = 3", body="try:\n    assert self.n# > 3, 'small'\nexcept AssertionError:\n    y = y * 3"),
@@ -102,6 +107,7 @@ USUAL = (
     asking("parametrized weights within a call", "", "m.q# = m.p#", top=_PARAMETRIZED, init="self.p#, self.q# = made#(), made#()", body="with P.cached():\n    y = self.q#(self.p#(self.p#(y)))"),
     asking("kept context", "", init="self.o# = torch.no_grad()", body="with self.o#:\n    y = y * 2"),
     asking("largest by a key", "max(self.o#, key=lambda one: one.a).a", "m.o#[0].a = 9", init="self.o# = [K.Held(2), K.Held(5)]"),
+    asking("default of several by a key", "", body="try:\n    y = y * max(2, 3, key=abs, default=4)\nexcept TypeError:\n    y = y * 5"),
     asking("product of what is generated", "math.prod(n + 1 for n in self.o#)", "m.o#.append(3)", init="self.o# = [2]"),
     asking("typed dict", "T#(a=self.n#)['a']", "m.n# = 4", init="self.n# = 3", top=_TYPED),
     asking("deque with a limit that the call fills", "", "m.o#.clear()", init=_LIMITED, body="self.o#.append(4)\ny = y * (len(self.o#) + self.o#[0])"),
