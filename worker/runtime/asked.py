@@ -152,21 +152,21 @@ def watch(calls: Sequence[Call]) -> Callable[[], bool]:
     """
     here = [(*_bound(call), call[3]) for call in calls if not call[0].startswith((_GROUPS, *_INSTALLED))]
     of_groups = [call for call in calls if call[0].startswith(_GROUPS)]
-    known = group_addresses() if of_groups else ()
     of_imports = [call for call in calls if call[0] == _IMPORTS]
     sought = sorted({name for call in of_imports for name in modules_sought(*_bound(call)[1])})
-    lacked = _lacked(sought)
+    looks: tuple[tuple[Callable[[], Any], list[Call]], ...] = (
+        (group_addresses, of_groups),
+        (lambda: [sys.modules.get(name) is None for name in sought], of_imports),
+    )
+    seldom = [(look, asked) for look, asked in looks if asked]
+    known = [look() for look, _ in seldom]
 
     def holds() -> bool:
-        nonlocal known, lacked
-        if sought and lacked != (lacking := _lacked(sought)):
-            if any(mismatches(of_imports)):
-                return False
-            lacked = lacking
-        if of_groups and known != (present := group_addresses()):
-            if any(mismatches(of_groups)):
-                return False
-            known = present
+        for position, (look, asked) in enumerate(seldom):
+            if known[position] != (present := look()):
+                if any(mismatches(asked)):
+                    return False
+                known[position] = present
         try:
             return all(
                 equal(_encoded_result(made(*args, **kwargs)), result) for made, args, kwargs, result in here
@@ -175,10 +175,6 @@ def watch(calls: Sequence[Call]) -> Callable[[], bool]:
             return False
 
     return holds
-
-
-def _lacked(names: Iterable[str]) -> list[bool]:
-    return [sys.modules.get(name) is None for name in names]
 
 
 def text(call: Call) -> str:

@@ -31,7 +31,7 @@ from warmrank.worker.torch_private.libraries import LIBRARY, NODES
 from warmrank.worker.torch_private.library_inputs import PlainSizesFirst, bind_inputs
 from warmrank.worker.torch_private.operators import memory_of, mutated_arguments, nodes_at
 from warmrank.worker.torch_private.patching import intercepted, steps_in
-from warmrank.worker.torch_private.rows import with_index_checks
+from warmrank.worker.torch_private.rows import with_checks
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -239,8 +239,8 @@ class AsEager:
 
     @steps_in("torch._inductor.compile_fx", "select_decomp_table")
     def _select(self, original: Any) -> dict[Any, Any]:
-        """Look up rows by operators that refuse negative indices, as eager does; Inductor's do not."""
-        return with_index_checks(original())
+        """Keep eager's checks of rows and of losses, which Inductor's decompositions leave out."""
+        return with_checks(original())
 
     @steps_in("torch._inductor.graph", "make_fallback")
     def _fall_back(self, original: Any, *given: Any, **options: Any) -> None:

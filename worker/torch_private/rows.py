@@ -1,8 +1,9 @@
-"""Decompositions for Inductor that refuse numbers of rows which are not there, as eager does.
+"""Decompositions for Inductor that refuse what eager refuses, such as numbers of rows which are not there.
 
-Inductor's own make ``index`` and ``index_put`` of these operators, which count negative numbers from the end;
-``gather`` and ``scatter`` do not. Relied on (``tests/integration/test_max_autotune.py``): an operator without
-a decomposition, or whose decomposition is ``NotImplemented``, runs eager's kernel.
+Inductor's own make ``index`` and ``index_put`` of rows, which count negative numbers from the end; ``gather``
+and ``scatter`` do not. Those of some losses leave the check of their inputs out. Relied on
+(``tests/integration/test_max_autotune.py``): an operator without a decomposition, or whose decomposition is
+``NotImplemented``, runs eager's kernel.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 
 
-def with_index_checks(table: Mapping[Any, Any]) -> dict[Any, Any]:
+def with_checks(table: Mapping[Any, Any]) -> dict[Any, Any]:
     """Inductor's decompositions, with these in place of its own."""
     return {op: rule for op, rule in {**table, **_ALONG}.items() if op not in _WITHOUT_CHECKS}
 
