@@ -94,6 +94,16 @@ def test_deterministic_level_of_torch_npu_is_a_condition(npu: Any) -> None:
     assert differences(traced, snapshot("npu")) == ()
 
 
+def test_capture_sends_nothing_to_other_ranks_which_need_not_capture_at_that_call(npu: Any) -> None:
+    collectives, graph, x = torch.ops._c10d_functional, npu.NPUGraph(), torch.ones(2, 3)
+    with npu.graph(graph):
+        summed = collectives.wait_tensor(collectives.all_reduce(x, "sum", "no such group"))
+        gathered = collectives.wait_tensor(collectives.all_gather_into_tensor(x, 2, "no such group"))
+    assert (summed.shape, gathered.shape) == ((2, 3), (4, 3))
+    with pytest.raises(RuntimeError, match="no such group"):
+        graph.replay()
+
+
 VARIABLES = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "RAY_ADDRESS")
 
 

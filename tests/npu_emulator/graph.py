@@ -188,7 +188,8 @@ class Recording(Watch):
             self.broken = True
             raise RuntimeError(NOT_PERMITTED)
         self._keep_what_is_written(func, args, kwargs)
-        flat, form = _pytree.tree_flatten(_call_of(func, args, kwargs)())
+        result = _unsent(func, args, kwargs) if _sends(name) else _call_of(func, args, kwargs)()
+        flat, form = _pytree.tree_flatten(result)
         if name in _EMPTY:  # an index out of it must not be out of range while this runs
             flat = [value.zero_() for value in flat]
         # Asked after the call: one that gives a tensor other memory (`set_`) has made none.
@@ -278,10 +279,22 @@ class Graph:
 
 
 def _call_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
-    name = schema_name(func)
-    if name.startswith(_COLLECTIVES) and name != _WAIT:
+    if _sends(schema_name(func)):
         return waited(func, args, kwargs)
     return lambda: _finished(func(*args, **kwargs))
+
+
+def _sends(name: str) -> bool:
+    return name.startswith(_COLLECTIVES) and name != _WAIT
+
+
+def _unsent(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a collective gives while it is captured: nothing is sent, as other ranks need not capture now."""
+    if func._schema.is_mutable:
+        return kwargs.get("out", args[0])
+    args, kwargs = _pytree.tree_map_only(torch.Tensor, lambda item: item.to("meta"), (args, kwargs))
+    result = func(*args, **kwargs)
+    return _pytree.tree_map_only(torch.Tensor, lambda item: torch.zeros_like(item, device="cpu"), result)
 
 
 def _finished(result: Any) -> Any:
