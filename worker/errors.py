@@ -107,7 +107,13 @@ class TorchUnsupported(WorkerError):
 
 
 class NotCapturable(WorkerError):
-    """A graph does something that a captured graph cannot repeat."""
+    """A graph does something that a captured graph cannot repeat.
+
+    Attributes:
+        outputs: of the graph, where it ran to its end all the same; else None.
+    """
+
+    outputs: tuple[Any, ...] | None = None
 
 
 class StateChanged(WorkerError):

@@ -1,7 +1,8 @@
-"""Two ranks, forks of this process: ``two_ranks STORE_FILE collectives|llama``; prints a line for each."""
+"""Two ranks, forks of this process: ``two_ranks STORE_FILE collectives|apart|llama``; a line for each."""
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from tests.support.devices import STAND_IN, make_backend, runner
 from tests.support.forks import crowd
 from warmrank.examples import llama
 from warmrank.examples.llama_model import build_model
@@ -52,6 +54,31 @@ def collectives(rank: int) -> str:
     return "equal"
 
 
+def apart(rank: int) -> str:
+    """Compare calls with what they must give, where the ranks capture at different calls, or one in vain."""
+    assert dist.group.WORLD is not None
+    name = dist.group.WORLD.group_name
+
+    def added(cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
+        return (cache.add_(ops.wait_tensor(ops.all_reduce(x.sum(0), "sum", name))) * 2,)
+
+    def found(cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
+        (doubled,) = added(cache, x)
+        return doubled, torch.nonzero(x)  # which nothing can record
+
+    numbers_of_rows = ((1, 1, 1, 2, 2, 3, 3, 1), (1, 2, 3, 4, 4, 2, 2, 2))
+    with torch.no_grad():
+        for kind, graph in itertools.product(("cpu", STAND_IN), (added, found)):
+            run = runner(graph, "mutated", "user", backend=make_backend(kind))
+            cache = torch.zeros(3)
+            for step, numbers in enumerate(zip(*numbers_of_rows, strict=True)):
+                cache = torch.zeros(3) if rank else cache.zero_()
+                doubled, *_ = run(cache, torch.full((numbers[rank], 3), 1.0 + step))
+                assert torch.equal(cache, torch.full((3,), sum(numbers) * (1.0 + step))), (kind, step, cache)
+                assert torch.equal(doubled, cache * 2)
+    return "equal"
+
+
 def split_llama(rank: int) -> str:
     """Compare the example's eager Llama, split over the ranks, with the whole one."""
     sizes = LlamaSizes(layers=2, dim=32, heads=4, kv_heads=2, hidden=48, max_seq=32)
@@ -62,7 +89,7 @@ def split_llama(rank: int) -> str:
     return f"heads={model.layers[0].attention.heads}"
 
 
-WHAT: dict[str, Callable[[int], str]] = {"collectives": collectives, "llama": split_llama}
+WHAT: dict[str, Callable[[int], str]] = {"collectives": collectives, "apart": apart, "llama": split_llama}
 
 
 def run_rank(rank: int, store: str, what: str) -> str:

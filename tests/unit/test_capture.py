@@ -239,7 +239,9 @@ def test_threads_that_call_in_turns_are_warned_unless_outputs_are_copied(tmp_pat
 
 
 class Uncapturable(CpuBackend):
-    """Runs the graph in the pool's memory, as a device that finds out on the way, then refuses it."""
+    """Warms the graph up in the pool's memory, as a device that finds out on the way, then refuses it."""
+
+    runs_captures = False
 
     def __init__(self, *memory: torch.Tensor) -> None:
         self.memory = memory
@@ -290,13 +292,41 @@ def test_user_inputs_of_other_strides_where_elements_overlap_are_read_correctly(
     assert run.statistics.recapture_causes == (("user inputs have other strides", 1),)
 
 
-def test_forced_recapture_captures_on_every_call_also_the_first() -> None:
+def test_forced_recapture_captures_on_every_call_but_the_first() -> None:
     run, weight, cache, x = using(captures=False, force_recapture=True)
-    for number in range(2, 4):
+    for number in range(2, 5):
         assert torch.equal(run(weight, cache, x)[0], torch.full((4,), number + 1.0))
-    assert torch.equal(cache, torch.full((4,), 3.0))
+    assert torch.equal(cache, torch.full((4,), 4.0))
     assert run.statistics.recapture_causes == (("force_recapture", 2),)
-    assert (run.statistics.captures, run.statistics.replays) == (3, 3)
+    assert done(run) == (1, 3, 3)
+
+
+@pytest.mark.parametrize("recorded", [True, False], ids=["captured", "refused"])
+def test_call_that_captures_runs_the_graph_once(caplog: pytest.LogCaptureFixture, recorded: bool) -> None:
+    seen: list[float] = []
+
+    @torch.library.custom_op("warmrank_capture::sent", mutates_args=())
+    def sent(x: torch.Tensor) -> torch.Tensor:
+        seen.append(float(x[0]))
+        return x + 1
+
+    def graph(cache: torch.Tensor, x: torch.Tensor) -> tuple[Any, ...]:
+        found = x[:2] if recorded else torch.nonzero(x)
+        return cache.add_(sent(x)), sent(cache * 2), found, x.view(2, 2), found[:1]
+
+    run, cache = runner(graph, "mutated", "user"), torch.zeros(4)
+    for number in range(1, 5):
+        x = torch.full((4,), float(number))
+        first, second, found, viewed, inner = run(cache, x)
+        assert first.data_ptr() == cache.data_ptr()
+        assert inner.data_ptr() == found.data_ptr()
+        assert torch.equal(second, cache * 2 + 1)
+        assert torch.equal(found[1:], graph(cache * 0, x)[2][1:])
+        assert torch.equal(viewed, x.view(2, 2))
+        assert len(seen) == 4 * number  # two of them for the comparison
+    assert cache[0] == 1 + 2 + 3 + 4 + 4
+    assert bool(caplog.records) != recorded
+    assert done(run) == ((1, 1, 3) if recorded else (1, 0, 0))
 
 
 def test_frozen_parameter_at_another_address_is_not_looked_at() -> None:

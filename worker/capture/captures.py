@@ -16,7 +16,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 
@@ -26,7 +26,7 @@ from warmrank.worker.devices import KINDS, backend_for, duplicate, memory_of, pi
 from warmrank.worker.errors import NotCapturable
 from warmrank.worker.runtime.runner import call_lock, ordinary_tensors
 from warmrank.worker.torch_private.places import hand_out
-from warmrank.worker.torch_private.warm import imported
+from warmrank.worker.torch_private.warm import imported, known_groups
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
@@ -103,6 +103,14 @@ def graph_pool_handle(device_kind: str | None = None) -> PoolHandle:
     return backend_for(device_kind or present).new_handle()
 
 
+class _Made(NamedTuple):
+    """What became of a capture."""
+
+    entry: Entry | None  # None where nothing can be captured
+    inputs: Inputs  # whose values a capture left as they were
+    outputs: tuple[Any, ...] | None  # of the graph, where it ran
+
+
 class Captures:
     """The captured graphs of one runner; its lock is held in every call.
 
@@ -137,10 +145,10 @@ class Captures:
         """See `GraphRunner.prepare`."""
         entry = self.entries.get(key)
         if entry is None or not entry.fits(inputs, self._runner.settled):
-            entry, intact = self._capture(key, inputs)
-            if entry is None:
-                with restored(intact, self._layout.mutated):
-                    self._runner.graph(*intact)
+            made = self._capture(key, inputs, in_call=False)
+            if made.entry is None and made.outputs is None:
+                with restored(made.inputs, self._layout.mutated):
+                    self._runner.graph(*made.inputs)
 
     def replay_last(self, inputs: Inputs) -> tuple[Any, ...] | None:
         """Outputs of the graph that was replayed last; None where it does not fit these inputs."""
@@ -153,20 +161,22 @@ class Captures:
     def run(self, key: Key, inputs: Inputs) -> tuple[Any, ...]:
         """Outputs of a captured graph; of the graph as it is where nothing can be captured."""
         entry, recapture = self.entries.get(key), self._options.force_recapture
+        outputs = None
         if entry is not None and not recapture and entry.fits(inputs, self._runner.settled):
             entry.fill(inputs)
         else:
-            entry, inputs = self._capture(key, inputs)
+            entry, inputs, outputs = self._capture(key, inputs, in_call=True)
         if entry is None:
             self._tally.eager[self._tally.never or "static_capture_size_limit is reached"] += 1
-            outputs = self._runner.graph(*inputs)
+            outputs = self._runner.graph(*inputs) if outputs is None else outputs
             self._layout.note_writes(inputs)
             return outputs
         if not recapture:
             self._last = entry
-        return self._replay(entry, inputs)
+        return self._replay(entry, inputs, ran=outputs is not None)
 
-    def _replay(self, entry: Entry, inputs: Inputs) -> tuple[Any, ...]:
+    def _replay(self, entry: Entry, inputs: Inputs, *, ran: bool = False) -> tuple[Any, ...]:
+        """Outputs of a replay; with ``ran`` they are there already."""
         if (thread := threading.get_ident()) != self._thread:
             # Of threads that call in turns; one that takes over from another is nothing to warn of.
             if thread in self._threads and not self._options.clone_output:
@@ -176,20 +186,21 @@ class Captures:
                 )
             self._threads.add(thread)
             self._thread = thread
-        entry.captured.replay()
+        if not ran:
+            entry.captured.replay()
         self._tally.replays += 1
         self._layout.note_writes(inputs)
         return entry.hand_out(inputs)
 
-    def _capture(self, key: Key, inputs: Inputs) -> tuple[Entry | None, Inputs]:
-        """Capture for these inputs, which lie in the buffers then; None, and the inputs, if it cannot be."""
+    def _capture(self, key: Key, inputs: Inputs, *, in_call: bool) -> _Made:
+        """Capture for these inputs, which lie in the buffers then; ``in_call``: what runs is the call."""
         layout, tally = self._layout, self._tally
         if tally.never or (key not in self.entries and self._is_full()):
-            return None, inputs
+            return _Made(None, inputs, None)
         if (old := self.entries.pop(key, None)) is not None:  # so that the next one gets its memory
             cause = "force_recapture" if old.fits(inputs) else old.misfit(inputs)
             tally.recaptured[cause] += 1
-            tally.ran[hash(key)] = None  # should the capture fail, the next call tries again
+            tally.ran[hash(key)] = old.thread  # should the capture fail, the next call tries again
             self._last = None
             _log.info("recapture: %s", cause)
         intact = inputs
@@ -201,17 +212,19 @@ class Captures:
                 intact = tuple(
                     duplicate(value) if index in copied else value for index, value in enumerate(inputs)
                 )
-                entry = self._captured(key, inputs, intact, copied)
+                entry = self._captured(key, inputs, intact, copied, in_call=in_call)
             except NotCapturable as error:
                 tally.never = f"it cannot be captured: {error.message}"
                 _log.warning("a graph runs without capture from now on; %s", tally.never)
-                return None, intact
+                return _Made(None, intact, error.outputs)
         tally.captures += 1
         self.entries[key] = entry
         tally.ran.pop(hash(key), None)
-        return entry, inputs
+        return _Made(entry, inputs, entry.captured.outputs if self._runner.backend.runs_captures else None)
 
-    def _captured(self, key: Key, inputs: Inputs, intact: Inputs, copied: frozenset[int]) -> Entry:
+    def _captured(
+        self, key: Key, inputs: Inputs, intact: Inputs, copied: frozenset[int], *, in_call: bool
+    ) -> Entry:
         runner, layout = self._runner, self._layout
         aliased = frozenset(runner.facts.aliased_outputs)
         # The given pool (mode one), one for all shapes (mode two), or the shape's own.
@@ -226,9 +239,13 @@ class Captures:
                     "next replay in this pool overwrites it. Clone it first, or set "
                     "debug.aclgraph.enable_output_clone."
                 )
-        with restored(inputs, layout.mutated):
+        # A run that only warms up would send to ranks that do not capture now, and wait for them. Where the
+        # graph ran in this thread before, for which libraries make their handles, it needs none.
+        warm_up = not (known_groups() and self._tally.ran.get(hash(key)) == threading.get_ident())
+        is_the_call = in_call and (runner.backend.runs_captures or not warm_up)
+        with contextlib.nullcontext() if is_the_call else restored(inputs, layout.mutated):
             captured = runner.backend.capture(
-                runner.graph, intact, copied=copied, aliased=aliased, pool=pool.pool
+                runner.graph, intact, copied=copied, aliased=aliased, pool=pool.pool, warm_up=warm_up
             )
         entry = Entry(layout, captured, inputs, copied, clone_output=self._options.clone_output)
         pool.add(entry, runner.facts.aliased_outputs)
@@ -308,11 +325,13 @@ class Entry:
         captured: the graph.
         hand_out: makes a call's outputs of its inputs, after a replay.
         shapes: what the capture plan says of it; None where that cannot be written.
+        thread: the one that captured it.
     """
 
     __slots__ = (
         "__weakref__", "_called", "_copied", "_end", "_key", "_layout", "_mutated", "_numbers",
         "_pick_numbers", "_placed", "_positions", "_rest", "_since", "captured", "hand_out", "shapes",
+        "thread",
     )  # fmt: skip
 
     def __init__(
@@ -327,6 +346,7 @@ class Entry:
         self.captured = captured
         self.hand_out = hand_out(captured.outputs, captured.origins, len(inputs), clone=clone_output)
         self.shapes = shapes_of(layout, inputs)
+        self.thread = threading.get_ident()
         self._key = layout.key(inputs)
         self._layout = layout
         within = (index for index in layout.copied if index not in copied)

@@ -49,6 +49,7 @@ class CpuBackend:
 
     kind = "cpu"
     collectives = "gloo"
+    runs_captures = True
 
     def device(self, local_rank: int) -> torch.device:
         """See `DeviceBackend.device`; all ranks of a node share the CPU."""
@@ -68,10 +69,17 @@ class CpuBackend:
         return pool_of(handle)
 
     def capture(
-        self, graph: Graph, inputs: Sequence[Any], *, copied: Positions, aliased: Positions, pool: Pool
+        self,
+        graph: Graph,
+        inputs: Sequence[Any],
+        *,
+        copied: Positions,
+        aliased: Positions,
+        pool: Pool,
+        warm_up: bool = True,
     ) -> CapturedGraph:
         """See `DeviceBackend.capture`; which outputs share memory is seen in the recording."""
-        del aliased
+        del aliased, warm_up
         from warmrank.worker.devices.cpu_graph import ArenaPool, captured
 
         if not isinstance(pool, ArenaPool):

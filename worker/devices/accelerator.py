@@ -1,9 +1,9 @@
 """Device kinds ``cuda`` and ``npu``: captured graphs of ``torch.cuda`` and ``torch.npu``, which look alike.
 
-One capture at a time in a process. A capture warms the graph up once on a side stream, which is the only
-time that it runs, then records it; so mutated inputs change once, and outputs hold nothing before the first
-replay. The default generator, which torch registers with every capture, gets its state back: the first
-replay draws the numbers that a call without capture would have drawn, and each one goes on from there.
+One capture at a time in a process. A capture warms the graph up on a side stream, where asked to, which is
+the only time that it runs, then records it; so outputs hold nothing before the first replay. The default
+generator, which torch registers with every capture, gets its state back: the first replay draws the numbers
+that a call without capture would have drawn, and each one goes on from there.
 
 Work memory and outputs come from a private pool of torch's caching allocator. Nothing owns an output once
 it is captured, so the next capture in the private pool takes the same memory: the largest graph first, and
@@ -133,6 +133,8 @@ _ERROR_MODE = "thread_local"
 class AcceleratorBackend:
     """An accelerator as a device kind; one capture at a time in a process."""
 
+    runs_captures = False
+
     def __init__(self, kind: str, module: Any, *, memory: str = "") -> None:
         """Takes the device's module (``torch.cuda``), and the type of its tensors' device."""
         self.kind = kind
@@ -177,7 +179,14 @@ class AcceleratorBackend:
             return self._pools.setdefault(handle, new)
 
     def capture(
-        self, graph: Graph, inputs: Sequence[Any], *, copied: Positions, aliased: Positions, pool: Pool
+        self,
+        graph: Graph,
+        inputs: Sequence[Any],
+        *,
+        copied: Positions,
+        aliased: Positions,
+        pool: Pool,
+        warm_up: bool = True,
     ) -> CapturedGraph:
         """See `DeviceBackend.capture`."""
         if not isinstance(pool, AcceleratorPool):
@@ -194,9 +203,10 @@ class AcceleratorBackend:
             static, buffer_bytes = pool.buffers(inputs, copied)
             # Once without a recording, so that libraries, kernels and communicators are there before it.
             self._module.synchronize()
-            with self._module.stream(self._stream(index)):
-                graph(*static)
-            self._module.synchronize()
+            if warm_up:
+                with self._module.stream(self._stream(index)):
+                    graph(*static)
+                self._module.synchronize()
             private = pool.private(index, fixed)
             try:
                 recorded, outputs, work_bytes = self._measured(graph, static, private)

@@ -66,7 +66,7 @@ _lock = threading.Lock()
 def captured(
     graph: Callable[..., tuple[Any, ...]], inputs: Sequence[Any], *, copied: frozenset[int], pool: ArenaPool
 ) -> CapturedGraph:
-    """Record ``graph`` on ``inputs``; see `DeviceBackend.capture`."""
+    """Run and record ``graph`` on ``inputs``; see `DeviceBackend.capture`."""
     for value in inputs:
         if isinstance(value, torch.Tensor):
             check(value)
@@ -90,7 +90,8 @@ def _program(
 ) -> tuple[tuple[Call, ...], tuple[Any, ...], int, Segment]:
     """Plan the memory of a recording, take it out of a region, and bind every call to it.
 
-    Returns the calls, the graph's outputs, the bytes that the plan spans, and the segment to hold for both.
+    Returns the calls, the graph's outputs with the values of the recorded run, the bytes that the plan spans,
+    and the segment to hold for both.
     """
     buffers = frozenset(recording.inputs[index].storage for index in copied)
     twins = {storage: -1 - storage for storage in buffers & _storages(recording.outputs)}
@@ -103,7 +104,14 @@ def _program(
     for (storage, lifetime), offset in zip(lifetimes.items(), offsets, strict=True):
         memory.storages[storage] = segment.block(offset, lifetime.size_bytes)
     calls = [_call(step, memory) for step in steps]
-    calls += [memory.copied(storage, twin) for storage, twin in twins.items()]
+    copies = [memory.copied(memory.storages[storage], twin) for storage, twin in twins.items()]
+    calls += copies
+    returned = {
+        place.storage: memory.copied(tensor.untyped_storage(), place.storage)
+        for place, tensor in zip(recording.outputs, recording.results, strict=True)
+        if isinstance(place, Place) and place.storage in recording.made
+    }
+    run([*returned.values(), *copies])
     outputs = tuple(
         memory.resolved(
             value._replace(storage=twins[value.storage])
@@ -217,11 +225,11 @@ class _Memory:
             return type(value)([self.resolved(item) for item in value])
         return value
 
-    def copied(self, source: int, target: int) -> Call:
+    def copied(self, source: torch.UntypedStorage, target: int) -> Call:
         """The call that copies a whole storage into another one of its size."""
-        size = (self.storages[source].nbytes(),)
+        size = (source.nbytes(),)
         from_bytes, to_bytes = (
-            tensor_in(self.storages[storage], 0, size, (1,), torch.uint8) for storage in (source, target)
+            tensor_in(storage, 0, size, (1,), torch.uint8) for storage in (source, self.storages[target])
         )
         return functools.partial(to_bytes.copy_, from_bytes)
 

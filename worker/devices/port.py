@@ -42,6 +42,8 @@ class DeviceBackend(Protocol):
 
     kind: str
     collectives: str
+    # A capture runs the graph, once, as a call does; else only to warm it up.
+    runs_captures: bool
 
     def device(self, local_rank: int) -> torch.device:
         """The device that a rank computes on."""
@@ -53,13 +55,21 @@ class DeviceBackend(Protocol):
         """The pool with this handle, for all who ask with it; without one, a pool of its own."""
 
     def capture(
-        self, graph: Graph, inputs: Sequence[Any], *, copied: Positions, aliased: Positions, pool: Pool
+        self,
+        graph: Graph,
+        inputs: Sequence[Any],
+        *,
+        copied: Positions,
+        aliased: Positions,
+        pool: Pool,
+        warm_up: bool = True,
     ) -> CapturedGraph:
-        """Warm ``graph`` up where the device needs that, and record it.
+        """Record ``graph``; without ``warm_up`` it ran in this thread for these shapes.
 
-        The graph really runs, once or more, so mutated inputs change: the caller restores them. No memory
-        that the recording takes out of the pool overlaps with ``inputs``, although those may lie in the pool
-        (an output of an earlier replay).
+        With ``runs_captures`` it runs once: outputs hold what it returned, mutated inputs what it wrote. Else
+        it runs to warm up, or not at all, as other ranks, to which it may send, need not capture just now. No
+        memory that the recording takes out of the pool overlaps with ``inputs``, although those may lie in
+        the pool (an output of an earlier replay).
 
         Inputs at the positions ``copied`` get a buffer in the pool, filled with the given values; outputs at
         ``aliased`` share memory with an input that is not copied. All else lies in the pool.
@@ -87,10 +97,7 @@ class AbsentBackend(CpuBackend):
 
         return fake_device(self.kind)
 
-    def capture(
-        self, graph: Graph, inputs: Sequence[Any], *, copied: Positions, aliased: Positions, pool: Pool
-    ) -> CapturedGraph:
+    def capture(self, *_: Any, **__: Any) -> CapturedGraph:
         """Captures need the device: raises `DeviceUnavailable`."""
-        del graph, inputs, copied, aliased, pool
         msg = f"an offline build has no device of kind {self.kind}, so it captures nothing; a launch does"
         raise DeviceUnavailable(msg, kind=self.kind)

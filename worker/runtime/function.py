@@ -221,10 +221,10 @@ class CachedFunction:
         return stored.mismatches(self.method, args, kwargs, self.device_kind, self.options.on_gear_miss)
 
     def warm_up(self, *args: Any, **kwargs: Any) -> None:
-        """Load or compile for these arguments, and capture, as two calls of them would; nothing is run.
+        """Load or compile for these arguments, and capture, as two calls of them would.
 
-        Mutated inputs keep their values. Warm up for the largest shapes first, so that the graphs of smaller
-        ones fit into the pool.
+        Mutated inputs keep their values. The graph may run: where it has collectives, warm up on all ranks
+        alike. Warm up for the largest shapes first, so that the graphs of smaller ones fit into the pool.
 
         Raises:
             CompileForbidden: nothing fits, and compiling was forbidden.

@@ -233,14 +233,14 @@ class Tally:
     """Counters of one runner, for `worker.capture.statistics`.
 
     Attributes:
-        ran: hashes of shapes that ran once and are not captured yet, the oldest first. Two shapes of one hash
-            are harmless: the second is captured at its first call, which is right as well.
+        ran: hashes of shapes that ran once and are not captured yet, the oldest first, and in which thread.
+            Two shapes of one hash are harmless: the second is captured at its first call, or not at all.
         never: why nothing is captured, or nothing any more; empty where a graph may be.
     """
 
     def __init__(self) -> None:
         self.never = ""
-        self.ran: dict[int, None] = {}
+        self.ran: dict[int, int] = {}
         self.captures = self.replays = self.warm_up_runs = 0
         self.recaptured: Counter[str] = Counter()
         self.eager: Counter[str] = Counter()
@@ -391,7 +391,7 @@ class GraphRunner:
             return outputs
         self.layout.require_tensors(inputs)
         key = self.layout.key(inputs)
-        if tally.never or self.options.force_recapture or hash(key) in tally.ran:
+        if tally.never or hash(key) in tally.ran:
             return self._captured().run(key, inputs)
         if not (self.options.limit if captures is None else captures.may_add(key)):
             return self._captured().run(key, inputs)
@@ -399,7 +399,7 @@ class GraphRunner:
         # Outputs are of the kind that replays return, or one loop would be given both kinds.
         with ordinary_tensors([inputs[index] for index in self.layout.mutated]):
             outputs = self.graph(*inputs)
-        tally.ran[hash(key)] = None
+        tally.ran[hash(key)] = threading.get_ident()
         if len(tally.ran) > max(1, self.options.limit * _SHAPES_PER_CAPTURE):
             del tally.ran[next(iter(tally.ran))]
         tally.warm_up_runs += 1

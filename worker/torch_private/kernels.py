@@ -18,9 +18,10 @@ says no, and would else wrap it, which imports Dynamo. Part of a warm load: impo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ from warmrank.worker.torch_private.places import (
     Origin,
     Place,
     check,
+    hand_out,
     identity_of,
     ordinary,
     origins,
@@ -149,6 +151,7 @@ class Recording:
     made: dict[int, int] = field(default_factory=dict)  # storages that the run made: number -> bytes
     inputs: tuple[Any, ...] = ()  # of the graph; tensors are places
     outputs: tuple[Any, ...] = ()  # what the graph returned, likewise
+    results: tuple[Any, ...] = ()  # the same as it is
     origins: tuple[Origin | None, ...] = ()  # of each output
 
 
@@ -160,15 +163,23 @@ def record(
     In inference mode, composite operators would arrive whole.
 
     Raises:
-        NotCapturable: it calls an operator that cannot be repeated on fixed addresses.
+        NotCapturable: it calls an operator that cannot be repeated on fixed addresses; its ``outputs`` are
+            those of the run, which goes on to its end, because what it sent to other ranks cannot be undone.
     """
     seen = [ordinary(value) if isinstance(value, torch.Tensor) else value for value in inputs]
     recorder = _Recorder(seen)
     with recorder:
-        outputs = graph(*seen)
-    recorder.recording.outputs = tuple(recorder.replaced(value) for value in outputs)
-    recorder.recording.origins = origins(seen, outputs, copied)
-    return recorder.recording
+        results = tuple(graph(*seen))
+    recording = recorder.recording
+    try:
+        if recorder.refused is not None:
+            raise recorder.refused
+        recording.outputs = tuple([recorder.replaced(value) for value in results])
+    except NotCapturable as error:
+        error.outputs = hand_out(results, origins(seen, results, ()), len(inputs), clone=False)(inputs)
+        raise
+    recording.results, recording.origins = results, origins(seen, results, copied)
+    return recording
 
 
 def leaves(values: Any) -> list[Any]:
@@ -200,11 +211,12 @@ class Watch(TorchDispatchMode, ABC):
 
 
 class _Recorder(Watch):
-    """Notes every operator while it runs it."""
+    """Notes every operator while it runs it, until one cannot be repeated; the others just run."""
 
     def __init__(self, inputs: Sequence[Any]) -> None:
         super().__init__()
         self.recording = Recording()
+        self.refused: NotCapturable | None = None
         self._inputs = frozenset(map(id, inputs))
         self._numbers: dict[int, int] = {}
         self._alive: list[StorageWeakRef] = []  # so that no address gets a second meaning
@@ -213,6 +225,26 @@ class _Recorder(Watch):
 
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the operator, and notes what it does."""
+        layouts: list[Any] = []
+        with self._refusals():
+            layouts = self._before(func, args, kwargs)
+        result = func(*args, **kwargs)
+        with self._refusals():
+            self._after(func, args, kwargs, result, layouts)
+        return result
+
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Keeps the first refusal."""
+        try:
+            yield
+        except NotCapturable as error:
+            self.refused = error
+
+    def _before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Layouts of what the operator is about to write to."""
+        if self.refused is not None:
+            return []
         traits = traits_of(func)
         if traits.refused and not (traits.refused == RANDOM and draws_nothing(func, args, kwargs)):
             raise refusal(func, traits.refused)
@@ -220,21 +252,22 @@ class _Recorder(Watch):
             if id(args[0]) in self._inputs:
                 raise refusal(func, "changes the layout of an input")
             self.place(args[0])
-            return func(*args, **kwargs)
+            return []
         if traits.masked and any(is_mask(index) for index in args[1]):
             raise refusal(func, REFUSED_TAGS[torch.Tag.dynamic_output_shape] + " of a mask")
-        if traits.written:
-            layouts = self._written(func, traits, args, kwargs)
-            result = func(*args, **kwargs)
-            if layouts != self._written(func, traits, args, kwargs):
-                raise refusal(func, "changes the size of a tensor that it writes to")
-        else:
-            result = func(*args, **kwargs)
-            made = (item for item in as_list(result) if isinstance(item, torch.Tensor))
-            if traits.views and all(identity_of(item) in self._numbers for item in made):
-                return result
-        self._note(func, traits, args, kwargs, result)
-        return result
+        return self._written(func, traits, args, kwargs)
+
+    def _after(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, layouts: list[Any]
+    ) -> None:
+        """Notes a call that was made."""
+        if self.refused is not None or (traits := traits_of(func)).changes_metadata:
+            return
+        if layouts != self._written(func, traits, args, kwargs):
+            raise refusal(func, "changes the size of a tensor that it writes to")
+        made = (item for item in as_list(result) if isinstance(item, torch.Tensor))
+        if traits.written or not (traits.views and all(identity_of(item) in self._numbers for item in made)):
+            self._note(func, traits, args, kwargs, result)
 
     def _note(
         self, func: Any, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
