@@ -73,6 +73,8 @@ def apart(rank: int) -> str:
             cache = torch.zeros(3)
             for step, numbers in enumerate(zip(*numbers_of_rows, strict=True)):
                 cache = torch.zeros(3) if rank else cache.zero_()
+                if step % 3 == 1:
+                    run.prepare(cache, torch.ones(2, 3))
                 doubled, *_ = run(cache, torch.full((numbers[rank], 3), 1.0 + step))
                 assert torch.equal(cache, torch.full((3,), sum(numbers) * (1.0 + step))), (kind, step, cache)
                 assert torch.equal(doubled, cache * 2)

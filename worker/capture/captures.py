@@ -145,10 +145,13 @@ class Captures:
         """See `GraphRunner.prepare`."""
         entry = self.entries.get(key)
         if entry is None or not entry.fits(inputs, self._runner.settled):
-            made = self._capture(key, inputs, in_call=False)
-            if made.entry is None and made.outputs is None:
-                with restored(made.inputs, self._layout.mutated):
-                    self._runner.graph(*made.inputs)
+            entry, inputs, outputs = self._capture(key, inputs, in_call=False)
+            has_run = entry is not None or outputs is not None
+        else:
+            has_run = not known_groups()  # other ranks, to which it sends, may have to capture
+        if not has_run:
+            with restored(inputs, self._layout.mutated):
+                self._runner.graph(*inputs)
 
     def replay_last(self, inputs: Inputs) -> tuple[Any, ...] | None:
         """Outputs of the graph that was replayed last; None where it does not fit these inputs."""
@@ -241,7 +244,8 @@ class Captures:
                 )
         # A run that only warms up would send to ranks that do not capture now, and wait for them. Where the
         # graph ran in this thread before, for which libraries make their handles, it needs none.
-        warm_up = not (known_groups() and self._tally.ran.get(hash(key)) == threading.get_ident())
+        ran = self._tally.ran.get(hash(key)) == threading.get_ident()
+        warm_up = not (in_call and ran and known_groups())
         is_the_call = in_call and (runner.backend.runs_captures or not warm_up)
         with contextlib.nullcontext() if is_the_call else restored(inputs, layout.mutated):
             captured = runner.backend.capture(
