@@ -15,7 +15,7 @@ import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 import torch.fx.experimental._config as shapes_config
 
-from tests.support.tracing import in_mode
+from tests.support.tracing import compiles_ahead, in_mode
 from warmrank.inference import cache_compile
 from warmrank.worker.torch_private.as_shipped import as_shipped
 
@@ -60,8 +60,10 @@ def test_settings_are_those_of_a_process_that_changes_none(
         (dynamo_config, "verify_correctness", "reduce-overhead"),
         (functorch_config, "fake_tensor_propagate_real_tensors", "reduce-overhead"),
         (inductor_config, "freezing", "reduce-overhead"),
-        (inductor_config, "trace.enabled", "max-autotune"),
-        (inductor_config, "cpp.inject_relu_bug_TESTING_ONLY", "max-autotune"),
+        pytest.param(inductor_config, "trace.enabled", "max-autotune", marks=compiles_ahead),
+        pytest.param(
+            inductor_config, "cpp.inject_relu_bug_TESTING_ONLY", "max-autotune", marks=compiles_ahead
+        ),
     ],
 )
 def test_no_setting_of_the_program_changes_an_artifact(
