@@ -175,7 +175,8 @@ def ascend_places() -> AscendPlaces:
     """
     roots = [_ASCEND_ROOT]
     with contextlib.suppress(RuntimeError):  # a user without a home has no installation without root
-        roots.append(Path.home() / "Ascend")
+        own = Path.home() / "Ascend"
+        roots += [own] if os.path.isdir(own) else []  # noqa: PTH112 - false also for what others' homes hide
     environ = settings().ascend
     named = environ.get("ASCEND_HOME_PATH") or environ.get("ASCEND_TOOLKIT_HOME")
     atb = environ.get("ATB_HOME_PATH")

@@ -194,12 +194,10 @@ def _capture(run: Run, ledger: Ledger, proposals: Proposals) -> None:
 def order(proposals: Proposals, digests: Mapping[tuple[int, str], str]) -> tuple[Step, ...]:
     """All steps of a capture, the largest first; of equal ones, calls come first.
 
-    Ranks propose as many calls each; ``digests`` are of the artifact that a rank has of a function.
+    Ranks propose as many calls each, of which the first of all make one step, and so on, as each rank's graph
+    may wait for the others'. ``digests`` are of the artifact that a rank has of a function.
     """
-    ordered = [
-        sorted((item for item in own if not item.planned), key=lambda item: -item.num_elements)
-        for own in proposals.values()
-    ]
+    ordered = [[item for item in own if not item.planned] for own in proposals.values()]
     calls = [
         {rank: item for rank, item in zip(proposals, items, strict=True) if item is not None}
         for items in zip_longest(*ordered)
@@ -209,22 +207,14 @@ def order(proposals: Proposals, digests: Mapping[tuple[int, str], str]) -> tuple
 
 
 def _planned(proposals: Proposals, digests: Mapping[tuple[int, str], str]) -> list[Step]:
-    """Planned captures on which all ranks with the artifact agree; one step for equal shapes."""
-    # Counted, not compared rank by rank, which would be quadratic in the number of ranks.
-    owners = Counter((function, digest) for (_, function), digest in digests.items())
-    proposers = Counter(
-        (*key, digests.get((rank, key[0]), ""))
-        for rank, own in proposals.items()
-        for key in {(item.function, item.signature) for item in own if item.planned}
-    )
+    """Planned captures on which all ranks with the function agree, whatever artifact each has of it."""
+    owners = Counter(function for _, function in digests)
     steps: dict[tuple[str, str], Step] = {}
     for rank, own in proposals.items():
         for item in own:
-            digest = digests.get((rank, item.function), "")
-            agreed = proposers[item.function, item.signature, digest] >= owners[item.function, digest]
-            if item.planned and agreed:
+            if item.planned:
                 steps.setdefault((item.function, item.shapes), {})[rank] = item
-    return [steps[label] for label in sorted(steps)]
+    return [step for label, step in sorted(steps.items()) if len(step) >= owners[label[0]]]
 
 
 def verify(run: Run) -> tuple[dict[int, Verification], Results]:

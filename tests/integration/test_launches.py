@@ -319,7 +319,12 @@ def test_calls_that_never_settle_end_the_launch(house: House) -> None:
 
 @pytest.mark.parametrize(
     ("what", "printed"),
-    [("collectives", "equal"), ("apart", "equal"), pytest.param("llama", "heads=2", marks=pytest.mark.slow)],
+    [
+        ("collectives", "equal"),
+        ("apart", "equal"),
+        ("sending", "equal"),
+        pytest.param("llama", "heads=2", marks=pytest.mark.slow),
+    ],
 )
 def test_two_ranks_equal_eager(tmp_path: Path, what: str, printed: str) -> None:
     said = printed_by("tests.support.two_ranks", str(tmp_path / "store"), what, OMP_NUM_THREADS="1")

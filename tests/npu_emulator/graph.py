@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree
 
-from warmrank.worker.torch_private.kernels import Watch, waited
+from warmrank.worker.torch_private.kernels import Watch, traits_of, unsent, waited
 from warmrank.worker.torch_private.operators import argument_name, argument_of, schema_name, written_arguments
 from warmrank.worker.torch_private.places import borrowed, leaves
 from warmrank.worker.values import Value
@@ -151,8 +151,6 @@ _EMPTY = (
     "aten::empty", "aten::empty_like", "aten::empty_permuted", "aten::empty_strided", "aten::new_empty",
     "aten::new_empty_strided",
 )  # fmt: skip
-_COLLECTIVES = "_c10d_functional::"
-_WAIT = "_c10d_functional::wait_tensor"
 
 
 class Step:
@@ -188,7 +186,7 @@ class Recording(Watch):
             self.broken = True
             raise RuntimeError(NOT_PERMITTED)
         self._keep_what_is_written(func, args, kwargs)
-        result = _unsent(func, args, kwargs) if _sends(name) else _call_of(func, args, kwargs)()
+        result = unsent(func, args, kwargs) if traits_of(func).sends else _call_of(func, args, kwargs)()
         flat, form = _pytree.tree_flatten(result)
         if name in _EMPTY:  # an index out of it must not be out of range while this runs
             flat = [value.zero_() for value in flat]
@@ -279,22 +277,9 @@ class Graph:
 
 
 def _call_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any]:
-    if _sends(schema_name(func)):
+    if traits_of(func).sends:
         return waited(func, args, kwargs)
     return lambda: _finished(func(*args, **kwargs))
-
-
-def _sends(name: str) -> bool:
-    return name.startswith(_COLLECTIVES) and name != _WAIT
-
-
-def _unsent(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a collective gives while it is captured: nothing is sent, as other ranks need not capture now."""
-    if func._schema.is_mutable:
-        return kwargs.get("out", args[0])
-    args, kwargs = _pytree.tree_map_only(torch.Tensor, lambda item: item.to("meta"), (args, kwargs))
-    result = func(*args, **kwargs)
-    return _pytree.tree_map_only(torch.Tensor, lambda item: torch.zeros_like(item, device="cpu"), result)
 
 
 def _finished(result: Any) -> Any:

@@ -1,21 +1,25 @@
-"""Two ranks, forks of this process: ``two_ranks STORE_FILE collectives|apart|llama``; a line for each."""
+"""Two ranks, forks of this process: ``two_ranks STORE_FILE NAME``, one of `WHAT`; prints a line for each."""
 
 from __future__ import annotations
 
 import itertools
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from tests.support.compare import cloned
 from tests.support.devices import STAND_IN, make_backend, runner
 from tests.support.forks import crowd
 from warmrank.examples import llama
 from warmrank.examples.llama_model import build_model
 from warmrank.examples.llama_weights import LlamaSizes, full_weights
+from warmrank.inference import cache_compile, set_dim_gears
 from warmrank.worker.devices import CpuBackend
+from warmrank.worker.torch_private.places import leaves
 
 ops = torch.ops._c10d_functional
 
@@ -81,6 +85,66 @@ def apart(rank: int) -> str:
     return "equal"
 
 
+@torch.library.custom_op("two_ranks::started", mutates_args=())
+def started(x: torch.Tensor) -> torch.Tensor:
+    """Starts a collective that `wait_tensor` waits for."""
+    assert dist.group.WORLD is not None
+    return ops.all_reduce(x, "sum", dist.group.WORLD.group_name)
+
+
+@started.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Sending(torch.nn.Module):
+    """Methods whose ranks trace, capture and pad at calls of their own."""
+
+    def of_constant(self, x: torch.Tensor, flag: Any) -> Any:
+        number, total = torch.tensor(1.0), x.sum()
+        dist.all_reduce(number)
+        dist.all_reduce(total)
+        return total * number * (2 if flag else 1)
+
+    def waits_later(self, x: torch.Tensor, flag: Any) -> Any:
+        begun = torch.ops.two_ranks.started(x.expand(50000, *x.shape) * 1.0)
+        other = x * (2 if flag else 1)
+        return ops.wait_tensor(begun)[:2] * 1.0, other
+
+    def waits_for_input(self, x: torch.Tensor, flag: Any) -> Any:
+        return ops.wait_tensor(x)[:2] * (2 if flag else 1)
+
+    def padded(self, x: torch.Tensor, flag: Any) -> Any:
+        first = flag * 1.0
+        dist.all_reduce(first)
+        return x * 2, first
+
+
+def sending(rank: int) -> str:
+    """Compare what is cached, in a directory for each rank, with eager."""
+    assert dist.group.WORLD is not None
+    name, model = dist.group.WORLD.group_name, Sending()
+
+    def given(method: str, call: int) -> tuple[Any, ...]:
+        rows = (2, 3)[call == (5, 2)[rank]]
+        x = torch.full((rows if method == "padded" else 2, 3), 1.0 + call + 10 * rank)
+        if method == "padded":
+            if call == 0:
+                set_dim_gears(x, {0: [2, 4]})
+            return x, torch.full((2,), 1.0 + call)
+        if method == "waits_for_input":
+            x = ops.all_reduce(x.expand(50000, 2, 3) * 1.0, "sum", name)
+        return x, call != (5, 2)[rank]
+
+    for method in ("of_constant", "waits_later", "waits_for_input", "padded"):
+        function = getattr(model, method)
+        with tempfile.TemporaryDirectory() as directory, torch.no_grad():
+            cached = cache_compile(function, cache_dir=directory, on_gear_miss="pad")
+            got, wanted = ([cloned(f(*given(method, call))) for call in range(8)] for f in (cached, function))
+        assert all(torch.equal(*pair) for pair in zip(leaves(got), leaves(wanted), strict=True)), method
+    return "equal"
+
+
 def split_llama(rank: int) -> str:
     """Compare the example's eager Llama, split over the ranks, with the whole one."""
     sizes = LlamaSizes(layers=2, dim=32, heads=4, kv_heads=2, hidden=48, max_seq=32)
@@ -91,7 +155,9 @@ def split_llama(rank: int) -> str:
     return f"heads={model.layers[0].attention.heads}"
 
 
-WHAT: dict[str, Callable[[int], str]] = {"collectives": collectives, "apart": apart, "llama": split_llama}
+WHAT: dict[str, Callable[[int], str]] = {
+    "collectives": collectives, "apart": apart, "sending": sending, "llama": split_llama,
+}  # fmt: skip
 
 
 def run_rank(rank: int, store: str, what: str) -> str:

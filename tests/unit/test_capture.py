@@ -97,13 +97,37 @@ def test_state_is_used_where_it_lies_and_recaptured_at_another_address(kind: str
     assert (run.statistics.captures, run.statistics.recaptures) == (2, 1)
 
 
-def test_tensor_of_inference_mode_is_not_written_to_outside_of_it() -> None:
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_tensor_of_inference_mode_is_not_written_to_outside_of_it(is_captured: bool) -> None:
     run = runner(lambda cache, x: (cache.add_(x) * 1.0,), "mutated", "user")
     with torch.inference_mode():
         cache = ones(2)
-        warm(run, cache, ones(2))(cache, ones(2))
+        warm(run, cache, ones(2))
+        if is_captured:
+            run(cache, ones(2))
     with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
         run(cache, ones(2))
+
+
+def test_operator_on_a_constant_is_called_by_calls_only(tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    @torch.library.custom_op("warmrank_capture::counted", mutates_args=())
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        seen.append(float(x))
+        return x + len(seen)
+
+    @counted.register_fake
+    def _(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.ops.warmrank_capture.counted(torch.tensor(1.0))
+
+    function = cache_compile(Model().forward, cache_dir=tmp_path)
+    assert [function(torch.zeros(())).item() for _call in range(4)] == [2.0, 3.0, 4.0, 5.0]
+    assert seen == [1.0] * 4
 
 
 def test_operator_that_draws_unannounced_draws_what_eager_does() -> None:

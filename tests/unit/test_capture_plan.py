@@ -225,16 +225,17 @@ def sized(function: str, size: int, artifact: str = "") -> CaptureProposal:
     )
 
 
-def test_every_rank_takes_its_largest_call_in_the_first_step() -> None:
-    proposals = {0: (sized("f", 1), sized("g", 7)), 1: (sized("f", 8), sized("g", 2))}
+def test_all_ranks_take_the_same_call_in_a_step_the_largest_of_any_rank_first() -> None:
+    proposals = {0: (sized("f", 1), sized("g", 7)), 1: (sized("f", 2), sized("g", 8))}
     steps = order(proposals, {})
     found = [{rank: item.function for rank, item in step.items()} for step in steps]
-    assert found == [{0: "g", 1: "f"}, {0: "f", 1: "g"}]
+    assert found == [{0: "g", 1: "g"}, {0: "f", 1: "f"}]
 
 
-def test_planned_shape_is_captured_by_all_ranks_with_the_artifact_or_by_none() -> None:
-    one, digests = sized("f", 5, "a"), {(0, "f"): "a", (1, "f"): "a"}
-    assert order({0: (one,), 1: (one,)}, digests) == ({0: one, 1: one},)
+@pytest.mark.parametrize("artifact", ["a", "b"])
+def test_planned_shape_is_captured_by_all_ranks_with_the_function_or_by_none(artifact: str) -> None:
+    one, other, digests = sized("f", 5, "a"), sized("f", 5, artifact), {(0, "f"): "a", (1, "f"): artifact}
+    assert order({0: (one,), 1: (other,)}, digests) == ({0: one, 1: other},)
     assert order({0: (one,), 1: ()}, digests) == ()
 
 

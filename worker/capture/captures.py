@@ -203,7 +203,7 @@ class Captures:
         if (old := self.entries.pop(key, None)) is not None:  # so that the next one gets its memory
             cause = "force_recapture" if old.fits(inputs) else old.misfit(inputs)
             tally.recaptured[cause] += 1
-            tally.ran[hash(key)] = old.thread  # should the capture fail, the next call tries again
+            tally.ran[hash(key)] = None  # should the capture fail, the next call tries again
             self._last = None
             _log.info("recapture: %s", cause)
         intact = inputs
@@ -211,6 +211,10 @@ class Captures:
             try:
                 # A user input inside a mutated input's memory must see its writes, so it is not copied.
                 copied = frozenset(layout.copied) - inside(inputs, layout)
+                if known_groups():
+                    from warmrank.worker.torch_private.kernels import wait
+
+                    wait(inputs[index] for index in copied)
                 # Those that are may lie in the pool, where the graph writes while it is recorded.
                 intact = tuple(
                     duplicate(value) if index in copied else value for index, value in enumerate(inputs)
@@ -242,10 +246,8 @@ class Captures:
                     "next replay in this pool overwrites it. Clone it first, or set "
                     "debug.aclgraph.enable_output_clone."
                 )
-        # A run that only warms up would send to ranks that do not capture now, and wait for them. Where the
-        # graph ran in this thread before, for which libraries make their handles, it needs none.
-        ran = self._tally.ran.get(hash(key)) == threading.get_ident()
-        warm_up = not (in_call and ran and known_groups())
+        # A run that only warms up would send to ranks that do not capture now, and wait for them.
+        warm_up = not (in_call and known_groups())
         is_the_call = in_call and (runner.backend.runs_captures or not warm_up)
         with contextlib.nullcontext() if is_the_call else restored(inputs, layout.mutated):
             captured = runner.backend.capture(
@@ -329,13 +331,11 @@ class Entry:
         captured: the graph.
         hand_out: makes a call's outputs of its inputs, after a replay.
         shapes: what the capture plan says of it; None where that cannot be written.
-        thread: the one that captured it.
     """
 
     __slots__ = (
         "__weakref__", "_called", "_copied", "_end", "_key", "_layout", "_mutated", "_numbers",
         "_pick_numbers", "_placed", "_positions", "_rest", "_since", "captured", "hand_out", "shapes",
-        "thread",
     )  # fmt: skip
 
     def __init__(
@@ -350,7 +350,6 @@ class Entry:
         self.captured = captured
         self.hand_out = hand_out(captured.outputs, captured.origins, len(inputs), clone=clone_output)
         self.shapes = shapes_of(layout, inputs)
-        self.thread = threading.get_ident()
         self._key = layout.key(inputs)
         self._layout = layout
         within = (index for index in layout.copied if index not in copied)

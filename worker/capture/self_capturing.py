@@ -29,6 +29,8 @@ class SelfCapturingRunner(GraphRunner):
     What the engine captures on a call it does not tell, so the capture plan has the shapes of `prepare`.
     """
 
+    captures_itself = True
+
     def __init__(
         self, graph: LoadedGraph, facts: GraphFacts, backend: DeviceBackend, options: CaptureOptions
     ) -> None:

@@ -201,9 +201,12 @@ class AcceleratorBackend:
         fixed = _tensors(value for number, value in enumerate(inputs) if number not in copied)
         with _CAPTURING, self._module.device(index), self._generator_restored(index):
             static, buffer_bytes = pool.buffers(inputs, copied)
-            # Once without a recording, so that libraries, kernels and communicators are there before it.
+            # Once without a recording, so that libraries, kernels and communicators are there before it; of a
+            # graph that ran in another thread only cuBLAS's handle is not.
             self._module.synchronize()
-            if warm_up:
+            if not warm_up:
+                getattr(self._module, "current_blas_handle", int)()
+            else:
                 with self._module.stream(self._stream(index)):
                     graph(*static)
                 self._module.synchronize()

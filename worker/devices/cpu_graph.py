@@ -53,9 +53,11 @@ from warmrank.worker.torch_private.kernels import (
     out_variant,
     record,
     run,
+    wait,
     waited,
 )
 from warmrank.worker.torch_private.places import Place, check, lazily
+from warmrank.worker.torch_private.warm import known_groups
 from warmrank.worker.values import Value
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector of any CPU that torch has kernels for
@@ -111,6 +113,8 @@ def _program(
         for place, tensor in zip(recording.outputs, recording.results, strict=True)
         if isinstance(place, Place) and place.storage in recording.made
     }
+    if known_groups():
+        wait(recording.results)
     run([*returned.values(), *copies])
     outputs = tuple(
         memory.resolved(

@@ -64,7 +64,7 @@ class DeviceBackend(Protocol):
         pool: Pool,
         warm_up: bool = True,
     ) -> CapturedGraph:
-        """Record ``graph``; without ``warm_up`` it ran in this thread for these shapes.
+        """Record ``graph``; without ``warm_up`` it ran for these shapes.
 
         With ``runs_captures`` it runs once: outputs hold what it returned, mutated inputs what it wrote. Else
         it runs to warm up, or not at all, as other ranks, to which it may send, need not capture just now. No

@@ -197,7 +197,7 @@ class GearedRunner:
     """Stands before the runner of a graph with gears."""
 
     def __init__(self, runner: Any, gears: GearFacts, *, on_miss: OnGearMiss) -> None:
-        """``runner``, a `GraphRunner`, runs calls whose sizes are a gear; its plain graph checks padding."""
+        """``runner``, a `GraphRunner`, runs calls whose sizes are a gear; its graph alone checks padding."""
         refuse_unpaddable(gears, on_miss)
         self._runner = runner
         self._gears = gears
@@ -285,8 +285,8 @@ class GearedRunner:
         for trial in _trials(inputs, positions):
             try:
                 with torch.no_grad():
-                    got = self._cut(plan, self._runner.run_plain(*self._filled(plan, trial, copy=True)))
-                    wanted = self._runner.run_plain(*trial)
+                    got = self._cut(plan, self._runner.run_alone(*self._filled(plan, trial, copy=True)))
+                    wanted = self._runner.run_alone(*trial)
             except (RuntimeError, IndexError, ValueError):
                 if trial is inputs:
                     raise

@@ -40,7 +40,13 @@ from warmrank.worker.runtime.runner import call_lock
 from warmrank.worker.runtime.sources import missing_operators
 from warmrank.worker.runtime.variant import Variant
 from warmrank.worker.settings import kind_of, settings
-from warmrank.worker.torch_private.warm import is_followed, is_symbolic_trace, prepare, rank_and_world
+from warmrank.worker.torch_private.warm import (
+    is_followed,
+    is_symbolic_trace,
+    known_groups,
+    prepare,
+    rank_and_world,
+)
 from warmrank.worker.values import replace
 
 if TYPE_CHECKING:
@@ -256,7 +262,8 @@ class CachedFunction:
                 try:
                     return variant(*args, **kwargs)
                 except StateChanged as error:  # what a load had settled has to be asked anew
-                    if error.while_running and variant.writes:  # which cannot be done a second time
+                    # Neither writing nor sending to other ranks can be done a second time.
+                    if error.while_running and (variant.writes or known_groups()):
                         raise
                     break
         if is_symbolic_trace():

@@ -30,7 +30,7 @@ import torch
 from warmrank.worker.devices import forbid_writes, lies_in_storage, picker
 from warmrank.worker.errors import StateChanged
 from warmrank.worker.runtime.artifact import MUTATED, NUMBER, STATE, USER, GraphFacts
-from warmrank.worker.torch_private.warm import Metadata
+from warmrank.worker.torch_private.warm import Metadata, known_groups
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -233,14 +233,14 @@ class Tally:
     """Counters of one runner, for `worker.capture.statistics`.
 
     Attributes:
-        ran: hashes of shapes that ran once and are not captured yet, the oldest first, and in which thread.
-            Two shapes of one hash are harmless: the second is captured at its first call, or not at all.
+        ran: hashes of shapes that ran once and are not captured yet, the oldest first. Two shapes of one hash
+            are harmless: the second is captured at its first call, or not at all.
         never: why nothing is captured, or nothing any more; empty where a graph may be.
     """
 
     def __init__(self) -> None:
         self.never = ""
-        self.ran: dict[int, int] = {}
+        self.ran: dict[int, None] = {}
         self.captures = self.replays = self.warm_up_runs = 0
         self.recaptured: Counter[str] = Counter()
         self.eager: Counter[str] = Counter()
@@ -257,10 +257,13 @@ class GraphRunner:
         layout: the inputs by what is done with them.
         settled: inputs that conditions were found to hold for; at first none.
         due: positions whose inputs in the next run are taken for that; None where nothing is due.
+        captures_itself: the graph's engine captures.
         is_compiled: the graph is compiled kernels, which are called as they are.
         given_pool: the pool of a handle in the options.
         lock: held in every call.
     """
+
+    captures_itself = False
 
     def __init__(
         self,
@@ -322,9 +325,14 @@ class GraphRunner:
             self._check(inputs)
             self._prepare(inputs)
 
-    def run_plain(self, *inputs: Any) -> tuple[Any, ...]:
-        """Outputs of the graph as it is, whatever it was loaded for."""
-        with plain(self._autocast_kinds):
+    def run_alone(self, *inputs: Any) -> tuple[Any, ...]:
+        """Outputs of the graph as it is, whatever it was loaded for, and without the data of other ranks."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(plain(self._autocast_kinds))
+            if known_groups() and not self.captures_itself:
+                from warmrank.worker.torch_private.kernels import Alone
+
+                stack.enter_context(Alone())
             return self.graph(*inputs)
 
     def hand_over(self) -> None:
@@ -390,6 +398,8 @@ class GraphRunner:
             self.layout.note_writes(inputs)
             return outputs
         self.layout.require_tensors(inputs)
+        if captures is None and self.layout.forbids_writes(inputs):
+            return self.graph(*inputs)
         key = self.layout.key(inputs)
         if tally.never or hash(key) in tally.ran:
             return self._captured().run(key, inputs)
@@ -399,7 +409,7 @@ class GraphRunner:
         # Outputs are of the kind that replays return, or one loop would be given both kinds.
         with ordinary_tensors([inputs[index] for index in self.layout.mutated]):
             outputs = self.graph(*inputs)
-        tally.ran[hash(key)] = threading.get_ident()
+        tally.ran[hash(key)] = None
         if len(tally.ran) > max(1, self.options.limit * _SHAPES_PER_CAPTURE):
             del tally.ran[next(iter(tally.ran))]
         tally.warm_up_runs += 1

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
+import torch
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.source import (
     AttrSource,
@@ -27,7 +28,8 @@ from torch._dynamo.source import (
 )
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builtin import BuiltinVariable
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_slot
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module, is_users_function
@@ -35,6 +37,7 @@ from warmrank.worker.torch_private.evaluated_calls import CallHooks, Environment
 from warmrank.worker.torch_private.evaluated_reads import ReadHooks
 from warmrank.worker.torch_private.evaluated_values import ValueHooks
 from warmrank.worker.torch_private.patching import intercepted, named, steps_in
+from warmrank.worker.torch_private.places import leaves
 from warmrank.worker.values import Value
 
 # What Dynamo keeps of classes and functions, which may be others since an earlier trace.
@@ -44,6 +47,7 @@ _KEPT = (
     "torch._dynamo.variables.base:_tp_type.cache_clear",
     "torch._dynamo.variables.base:_compute_slotdefs.cache_clear",
 )
+_PURE = frozenset({"aten", "prims"})  # namespaces of operators without effects elsewhere
 _HELD_IN = ("__func__", "fget", "fset", "fdel", "func", "__wrapped__")  # members that hold a function
 
 
@@ -82,7 +86,8 @@ class Evaluations:
             with contextlib.suppress(AttributeError, ImportError):  # each release of torch has some of them
                 named(forget)()
         profile = sys.getprofile()
-        with intercepted(ReadHooks(self), CallHooks(self), ValueHooks(self), PathHooks(self)):
+        hooks = (ReadHooks(self), CallHooks(self), ValueHooks(self), PathHooks(self), ConstantHooks())
+        with intercepted(*hooks):
             handlers.clear()
             try:
                 yield
@@ -108,6 +113,51 @@ class Evaluations:
     def refuse(self, why: str) -> None:
         """Refuse the trace at its end: an error in between Dynamo would take for one of its own."""
         self.refused.append(why)
+
+
+class ConstantHooks:
+    """Steps in where torch would call an operator within the trace because all its inputs are constants.
+
+    Collectives and a library's operators may send, write or read what they like: only the graph calls them.
+    """
+
+    @steps_in("torch._subclasses.fake_tensor:FakeTensorMode", "_dispatch_impl(func, types, args, kwargs)")
+    def _dispatch(self, original: Any, mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        fakes = [value for value in leaves((args, kwargs)) if isinstance(value, FakeTensor)]
+        if _may_do_more(func):
+            mode.invalidate_written_to_constants(func, fakes, args, kwargs)
+        with _forgotten(func, fakes):
+            return original(mode, func, types, args, kwargs)
+
+    @steps_in(
+        "torch.fx.experimental.proxy_tensor", "proxy_call(proxy_mode, func, pre_dispatch, args, kwargs)"
+    )
+    def _call(self, original: Any, mode: Any, func: Any, before: bool, args: Any, kwargs: Any) -> Any:
+        tensors = [value for value in leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
+        proxies = [get_proxy_slot(value, mode.tracer, None) for value in tensors]
+        with _forgotten(func, [proxy for proxy in proxies if proxy is not None]):
+            return original(mode, func, before, args, kwargs)
+
+
+def _may_do_more(func: Any) -> bool:
+    """True if an operator may do more than compute, and is one that torch calls for constants."""
+    return isinstance(func, torch._ops.OpOverload) and func.namespace not in _PURE
+
+
+@contextlib.contextmanager
+def _forgotten(func: Any, holders: list[Any]) -> Iterator[None]:
+    """Inputs of an operator that may do more than compute, without the constants that they stand for."""
+    kept = [(each, each.constant) for each in holders if each.constant is not None]
+    if not (kept and _may_do_more(func)):
+        yield
+        return
+    for holder, _ in kept:
+        holder.constant = None
+    try:
+        yield
+    finally:
+        for holder, constant in () if func._schema.is_mutable else kept:
+            holder.constant = constant
 
 
 class PathHooks:

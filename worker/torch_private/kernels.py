@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+import torch.utils._pytree as pytree
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -41,6 +42,7 @@ from warmrank.worker.torch_private.places import (
     origins,
     place_of,
 )
+from warmrank.worker.torch_private.warm import known_groups
 from warmrank.worker.values import Value
 
 _RESIZING = frozenset({"resize_", "resize_as_", "resize_as_sparse_", "set_", "_resize_output_"})
@@ -53,6 +55,8 @@ _IDLE = frozenset(
 )  # fmt: skip
 _MASKED = frozenset({"index", "_unsafe_index"})
 _COLLECTIVES = frozenset({"_c10d_functional", "c10d_functional"})
+_WAIT = "wait_tensor"
+_OF_TORCH = frozenset({"aten", "prims", "c10d", *_COLLECTIVES})
 _PROBABILITIES = ("dropout", "dropout_p", "p", "train", "training")
 RANDOM = "draws random numbers"
 REFUSED_TAGS = {
@@ -74,6 +78,7 @@ class Traits(NamedTuple):
     idle: bool = False  # calling it again has no effect
     # its second argument may hold masks, by which the size of the result depends on values
     masked: bool = False
+    sends: bool = False  # a collective, which starts what `wait_tensor` waits for
     collective: bool = False  # see `Operation`
 
 
@@ -101,10 +106,11 @@ def traits_of(func: Any) -> Traits:
         changes_metadata=torch.Tag.inplace_view in func.tags,
         returns=bool(returns),
         views=any(item.alias_info is not None and not item.alias_info.is_write for item in returns),
-        # A collective is waited for where it is called.
-        idle=(aten and name in _IDLE) or (collective and name == "wait_tensor"),
+        # What starts a collective is waited for where it is called.
+        idle=(aten and name in _IDLE) or (collective and name == _WAIT),
         masked=masked,
-        collective=collective,
+        sends=collective and name != _WAIT,
+        collective=collective or namespace not in _OF_TORCH,
     )
 
 
@@ -138,7 +144,8 @@ class Operation(NamedTuple):
     # what it returned, flat: places of tensors in memory that was new, None for all else
     results: tuple[Place | None, ...]
     touched: frozenset[int]  # numbers of all storages that it reads or writes
-    collective: bool  # its result may be touched only after it was waited for
+    # its result may be touched only after it was waited for: a collective, or an operator that may start one
+    collective: bool
 
 
 @dataclass(slots=True)
@@ -219,6 +226,7 @@ class _Recorder(Watch):
         self.refused: NotCapturable | None = None
         self._inputs = frozenset(map(id, inputs))
         self._numbers: dict[int, int] = {}
+        self._started: set[int] = set()  # storages of results that may have to be waited for
         self._alive: list[StorageWeakRef] = []  # so that no address gets a second meaning
         self.recording.inputs = tuple(self.replaced(value) for value in inputs)
         self._writable = frozenset(self.recording.given)
@@ -255,6 +263,8 @@ class _Recorder(Watch):
             return []
         if traits.masked and any(is_mask(index) for index in args[1]):
             raise refusal(func, REFUSED_TAGS[torch.Tag.dynamic_output_shape] + " of a mask")
+        if traits.collective and traits.idle and identity_of(args[0]) not in self._started:
+            raise refusal(func, "waits for what was not started by an operator of the graph")
         return self._written(func, traits, args, kwargs)
 
     def _after(
@@ -268,6 +278,8 @@ class _Recorder(Watch):
         made = (item for item in as_list(result) if isinstance(item, torch.Tensor))
         if traits.written or not (traits.views and all(identity_of(item) in self._numbers for item in made)):
             self._note(func, traits, args, kwargs, result)
+        if traits.collective and not traits.idle:
+            self._started |= {identity_of(item) for item in leaves(result) if isinstance(item, torch.Tensor)}
 
     def _note(
         self, func: Any, traits: Traits, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
@@ -421,17 +433,48 @@ def call_of(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
 
 
 def waited(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
-    """A collective that is finished when the call returns."""
-    call = functools.partial(overload._op, *args, **kwargs)
-    wait = torch.ops._c10d_functional.wait_tensor.default._op
+    """A call, such as that of a collective, that is finished when it returns."""
+    call = call_of(overload, args, kwargs)
+    if not known_groups():
+        return call
 
     def collective() -> Any:
         result = call()
-        for tensor in as_list(result):
-            wait(tensor)
+        wait(leaves(result))
         return result
 
     return collective
+
+
+def wait(values: Iterable[Any]) -> None:
+    """Wait for the collectives whose results these are, of those that are."""
+    finish = torch.ops._c10d_functional.wait_tensor.default._op
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            finish(value)
+
+
+def unsent(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Result of a collective on a rank by itself: its own data, again and again."""
+    if overload._schema.is_mutable:
+        return kwargs.get("out", args[0])
+    shapes = pytree.tree_map_only(torch.Tensor, lambda item: item.to("meta"), (args, kwargs))
+    given = iter([item for item in leaves(args) if isinstance(item, torch.Tensor)])
+
+    def filled(result: torch.Tensor) -> torch.Tensor:
+        own, size = next(given), result.numel()
+        data = own.reshape(-1) if own.numel() else own.new_zeros(1)
+        return data.repeat(-(-size // data.numel()))[:size].view(result.shape)
+
+    return pytree.tree_map_only(torch.Tensor, filled, overload(*shapes[0], **shapes[1]))
+
+
+class Alone(Watch):  # type: ignore[no-untyped-call]
+    """Within it collectives send nothing: see `unsent`."""
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls all else."""
+        return unsent(func, args, kwargs) if traits_of(func).sends else func(*args, **kwargs)
 
 
 def run(calls: Iterable[Call]) -> None:
