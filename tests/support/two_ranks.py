@@ -89,7 +89,8 @@ def apart(rank: int) -> str:
 def started(x: torch.Tensor) -> torch.Tensor:
     """Starts a collective that `wait_tensor` waits for."""
     assert dist.group.WORLD is not None
-    return ops.all_reduce(x, "sum", dist.group.WORLD.group_name)
+    begun: torch.Tensor = ops.all_reduce(x, "sum", dist.group.WORLD.group_name)
+    return begun
 
 
 @started.register_fake
