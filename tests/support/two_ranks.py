@@ -101,6 +101,16 @@ def _(x: torch.Tensor) -> torch.Tensor:
 class Sending(torch.nn.Module):
     """Methods whose ranks trace, capture and pad at calls of their own."""
 
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+
+    def unused(self, x: torch.Tensor, flag: Any) -> Any:
+        begun = torch.ops.two_ranks.started(x * 1.0)
+        total = x.sum()
+        dist.all_reduce(total)
+        return total * (2 if flag else 1), ops.wait_tensor(begun) * 1.0 if self.rank == 0 else x * 1.0
+
     def of_constant(self, x: torch.Tensor, flag: Any) -> Any:
         number, total = torch.tensor(1.0), x.sum()
         dist.all_reduce(number)
@@ -124,7 +134,7 @@ class Sending(torch.nn.Module):
 def sending(rank: int) -> str:
     """Compare what is cached, in a directory for each rank, with eager."""
     assert dist.group.WORLD is not None
-    name, model = dist.group.WORLD.group_name, Sending()
+    name, model = dist.group.WORLD.group_name, Sending(rank)
 
     def given(method: str, call: int) -> tuple[Any, ...]:
         rows = (2, 3)[call == (5, 2)[rank]]
@@ -137,7 +147,7 @@ def sending(rank: int) -> str:
             x = ops.all_reduce(x.expand(50000, 2, 3) * 1.0, "sum", name)
         return x, call != (5, 2)[rank]
 
-    for method in ("of_constant", "waits_later", "waits_for_input", "padded"):
+    for method in ("unused", "of_constant", "waits_later", "waits_for_input", "padded"):
         function = getattr(model, method)
         with tempfile.TemporaryDirectory() as directory, torch.no_grad():
             cached = cache_compile(function, cache_dir=directory, on_gear_miss="pad")

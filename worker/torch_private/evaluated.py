@@ -36,6 +36,7 @@ from warmrank.worker.keys.code import is_pinned_module, is_users_function
 from warmrank.worker.torch_private.evaluated_calls import CallHooks, EnvironmentHooks
 from warmrank.worker.torch_private.evaluated_reads import ReadHooks
 from warmrank.worker.torch_private.evaluated_values import ValueHooks
+from warmrank.worker.torch_private.operators import may_do_more
 from warmrank.worker.torch_private.patching import intercepted, named, steps_in
 from warmrank.worker.torch_private.places import leaves
 from warmrank.worker.values import Value
@@ -47,7 +48,6 @@ _KEPT = (
     "torch._dynamo.variables.base:_tp_type.cache_clear",
     "torch._dynamo.variables.base:_compute_slotdefs.cache_clear",
 )
-_PURE = frozenset({"aten", "prims"})  # namespaces of operators without effects elsewhere
 _HELD_IN = ("__func__", "fget", "fset", "fdel", "func", "__wrapped__")  # members that hold a function
 
 
@@ -124,7 +124,7 @@ class ConstantHooks:
     @steps_in("torch._subclasses.fake_tensor:FakeTensorMode", "_dispatch_impl(func, types, args, kwargs)")
     def _dispatch(self, original: Any, mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         fakes = [value for value in leaves((args, kwargs)) if isinstance(value, FakeTensor)]
-        if _may_do_more(func):
+        if may_do_more(func):
             mode.invalidate_written_to_constants(func, fakes, args, kwargs)
         with _forgotten(func, fakes):
             return original(mode, func, types, args, kwargs)
@@ -139,16 +139,11 @@ class ConstantHooks:
             return original(mode, func, before, args, kwargs)
 
 
-def _may_do_more(func: Any) -> bool:
-    """True if an operator may do more than compute, and is one that torch calls for constants."""
-    return isinstance(func, torch._ops.OpOverload) and func.namespace not in _PURE
-
-
 @contextlib.contextmanager
 def _forgotten(func: Any, holders: list[Any]) -> Iterator[None]:
     """Inputs of an operator that may do more than compute, without the constants that they stand for."""
     kept = [(each, each.constant) for each in holders if each.constant is not None]
-    if not (kept and _may_do_more(func)):
+    if not (kept and may_do_more(func)):
         yield
         return
     for holder, _ in kept:

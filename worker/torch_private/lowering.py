@@ -43,6 +43,7 @@ from warmrank.worker.keys.code import globals_module, is_pinned_module, is_users
 from warmrank.worker.torch_private.operators import (
     argument_of,
     as_list,
+    may_do_more,
     memory_of,
     mutated_arguments,
     nodes_at,
@@ -381,7 +382,7 @@ def graph_of(
             _allow_non_fake_inputs=True,
             pre_dispatch=composites,
         )(*fakes)
-    graph.graph.eliminate_dead_code(has_effect)
+    graph.graph.eliminate_dead_code(lambda node: has_effect(node) or may_do_more(node.target))
     return graph
 
 

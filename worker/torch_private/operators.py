@@ -47,7 +47,8 @@ def readable(text: str) -> str:
     return _LOCAL.sub(r"\1", text)
 
 
-_OF_TORCH = frozenset({"aten", "prims", "_c10d_functional", "c10d"})
+_PURE = frozenset({"aten", "prims"})
+_OF_TORCH = _PURE | {"_c10d_functional", "c10d"}
 # Operators that write to running statistics although no schema says so, and the argument that, being False,
 # tells them not to (empty: there is none).
 _RUNNING = ("running_mean", "running_var")
@@ -173,6 +174,11 @@ def size_depends_on_data(node: Any) -> bool:
 def calls_python(target: Any) -> bool:
     """True if an operator may be a Python function, whose results have the sizes that it likes."""
     return isinstance(target, torch._ops.OpOverload) and target.namespace not in _OF_TORCH
+
+
+def may_do_more(target: Any) -> bool:
+    """True if an operator may do more than compute its results: send to other ranks, write, count."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace not in _PURE
 
 
 def operators_of(graph_module: GraphModule) -> dict[str, Any]:
