@@ -324,6 +324,11 @@ def test_digest_follows_what_a_function_reaches(one: Any, other: Any) -> None:
     assert reachable_digest(reaching(one)) == reachable_digest(reaching(one))
 
 
+def test_digest_does_not_follow_what_the_product_keeps() -> None:
+    """A script's operators lie beside its `cache_compile`."""
+    assert reachable.reached(cache_compile) == [cache_compile]
+
+
 def compiled(function: Any, **options: Any) -> Any:
     return torch.compile(function, backend=warmrank.get_npu_backend(), **options)
 
