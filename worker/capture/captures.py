@@ -104,7 +104,7 @@ def graph_pool_handle(device_kind: str | None = None) -> PoolHandle:
 
 
 class _Made(NamedTuple):
-    """What became of a capture."""
+    """The result of a capture."""
 
     entry: Entry | None  # None where nothing can be captured
     inputs: Inputs  # whose values a capture left as they were

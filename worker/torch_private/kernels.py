@@ -31,7 +31,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from warmrank.worker.errors import NotCapturable
-from warmrank.worker.torch_private.operators import argument_of, as_list, mutated_arguments
+from warmrank.worker.torch_private.operators import argument_of, as_list, calls_python, mutated_arguments
 from warmrank.worker.torch_private.places import (
     Origin,
     Place,
@@ -56,7 +56,6 @@ _IDLE = frozenset(
 _MASKED = frozenset({"index", "_unsafe_index"})
 _COLLECTIVES = frozenset({"_c10d_functional", "c10d_functional"})
 _WAIT = "wait_tensor"
-_OF_TORCH = frozenset({"aten", "prims", "c10d", *_COLLECTIVES})
 _PROBABILITIES = ("dropout", "dropout_p", "p", "train", "training")
 RANDOM = "draws random numbers"
 REFUSED_TAGS = {
@@ -110,7 +109,7 @@ def traits_of(func: Any) -> Traits:
         idle=(aten and name in _IDLE) or (collective and name == _WAIT),
         masked=masked,
         sends=collective and name != _WAIT,
-        collective=collective or namespace not in _OF_TORCH,
+        collective=collective or calls_python(func),
     )
 
 
