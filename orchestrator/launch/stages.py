@@ -10,7 +10,7 @@ all ranks that have the artifact, or by none.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -184,31 +184,30 @@ def _capture(run: Run, ledger: Ledger, proposals: Proposals) -> None:
     ranks = tuple(rank for rank, own in proposals.items() if own)
     if not ranks:
         return  # compiled kernels only, which are not captured
-    digests = {slot: result.digest for slot, result in ledger.items()}
     with run.stage("capture", ranks):
-        for step in order(proposals, digests):
+        for step in order(proposals, ledger):
             arguments = {rank: (proposal,) for rank, proposal in step.items()}
             _note(run, ledger, "capture", run.ask("capture", RankHost.capture, arguments))
 
 
-def order(proposals: Proposals, digests: Mapping[tuple[int, str], str]) -> tuple[Step, ...]:
+def order(proposals: Proposals, slots: Collection[tuple[int, str]]) -> tuple[Step, ...]:
     """All steps of a capture, the largest first; of equal ones, calls come first.
 
     Ranks propose as many calls each, of which the first of all make one step, and so on, as each rank's graph
-    may wait for the others'. ``digests`` are of the artifact that a rank has of a function.
+    may wait for the others'. ``slots`` say which ranks have which functions.
     """
     ordered = [[item for item in own if not item.planned] for own in proposals.values()]
     calls = [
         {rank: item for rank, item in zip(proposals, items, strict=True) if item is not None}
         for items in zip_longest(*ordered)
     ]
-    steps = [*calls, *_planned(proposals, digests)]
+    steps = [*calls, *_planned(proposals, slots)]
     return tuple(sorted(steps, key=lambda step: -max(item.num_elements for item in step.values())))
 
 
-def _planned(proposals: Proposals, digests: Mapping[tuple[int, str], str]) -> list[Step]:
+def _planned(proposals: Proposals, slots: Collection[tuple[int, str]]) -> list[Step]:
     """Planned captures on which all ranks with the function agree, whatever artifact each has of it."""
-    owners = Counter(function for _, function in digests)
+    owners = Counter(function for _, function in slots)
     steps: dict[tuple[str, str], Step] = {}
     for rank, own in proposals.items():
         for item in own:

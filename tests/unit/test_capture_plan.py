@@ -227,22 +227,22 @@ def sized(function: str, size: int, artifact: str = "") -> CaptureProposal:
 
 def test_all_ranks_take_the_same_call_in_a_step_the_largest_of_any_rank_first() -> None:
     proposals = {0: (sized("f", 1), sized("g", 7)), 1: (sized("f", 2), sized("g", 8))}
-    steps = order(proposals, {})
+    steps = order(proposals, ())
     found = [{rank: item.function for rank, item in step.items()} for step in steps]
     assert found == [{0: "g", 1: "g"}, {0: "f", 1: "f"}]
 
 
 @pytest.mark.parametrize("artifact", ["a", "b"])
 def test_planned_shape_is_captured_by_all_ranks_with_the_function_or_by_none(artifact: str) -> None:
-    one, other, digests = sized("f", 5, "a"), sized("f", 5, artifact), {(0, "f"): "a", (1, "f"): artifact}
-    assert order({0: (one,), 1: (other,)}, digests) == ({0: one, 1: other},)
-    assert order({0: (one,), 1: ()}, digests) == ()
+    one, other, slots = sized("f", 5, "a"), sized("f", 5, artifact), {(0, "f"), (1, "f")}
+    assert order({0: (one,), 1: (other,)}, slots) == ({0: one, 1: other},)
+    assert order({0: (one,), 1: ()}, slots) == ()
 
 
 def test_order_is_the_same_whatever_the_order_of_proposals() -> None:
     items = (sized("f", 5, "a"), sized("g", 5, "b"), sized("f", 3, "a"))
-    digests = {(0, "f"): "a", (0, "g"): "b"}
-    assert order({0: items}, digests) == order({0: items[::-1]}, digests)
+    slots = {(0, "f"), (0, "g")}
+    assert order({0: items}, slots) == order({0: items[::-1]}, slots)
 
 
 class WatchedRank(RankWorker):

@@ -212,7 +212,7 @@ class Captures:
                 # A user input inside a mutated input's memory must see its writes, so it is not copied.
                 copied = frozenset(layout.copied) - inside(inputs, layout)
                 if known_groups():
-                    from warmrank.worker.torch_private.kernels import wait
+                    from warmrank.worker.torch_private.collectives import wait
 
                     wait(inputs[index] for index in copied)
                 # Those that are may lie in the pool, where the graph writes while it is recorded.

@@ -204,12 +204,12 @@ class AcceleratorBackend:
             # Once without a recording, so that libraries, kernels and communicators are there before it; of a
             # graph that ran in another thread only cuBLAS's handle is not.
             self._module.synchronize()
-            if not warm_up:
-                getattr(self._module, "current_blas_handle", int)()
-            else:
+            if warm_up:
                 with self._module.stream(self._stream(index)):
                     graph(*static)
                 self._module.synchronize()
+            elif make_handle := getattr(self._module, "current_blas_handle", None):
+                make_handle()
             private = pool.private(index, fixed)
             try:
                 recorded, outputs, work_bytes = self._measured(graph, static, private)

@@ -42,6 +42,7 @@ from warmrank.worker import collection
 from warmrank.worker.devices import PoolHandle, aligned, memory_of, span_bytes, tensor_in
 from warmrank.worker.devices.port import CapturedGraph
 from warmrank.worker.errors import StateChanged
+from warmrank.worker.torch_private.collectives import wait, waited
 from warmrank.worker.torch_private.kernels import (
     Call,
     Operation,
@@ -53,8 +54,6 @@ from warmrank.worker.torch_private.kernels import (
     out_variant,
     record,
     run,
-    wait,
-    waited,
 )
 from warmrank.worker.torch_private.places import Place, check, lazily
 from warmrank.worker.torch_private.warm import known_groups

@@ -33,6 +33,7 @@ from warmrank.worker.keys.code import (
     is_cached_function,
     is_pinned_module,
     layers,
+    package_of,
     stable_text,
     with_inner,
 )
@@ -235,8 +236,9 @@ class _Walk:
 
 def is_fixed(name: str | None) -> bool:
     """True if a version fixes a module's code: one in the environment's fingerprint, or its package's own."""
-    top, room, *_ = f"{name}..".split(".")
-    is_ours = top == "warmrank" and room != "examples"  # it has versions in keys, and no user's state
+    package = package_of(name or "")
+    is_ours = package.startswith("warmrank.") and package != "warmrank.examples"
+    # Of ours keys have versions, and it keeps no user's state.
     return is_ours or is_pinned_module(name) or bool(_version(name or ""))
 
 

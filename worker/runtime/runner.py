@@ -330,7 +330,7 @@ class GraphRunner:
         with contextlib.ExitStack() as stack:
             stack.enter_context(plain(self._autocast_kinds))
             if known_groups() and not self.captures_itself:
-                from warmrank.worker.torch_private.kernels import Alone
+                from warmrank.worker.torch_private.collectives import Alone
 
                 stack.enter_context(Alone())
             return self.graph(*inputs)

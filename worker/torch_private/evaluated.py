@@ -123,9 +123,10 @@ class ConstantHooks:
 
     @steps_in("torch._subclasses.fake_tensor:FakeTensorMode", "_dispatch_impl(func, types, args, kwargs)")
     def _dispatch(self, original: Any, mode: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if not may_do_more(func):
+            return original(mode, func, types, args, kwargs)
         fakes = [value for value in leaves((args, kwargs)) if isinstance(value, FakeTensor)]
-        if may_do_more(func):
-            mode.invalidate_written_to_constants(func, fakes, args, kwargs)
+        mode.invalidate_written_to_constants(func, fakes, args, kwargs)
         with _forgotten(func, fakes):
             return original(mode, func, types, args, kwargs)
 
@@ -133,6 +134,8 @@ class ConstantHooks:
         "torch.fx.experimental.proxy_tensor", "proxy_call(proxy_mode, func, pre_dispatch, args, kwargs)"
     )
     def _call(self, original: Any, mode: Any, func: Any, before: bool, args: Any, kwargs: Any) -> Any:
+        if not may_do_more(func):
+            return original(mode, func, before, args, kwargs)
         tensors = [value for value in leaves((args, kwargs)) if isinstance(value, torch.Tensor)]
         proxies = [get_proxy_slot(value, mode.tracer, None) for value in tensors]
         with _forgotten(func, [proxy for proxy in proxies if proxy is not None]):
@@ -141,11 +144,8 @@ class ConstantHooks:
 
 @contextlib.contextmanager
 def _forgotten(func: Any, holders: list[Any]) -> Iterator[None]:
-    """Inputs of an operator that may do more than compute, without the constants that they stand for."""
+    """Inputs of an operator, without the constants that they stand for."""
     kept = [(each, each.constant) for each in holders if each.constant is not None]
-    if not (kept and may_do_more(func)):
-        yield
-        return
     for holder, _ in kept:
         holder.constant = None
     try:

@@ -26,12 +26,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-import torch.utils._pytree as pytree
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from warmrank.worker.errors import NotCapturable
-from warmrank.worker.torch_private.operators import argument_of, as_list, calls_python, mutated_arguments
+from warmrank.worker.torch_private.operators import argument_of, as_list, may_do_more, mutated_arguments
 from warmrank.worker.torch_private.places import (
     Origin,
     Place,
@@ -42,7 +41,6 @@ from warmrank.worker.torch_private.places import (
     origins,
     place_of,
 )
-from warmrank.worker.torch_private.warm import known_groups
 from warmrank.worker.values import Value
 
 _RESIZING = frozenset({"resize_", "resize_as_", "resize_as_sparse_", "set_", "_resize_output_"})
@@ -109,7 +107,7 @@ def traits_of(func: Any) -> Traits:
         idle=(aten and name in _IDLE) or (collective and name == _WAIT),
         masked=masked,
         sends=collective and name != _WAIT,
-        collective=collective or calls_python(func),
+        collective=may_do_more(func),
     )
 
 
@@ -429,51 +427,6 @@ def call_of(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
     if binding is None:
         binding = _BINDINGS[key] = _binding(overload, args, kwargs)
     return binding.call(args, kwargs)
-
-
-def waited(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
-    """A call, such as that of a collective, that is finished when it returns."""
-    call = call_of(overload, args, kwargs)
-    if not known_groups():
-        return call
-
-    def collective() -> Any:
-        result = call()
-        wait(leaves(result))
-        return result
-
-    return collective
-
-
-def wait(values: Iterable[Any]) -> None:
-    """Wait for the collectives whose results these are, of those that are."""
-    finish = torch.ops._c10d_functional.wait_tensor.default._op
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            finish(value)
-
-
-def unsent(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Result of a collective on a rank by itself: its own data, again and again."""
-    if overload._schema.is_mutable:
-        return kwargs.get("out", args[0])
-    shapes = pytree.tree_map_only(torch.Tensor, lambda item: item.to("meta"), (args, kwargs))
-    given = iter([item for item in leaves(args) if isinstance(item, torch.Tensor)])
-
-    def filled(result: torch.Tensor) -> torch.Tensor:
-        own, size = next(given), result.numel()
-        data = own.reshape(-1) if own.numel() else own.new_zeros(1)
-        return data.repeat(-(-size // data.numel()))[:size].view(result.shape)
-
-    return pytree.tree_map_only(torch.Tensor, filled, overload(*shapes[0], **shapes[1]))
-
-
-class Alone(Watch):  # type: ignore[no-untyped-call]
-    """Within it collectives send nothing: see `unsent`."""
-
-    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls all else."""
-        return unsent(func, args, kwargs) if traits_of(func).sends else func(*args, **kwargs)
 
 
 def run(calls: Iterable[Call]) -> None:

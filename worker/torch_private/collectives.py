@@ -1,0 +1,61 @@
+"""Collectives of a graph: waited for where they are called, or replaced on a rank by itself.
+
+Relies on: ``wait_tensor`` of a tensor that no collective made returns it; functional collectives have kernels
+for meta tensors. Part of a warm load: imports neither Dynamo nor sympy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from warmrank.worker.torch_private.kernels import Call, Watch, call_of, leaves, traits_of
+from warmrank.worker.torch_private.warm import known_groups
+
+
+def waited(overload: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Call:
+    """A call, such as that of a collective, that is finished when it returns."""
+    call = call_of(overload, args, kwargs)
+    if not known_groups():
+        return call
+
+    def collective() -> Any:
+        result = call()
+        wait(leaves(result))
+        return result
+
+    return collective
+
+
+def wait(values: Iterable[Any]) -> None:
+    """Wait for the collectives whose results these are, of those that are."""
+    finish = torch.ops._c10d_functional.wait_tensor.default._op
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            finish(value)
+
+
+def unsent(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Result of a collective on a rank by itself: its own data, again and again."""
+    if overload._schema.is_mutable:
+        return kwargs.get("out", args[0])
+    shapes = pytree.tree_map_only(torch.Tensor, lambda item: item.to("meta"), (args, kwargs))
+    given = iter([item for item in leaves(args) if isinstance(item, torch.Tensor)])
+
+    def filled(result: torch.Tensor) -> torch.Tensor:
+        own, size = next(given), result.numel()
+        data = own.reshape(-1) if own.numel() else own.new_zeros(1)
+        return data.repeat(-(-size // data.numel()))[:size].view(result.shape)
+
+    return pytree.tree_map_only(torch.Tensor, filled, overload(*shapes[0], **shapes[1]))
+
+
+class Alone(Watch):  # type: ignore[no-untyped-call]  # torch's `__init_subclass__`
+    """Within it collectives send nothing: see `unsent`."""
+
+    def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls all else."""
+        return unsent(func, args, kwargs) if traits_of(func).sends else func(*args, **kwargs)
