@@ -26,9 +26,9 @@ import torch  # noqa: E402 - also where nothing is installed
 
 from benchmarks.running import arguments, machine, write  # noqa: E402
 from warmrank.inference import cache_compile  # noqa: E402
-from warmrank.worker.runtime import ambient  # noqa: E402
 from warmrank.worker.runtime.function import CachedFunction  # noqa: E402
 from warmrank.worker.runtime.variant import Variant  # noqa: E402
+from warmrank.worker.torch_private.warm import ambient  # noqa: E402
 
 MODES = ("always", "once", "skip")
 X = torch.ones(2, 4)
@@ -92,9 +92,9 @@ def of_call(function: CachedFunction, variant: Variant) -> dict[str, float]:
     """What a call and its parts take."""
     inputs = variant.inputs_of((X,), {})
     settled = variant.runner.settled
-    state = ambient.snapshot("cpu")
+    state = ambient("cpu")
     parts: tuple[Callable[[], Any], ...] = (
-        lambda: ambient.snapshot("cpu"),
+        lambda: ambient("cpu"),
         lambda: variant.guards.accept(state, (X,), {}),
         lambda: settled.check(inputs),
     )

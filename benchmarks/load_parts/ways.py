@@ -344,13 +344,13 @@ class Warmrank(Way):
     @contextmanager
     def guards_timed(self) -> Iterator[list[float]]:
         """See `Way.guards_timed`: the process's state, arguments and other objects, the module's tensors."""
-        from warmrank.worker.runtime import ambient
+        from warmrank.worker.runtime import function
         from warmrank.worker.runtime.call_guards import CallGuards
         from warmrank.worker.runtime.runner import GraphRunner
 
         spent: list[float] = []
         before: list[tuple[Any, str, Any]] = []
-        for owner, name in ((ambient, "snapshot"), (CallGuards, "accept"), (GraphRunner, "_check")):
+        for owner, name in ((function, "ambient"), (CallGuards, "accept"), (GraphRunner, "_check")):
             before.append((owner, name, getattr(owner, name)))
             setattr(owner, name, _timed(before[-1][2], spent))
         try:

@@ -16,8 +16,6 @@ from warmrank.cache_store.publish_pending import QUEUE, add_partition, discard_p
 from warmrank.orchestrator.config.models import Config, launch_key
 from warmrank.orchestrator.config.reading import declared_caches, place_faults
 from warmrank.orchestrator.nodes import NodeArtifacts
-from warmrank.worker import node_caches, node_collecting
-from warmrank.worker.node_collecting import Collected, Listing, listing
 from warmrank.worker.results import Published
 
 if TYPE_CHECKING:
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from warmrank.cache_store.records.manifest import PartitionManifest
     from warmrank.cache_store.seed import NodeSeedReport, SeedReport
     from warmrank.cache_store.store import Store
+    from warmrank.worker.node_collecting import Collected, Listing
 
 MAX_REASONS = 16
 _BEHIND = "a place of the store is away, and has yet to take it"
@@ -114,6 +113,8 @@ class NodeKeeper:
     def begin(self) -> None:
         """List what lies in the node caches before the launch changes anything."""
         if self._caches:
+            from warmrank.worker.node_collecting import listing
+
             self._before = listing(self._caches)
 
     def fetch(
@@ -145,10 +146,11 @@ class NodeKeeper:
         """
         if not self._has_caches:
             return manifest
+        from warmrank.worker.node_collecting import collect
         from warmrank.worker.rank.manifests import with_node_files  # imports torch
 
         if self._collected is None:
-            self._collected = node_collecting.collect(
+            self._collected = collect(
                 self._caches,
                 self._config.cache_dir,
                 manifest,
@@ -163,6 +165,8 @@ class NodeKeeper:
         """Their outcome so far; None without node caches."""
         if not self._has_caches:
             return None
+        from warmrank.worker.node_collecting import Collected
+
         seeded, found = self._seeded, self._collected or Collected()
         reasons = [*self._faults, *(seeded.skipped if seeded else ()), *found.left_out]
         more = [f"and {len(reasons) - MAX_REASONS} more"] if len(reasons) > MAX_REASONS else []
@@ -180,6 +184,8 @@ class NodeKeeper:
 
     def _tidy(self, needed: set[str]) -> None:
         """Remove what was not used for long, unless something waits to be published, which may need it."""
+        from warmrank.worker import node_caches
+
         root = self._config.cache_dir
         if not any((root / QUEUE).glob("*.partition")):
             drop_unneeded(root, needed)

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from tests.support.devices import BACKENDS, STAND_IN, make_backend, make_device
-from warmrank.worker.devices.port import CapturedGraph, DeviceBackend, Pool
+from warmrank.worker.devices import CapturedGraph
+from warmrank.worker.devices.port import DeviceBackend, Pool
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 

@@ -19,7 +19,7 @@ from tests.contract.test_device_backend import backend, device  # noqa: F401 - i
 from tests.support.checkout import ended
 from tests.support.launching import write_config
 from warmrank.worker.ascend import installation
-from warmrank.worker.runtime.ambient import differences, encode, snapshot
+from warmrank.worker.torch_private.warm import ambient, ambient_differences, portable_ambient
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -72,26 +72,26 @@ CHANGES = {
 @pytest.mark.parametrize("expected", CHANGES)
 def test_public_switch_of_torch_npu_is_a_condition(npu: Any, expected: str) -> None:
     CHANGES[expected](npu, False)
-    traced = encode(snapshot("npu"))
+    traced = portable_ambient("npu")
     CHANGES[expected](npu, True)
     try:
-        assert differences(traced, snapshot("npu")) == (expected,)
+        assert ambient_differences(traced, ambient("npu")) == (expected,)
     finally:
         CHANGES[expected](npu, False)
 
 
 def test_deterministic_level_of_torch_npu_is_a_condition(npu: Any) -> None:
-    traced = encode(snapshot("npu"))
+    traced = portable_ambient("npu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch_npu's advice on using one of the two switches
         npu.set_deterministic_level(2)
         try:
-            found = differences(traced, snapshot("npu"))
-            assert int(encode(snapshot("npu"))["npu deterministic level"]) == npu._get_deterministic_level()
+            found = ambient_differences(traced, ambient("npu"))
+            assert int(portable_ambient("npu")["npu deterministic level"]) == npu._get_deterministic_level()
         finally:
             npu.set_deterministic_level(0)
     assert "npu deterministic level: 0 -> 2" in found
-    assert differences(traced, snapshot("npu")) == ()
+    assert ambient_differences(traced, ambient("npu")) == ()
 
 
 def test_capture_sends_nothing_to_other_ranks_which_need_not_capture_at_that_call(npu: Any) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from warmrank.worker.guards.paths import PathTable
-from warmrank.worker.runtime import ambient, constants
+from warmrank.worker.runtime import constants
 from warmrank.worker.runtime.artifact import Artifact, Check, Frame, GraphFacts, PortableGuards, TracedSource
 from warmrank.worker.runtime.asked import RANK, Call
+from warmrank.worker.torch_private.warm import portable_ambient
 
 COMPONENTS = {"engine": "graph 1", "torch": "2.13.0"}
 GUARDS = PortableGuards(
@@ -76,7 +77,7 @@ def made_guards(
         nodes=tuple(table.nodes),
         checks=tuple(made),
         shapes=tuple(conditions),
-        ambient=ambient.encode(ambient.snapshot("cpu")),
+        ambient=portable_ambient("cpu"),
         sources=sources,
         asked=tuple(asked),
         volatile=written,

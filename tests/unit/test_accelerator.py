@@ -17,9 +17,8 @@ from tests.support.devices import NAMES, Drawing, FakeDevice, assert_equal, draw
 from tests.support.tracing import in_mode, traced
 from warmrank.inference import cache_compile
 from warmrank.worker.compile.analysis import analyse
-from warmrank.worker.devices import accelerator
+from warmrank.worker.devices import CapturedGraph, accelerator
 from warmrank.worker.devices.accelerator import AcceleratorBackend, AcceleratorPool, device_module
-from warmrank.worker.devices.port import CapturedGraph
 from warmrank.worker.errors import BadConfig, DeviceUnavailable, NotCapturable, RandomOp
 from warmrank.worker.runtime.function import CachedFunction
 

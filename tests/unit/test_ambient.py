@@ -21,8 +21,6 @@ from torch.overrides import TorchFunctionMode
 from tests.support.small_models import Plain
 from tests.support.tracing import ROWS, cached, outcome, reason
 from warmrank.worker.errors import BadRuntimeState, CompileForbidden, NotPortable
-from warmrank.worker.runtime import ambient
-from warmrank.worker.runtime.ambient import differences, encode, snapshot
 from warmrank.worker.runtime.runtime_state import (
     MAX_TEXT_CHARS,
     MAX_VALUES,
@@ -31,6 +29,8 @@ from warmrank.worker.runtime.runtime_state import (
     declare_runtime_state,
     declared_for,
 )
+from warmrank.worker.torch_private import warm
+from warmrank.worker.torch_private.warm import ambient, ambient_differences, portable_ambient
 
 
 class Mode(TorchFunctionMode):
@@ -121,15 +121,15 @@ OF_THIS_PROCESS = {"global module hooks", "torch function modes", "kernels in Py
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_change_of_state_is_named_and_ends_with_its_context(name: str, kind: str) -> None:
-    before = snapshot(kind)
-    traced = encode(before)
+    before = ambient(kind)
+    traced = portable_ambient(kind)
     with CHANGES[name]():
-        changed = snapshot(kind)
-    assert name in [item.partition(":")[0] for item in differences(traced, changed)]
-    assert snapshot(kind) == before
-    if name in OF_THIS_PROCESS:  # no other process can have it
-        with pytest.raises(NotPortable, match=f"{name} are active while a cached function is traced"):
-            encode(changed)
+        found = ambient_differences(traced, ambient(kind))
+        if name in OF_THIS_PROCESS:  # no other process can have it
+            with pytest.raises(NotPortable, match=f"{name} are active while a cached function is traced"):
+                portable_ambient(kind)
+    assert name in [item.partition(":")[0] for item in found]
+    assert ambient(kind) == before
 
 
 class NativeNpu:
@@ -152,7 +152,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> NativeNpu:
     """A torch_npu that is loaded."""
     made = NativeNpu()
     monkeypatch.setitem(sys.modules, "torch_npu", SimpleNamespace(_C=made))
-    monkeypatch.setattr(ambient, "_ACCELERATOR", {})  # torch itself knows no NPU here
+    monkeypatch.setattr(warm, "_ACCELERATORS", ())  # torch itself knows no NPU here
     return made
 
 
@@ -168,18 +168,18 @@ def native(monkeypatch: pytest.MonkeyPatch) -> NativeNpu:
     ],
 )
 def test_switch_of_torch_npu_counts_on_npu_only(native, option, value, expected):
-    traced = {kind: encode(snapshot(kind)) for kind in ("cpu", "npu")}
+    traced = {kind: portable_ambient(kind) for kind in ("cpu", "npu")}
     native.options[option] = value
-    assert differences(traced["npu"], snapshot("npu")) == (expected,)
-    assert differences(traced["cpu"], snapshot("cpu")) == ()
+    assert ambient_differences(traced["npu"], ambient("npu")) == (expected,)
+    assert ambient_differences(traced["cpu"], ambient("cpu")) == ()
 
 
 def test_deterministic_level_of_npu_counts_with_torch_s_own_switch(native: NativeNpu) -> None:
     native.level = 2
-    traced = encode(snapshot("npu"))
+    traced = portable_ambient("npu")
     assert traced["npu deterministic level"] == "0"
     with called(torch.use_deterministic_algorithms, True, False):
-        found = differences(traced, snapshot("npu"))
+        found = ambient_differences(traced, ambient("npu"))
     assert "npu deterministic level: 0 -> 2" in found
 
 

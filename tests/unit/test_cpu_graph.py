@@ -14,8 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.support.tracing import cached, in_mode
-from warmrank.worker.devices import CpuBackend
-from warmrank.worker.devices.port import CapturedGraph
+from warmrank.worker.devices import CapturedGraph, CpuBackend
 from warmrank.worker.errors import NotCapturable, NotPortable, StateChanged, WorkerError
 from warmrank.worker.torch_private.kernels import call_of, out_variant
 

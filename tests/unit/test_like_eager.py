@@ -15,8 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tests.support.tracing import ROWS, cached, compiles_ahead, in_mode
 from warmrank.worker.errors import NotPortable, WorkerError
-from warmrank.worker.runtime.ambient import snapshot
 from warmrank.worker.runtime.function import CachedFunction
+from warmrank.worker.torch_private.warm import ambient
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 both_modes = pytest.mark.parametrize(
@@ -319,13 +319,13 @@ SETTING = {
 @pytest.mark.parametrize("setting", SETTING.values(), ids=SETTING)
 def test_function_that_sets_a_switch_of_the_process_is_refused(cache: Path, setting: Any) -> None:
     function = cached(Chosen(setting).forward, cache)
-    before = snapshot("cpu")
+    before = ambient("cpu")
     for _ in range(2):  # no artifact is left that the second call finds
         with pytest.raises(
             WorkerError, match=r"sets a switch of the whole process|set_autocast_(cache_)?enabled"
         ):
             function(torch.ones(2), None)
-    assert snapshot("cpu") == before
+    assert ambient("cpu") == before
 
 
 def by_math(x: torch.Tensor, _y: Any) -> torch.Tensor:
@@ -345,11 +345,11 @@ def test_choice_of_an_attention_kernel_counts_within_its_scope(
     cache: Path, mode: str, attention: Any
 ) -> None:
     torch.manual_seed(0)
-    model, x, before = Chosen(attention), torch.randn(1, 2, 5, 8), snapshot("cpu")
+    model, x, before = Chosen(attention), torch.randn(1, 2, 5, 8), ambient("cpu")
     function = cached_in_mode(model.forward, cache, mode)
     for _ in range(3):
         torch.testing.assert_close(function(x, None), model(x, None))
-    assert snapshot("cpu") == before
+    assert ambient("cpu") == before
 
 
 def asserting(x: torch.Tensor, _y: Any) -> torch.Tensor:

@@ -19,8 +19,8 @@ from tests.support.tracing import ROWS, cached
 from warmrank.worker.configs.options import Part
 from warmrank.worker.configs.sections import AclGraph
 from warmrank.worker.keys.code import forget_types, patches, type_name
-from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.runner import call_lock
+from warmrank.worker.torch_private.warm import ambient
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -65,7 +65,7 @@ def test_kernels_in_python_that_another_thread_registers(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         torch.library, "_impls", {*torch.library._impls, Name("aten/sin/CPU"), Name("a/b/CPU")}
     )
-    assert "sin" in str(ambient.snapshot("cpu"))
+    assert "sin" in str(ambient("cpu"))
 
 
 class Meta(type):

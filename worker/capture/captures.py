@@ -30,8 +30,8 @@ from warmrank.worker.torch_private.warm import imported, known_groups
 
 if TYPE_CHECKING:
     from warmrank.worker.capture.plan import Shapes
-    from warmrank.worker.devices import PoolHandle
-    from warmrank.worker.devices.port import CapturedGraph, DeviceBackend
+    from warmrank.worker.devices import CapturedGraph, PoolHandle
+    from warmrank.worker.devices.port import DeviceBackend
     from warmrank.worker.runtime.runner import GraphRunner, InputLayout, Settled
 
 _log = logging.getLogger("torchair")

@@ -43,7 +43,7 @@ from warmrank.worker.gears.rules import geared_arguments
 from warmrank.worker.groups import role_of
 from warmrank.worker.guards.translate import translate
 from warmrank.worker.keys.code import function_digest
-from warmrank.worker.runtime import ambient, constants
+from warmrank.worker.runtime import constants
 from warmrank.worker.runtime.artifact import ABOUT, Artifact, ArtifactFile, Frame, GraphFacts
 from warmrank.worker.runtime.check import argument_names
 from warmrank.worker.runtime.find import arguments_of, function_of
@@ -52,7 +52,7 @@ from warmrank.worker.runtime.variant import PLACEHOLDER
 from warmrank.worker.torch_private.lowering import LoweredGraph, group_names, retrace
 from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.torch_private.tracing import Trace, trace
-from warmrank.worker.torch_private.warm import rank_and_world
+from warmrank.worker.torch_private.warm import portable_ambient, rank_and_world
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def compile_call(  # noqa: PLR0913 - a call, and how it is compiled
     options.config.check(device_kind, engine=engine.name)
     if not for_audit:
         engine.check(device_kind)
-    state = ambient.encode(ambient.snapshot(device_kind))
+    state = portable_ambient(device_kind)
     declared = declared_for(method.__self__)  # type: ignore[arg-type] # before the trace, which it may steer
     function = function_of(method)
     records_gradients = torch.is_grad_enabled()

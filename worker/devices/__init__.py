@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 
 from warmrank.worker.settings import DeviceKind, target
+from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
-    from warmrank.worker.devices.port import CapturedGraph, DeviceBackend, Pool
+    from warmrank.worker.devices.port import DeviceBackend, Pool
+    from warmrank.worker.torch_private.places import Origin
 
 KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 PoolHandle = tuple[Any, ...]
@@ -42,6 +44,20 @@ def backend_for(kind: str) -> DeviceBackend:
         f"there before the first call (model.{'to_empty' if kind == 'meta' else 'to'}(device=...))."
     )
     raise DeviceUnavailable(msg, kind=kind)
+
+
+class CapturedGraph(Value):
+    """One recorded graph with fixed addresses for its inputs and outputs."""
+
+    # what every replay reads: for the copied inputs buffers in the pool, else the given ones
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]  # the next replay of any graph of the same pool overwrites their memory
+    # of each output, the input or earlier output whose memory it lies in; None for its own
+    origins: tuple[Origin | None, ...]
+    size_bytes: int  # bytes of the pool that this graph uses, buffers included: what it would need alone
+    # runs the graph on what its inputs' memory now holds; no frame of ours around it
+    replay: Callable[[], None]
+    held: tuple[object, ...]  # keeps the memory
 
 
 class CpuBackend:

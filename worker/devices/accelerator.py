@@ -26,9 +26,18 @@ from typing import Any, NamedTuple
 import torch
 
 from warmrank.worker.ascend import cann_of, device_numbers, driver_of, visible_devices
-from warmrank.worker.devices import Graph, PoolHandle, Positions, aligned, memory_of, span_bytes, tensor_in
+from warmrank.worker.devices import (
+    CapturedGraph,
+    Graph,
+    PoolHandle,
+    Positions,
+    aligned,
+    memory_of,
+    span_bytes,
+    tensor_in,
+)
 from warmrank.worker.devices.failures import not_capturable, refuse_foreign
-from warmrank.worker.devices.port import CapturedGraph, Pool
+from warmrank.worker.devices.port import Pool
 from warmrank.worker.errors import DeviceUnavailable
 from warmrank.worker.settings import ascend_places, settings
 from warmrank.worker.settings import memory_of as memory_kind

@@ -39,8 +39,7 @@ from typing import Any, Literal
 import torch
 
 from warmrank.worker import collection
-from warmrank.worker.devices import PoolHandle, aligned, memory_of, span_bytes, tensor_in
-from warmrank.worker.devices.port import CapturedGraph
+from warmrank.worker.devices import CapturedGraph, PoolHandle, aligned, memory_of, span_bytes, tensor_in
 from warmrank.worker.errors import StateChanged
 from warmrank.worker.torch_private.collectives import wait, waited
 from warmrank.worker.torch_private.kernels import (

@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from warmrank.worker.devices import CpuBackend, Graph, PoolHandle, Positions
+from warmrank.worker.devices import CapturedGraph, CpuBackend, Graph, PoolHandle, Positions
 from warmrank.worker.errors import DeviceUnavailable
-from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     import torch
-
-    from warmrank.worker.torch_private.places import Origin
-
-
-class CapturedGraph(Value):
-    """One recorded graph with fixed addresses for its inputs and outputs."""
-
-    # what every replay reads: for the copied inputs buffers in the pool, else the given ones
-    inputs: tuple[Any, ...]
-    outputs: tuple[Any, ...]  # the next replay of any graph of the same pool overwrites their memory
-    # of each output, the input or earlier output whose memory it lies in; None for its own
-    origins: tuple[Origin | None, ...]
-    size_bytes: int  # bytes of the pool that this graph uses, buffers included: what it would need alone
-    # runs the graph on what its inputs' memory now holds; no frame of ours around it
-    replay: Callable[[], None]
-    held: tuple[object, ...]  # keeps the memory
 
 
 class Pool(Protocol):

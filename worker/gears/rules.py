@@ -24,8 +24,8 @@ import torch
 from warmrank.worker.configs.compiler_config import OnGearMiss
 from warmrank.worker.errors import GearError
 from warmrank.worker.gears.model import Axis, Combination, GearedInput, GearFacts, carried, evaluate
-from warmrank.worker.runtime.ambient import any_gears
 from warmrank.worker.runtime.artifact import PortableGuards
+from warmrank.worker.runtime.check import any_gears
 from warmrank.worker.torch_private.operators import readable
 from warmrank.worker.values import Value, replace
 

@@ -31,7 +31,7 @@ from warmrank.worker.torch_private.lowering import functions_called, nodes_withi
 from warmrank.worker.torch_private.operators import operators_of, registered_by
 from warmrank.worker.torch_private.tracing import Trace
 
-# Read from the process by ambient.snapshot instead, on every load and call.
+# Read from the process by `warm.ambient` instead, on every load and call.
 AMBIENT_KINDS = frozenset(
     {
         "GRAD_MODE", "DETERMINISTIC_ALGORITHMS", "GLOBAL_STATE", "TORCH_FUNCTION_STATE", "DEFAULT_DEVICE",

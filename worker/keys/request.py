@@ -2,7 +2,8 @@
 
 Among them is the environment fingerprint, computed without importing torch. Process state that can change at
 run time (deterministic mode, precision, autocast) is not in it: it is part of the guards
-(`worker.runtime.ambient`). Host names, paths, addresses, device indices and the number of devices never are.
+(`worker.torch_private.warm`). Host names, paths, addresses, device indices and the number of devices never
+are.
 """
 
 from __future__ import annotations

@@ -18,9 +18,8 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.runtime.ambient import any_gears
 from warmrank.worker.runtime.artifact import readable
-from warmrank.worker.runtime.check import node_values, text
+from warmrank.worker.runtime.check import any_gears, node_values, text
 from warmrank.worker.runtime.find import arguments_of, function_of, is_anything_declared
 from warmrank.worker.runtime.per_call import compile_input_check, reads_training
 from warmrank.worker.runtime.runner import Settled
@@ -66,7 +65,7 @@ class CallGuards:
             self._fits = compile_input_check(self._guards, self._function, asked=asked)
 
     def accept(self, state: tuple[Any, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """True if this call may run the artifact, where `ambient.snapshot` gave ``state``.
+        """True if this call may run the artifact, where `ambient` gave ``state``.
 
         Raises:
             TypeError: the function's signature does not take these arguments.

@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import importlib
 import math
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from inspect import CO_VARARGS, CO_VARKEYWORDS
@@ -29,11 +30,10 @@ import torch
 
 from warmrank.worker.errors import WorkerError
 from warmrank.worker.keys.code import type_name, types_anew
-from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.artifact import Check, Node, PortableGuards
 from warmrank.worker.runtime.decoding import decode, describe_named, device_name, equal, keys_of
 from warmrank.worker.runtime.sources import changed
-from warmrank.worker.torch_private.warm import dict_keys
+from warmrank.worker.torch_private.warm import ambient, ambient_differences, dict_keys
 
 MAX_REASONS = 8
 _PARAMETER = type_name(torch.nn.Parameter)
@@ -153,7 +153,7 @@ def mismatches(
     with types_anew():
         found = list(changed(guards.sources))
         if not found:
-            found.extend(ambient.differences(guards.ambient, ambient.snapshot(device_kind)))
+            found.extend(ambient_differences(guards.ambient, ambient(device_kind)))
             if guards.asked:
                 from warmrank.worker.runtime import asked
 
@@ -352,13 +352,19 @@ def holds(kind: str, value: Any, expected: Any) -> bool:
         return False
 
 
+def any_gears() -> bool:
+    """True if a tensor of this process was ever given gears; imports nothing of them."""
+    return bool(getattr(sys.modules.get("warmrank.worker.gears.model"), "in_use", ()))
+
+
 def _of_process(kind: str, value: Any, expected: Any) -> bool:
     """A condition on gears or on process groups, which most functions have none of."""
-    from warmrank.worker.gears.model import carried, encoded
+    if kind in ("gears", "geared"):
+        from warmrank.worker.gears.model import carried, encoded
+
+        return bool((kind == "gears" and not carried(value)) or encoded(carried(value)) == expected)
     from warmrank.worker.groups import role_of
 
-    if kind in ("gears", "geared"):
-        return bool((kind == "gears" and not carried(value)) or encoded(carried(value)) == expected)
     if kind == "group":
         return bool(role_of(value) == expected[0] and value.size() == expected[1])
     return kind == "group_name" and isinstance(value, str) and bool(role_of(value) == expected)

@@ -20,7 +20,7 @@ Guards (JSON)::
     {"nodes":   rows of (parent, step, argument),       see check.py
      "checks":  rows of (node, kind, expected),         see check.py
      "shapes":  [["p3()[0] == p7()[0]", [3, 7]], ...],  conditions on sizes over node values
-     "ambient": {"default dtype": "torch.float32", ...},  see ambient.py
+     "ambient": {"default dtype": "torch.float32", ...},  see warm.py
      "sources": [[kind, module, name, digest], ...],    see sources.py
      "asked":   [[function, arguments, named arguments, result], ...],  see asked.py
      "volatile": [node, ...],                            nodes that the frame itself writes to

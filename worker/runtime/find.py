@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing
 from warmrank.worker.keys.code import function_digest
 from warmrank.worker.keys.request import Request
-from warmrank.worker.runtime.ambient import any_gears
 from warmrank.worker.runtime.artifact import Artifact, ArtifactFile, corrupt, open_private, parse
-from warmrank.worker.runtime.check import MAX_REASONS, mismatches, object_mismatches
+from warmrank.worker.runtime.check import MAX_REASONS, any_gears, mismatches, object_mismatches
 from warmrank.worker.values import Value, replace
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Site, check_choice, engine_for, engine_named
 from warmrank.worker.errors import ArtifactCorrupt, NotPortable, StateChanged, WorkerError
 from warmrank.worker.keys.request import Request, request
-from warmrank.worker.runtime import ambient
+from warmrank.worker.runtime.check import any_gears
 from warmrank.worker.runtime.find import (
     Found,
     Place,
@@ -41,6 +41,7 @@ from warmrank.worker.runtime.sources import missing_operators
 from warmrank.worker.runtime.variant import Variant
 from warmrank.worker.settings import kind_of, settings
 from warmrank.worker.torch_private.warm import (
+    ambient,
     is_followed,
     is_symbolic_trace,
     known_groups,
@@ -254,7 +255,7 @@ class CachedFunction:
         if is_followed():
             return self.method(*args, **kwargs)
         variants = tuple(self._variants)
-        state = ambient.snapshot(self._kind) if variants else ()
+        state = ambient(self._kind) if variants else ()
         for position, variant in enumerate(variants):
             if variant.guards.accept(state, args, kwargs):
                 if position:
@@ -319,7 +320,7 @@ class CachedFunction:
 
     def accepting(self, args: Args, kwargs: Kwargs) -> Variant | None:
         """The loaded variant that a call with these arguments would run at once; None if there is none."""
-        state = ambient.snapshot(self._kind)
+        state = ambient(self._kind)
         return next((found for found in self.variants if found.guards.accept(state, args, kwargs)), None)
 
     def fitting(self, args: Args, kwargs: Kwargs) -> Variant | None:
@@ -348,7 +349,7 @@ class CachedFunction:
         for variant in self._variants:
             if variant.stored.artifact.facts.gears is not None:
                 variant.guards.refuse_gear_miss(args, kwargs)
-        if not ambient.any_gears():
+        if not any_gears():
             return
         from warmrank.worker.gears.rules import geared_arguments, refuse_arguments
 

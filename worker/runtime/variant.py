@@ -17,12 +17,12 @@ import torch
 
 from warmrank.worker.engines import Site, engine_named
 from warmrank.worker.keys.request import code_in_options, functions_in_options
-from warmrank.worker.runtime import ambient
 from warmrank.worker.runtime.artifact import MUTATED, NUMBER, Frame, corrupt, readable
 from warmrank.worker.runtime.check import argument_names, text
 from warmrank.worker.runtime.decoding import decode
 from warmrank.worker.runtime.find import StoredArtifact, function_of
 from warmrank.worker.runtime.runner import CaptureOptions, runner_for
+from warmrank.worker.torch_private.warm import ambient
 
 if TYPE_CHECKING:
     from warmrank.worker.configs.compiler_config import CacheOptions, GuardMode, OnGearMiss
@@ -71,7 +71,7 @@ class Variant:
         graph = engine.load(artifact.sections, stored.files(), groups, site=site)
         self.runner = runner_for(engine, graph, facts, backend, CaptureOptions.of(site.config))
         self.device_kind = backend.kind
-        self.ambient = ambient.snapshot(backend.kind)
+        self.ambient = ambient(backend.kind)
         self._functions = functions_in_options(options) if guards == "always" else []
         self._digest = partial(code_in_options, options)
         self._code: Unchanged | None = None

@@ -26,7 +26,7 @@ import functools
 import importlib
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -140,7 +140,7 @@ def settings() -> tuple[Any, ...]:
     return (*[read() for read in _READERS], *float32_precision())
 
 
-def modes() -> tuple[Any, ...]:
+def _modes() -> tuple[Any, ...]:
     """Values of `MODE_NAMES`."""
     num_modes = _num_function_modes()
     return (
@@ -176,7 +176,7 @@ NPU_NAMES = (
 NPU_NONE = (None,) * len(NPU_NAMES)
 
 
-def npu_switches() -> tuple[Any, ...]:
+def _npu_switches() -> tuple[Any, ...]:
     """The switches in the order of `NPU_NAMES`; None for each where torch_npu is not loaded."""
     native = getattr(imported("torch_npu"), "_C", None)
     if native is None:
@@ -193,6 +193,63 @@ def npu_switches() -> tuple[Any, ...]:
         (option("CUBE_MATH_TYPE") or b"default").decode(),
         option("TORCH_NPU_USE_COMPATIBLE_IMPL") == b"1",
     )
+
+
+_AMBIENT_NAMES = (
+    *SETTING_NAMES, *MODE_NAMES, "autocast accelerator", "autocast accelerator dtype", *NPU_NAMES,
+)  # fmt: skip
+_ACCELERATORS = ("npu", "cuda")
+
+
+def ambient(device_kind: str) -> tuple[Any, ...]:
+    """The state of the process that a trace depends on; comparable with ``==`` inside one process.
+
+    Left out on purpose: the number of threads (it changes no result of the graph engine), the current device
+    index (the graph is relative to it), and grad and inference mode: a cached function is traced and runs
+    without gradients, whatever the caller's mode (`worker.runtime.check` refuses arguments that would record
+    them).
+    """
+    accelerator = device_kind if device_kind in _ACCELERATORS else None
+    return (
+        *settings(),
+        *_modes(),
+        torch.is_autocast_enabled(accelerator) if accelerator else False,
+        torch.get_autocast_dtype(accelerator) if accelerator else None,
+        *(_npu_switches() if device_kind == "npu" else NPU_NONE),
+    )
+
+
+def portable_ambient(device_kind: str) -> dict[str, str]:
+    """The same by name, as text.
+
+    Raises:
+        NotPortable: hooks, modes or kernels are active that another process, or a graph, cannot have.
+    """
+    named = _by_name(ambient(device_kind))
+    for name in ("global module hooks", "torch function modes", "kernels in Python"):
+        if named[name] not in ("", "0"):
+            msg = f"{named[name]} {name} are active while a cached function is traced; remove them first"
+            raise NotPortable(msg, what=name)
+    return named
+
+
+def ambient_differences(traced: Mapping[str, str], state: tuple[Any, ...]) -> tuple[str, ...]:
+    """Readable differences between a traced state and the present one; what is in neither is none."""
+    present = _by_name(state)
+    return tuple(
+        f"{name}: {traced.get(name)} -> {present.get(name)}"
+        for name in _AMBIENT_NAMES
+        if traced.get(name) != present.get(name)
+    )
+
+
+def _by_name(state: tuple[Any, ...]) -> dict[str, str]:
+    """Name -> text, without torch_npu's switches where it is not there."""
+    return {
+        name: str(value)
+        for name, value in zip(_AMBIENT_NAMES, state, strict=True)
+        if value is not None or name not in NPU_NAMES
+    }
 
 
 def known_groups() -> dict[str, Any]:
