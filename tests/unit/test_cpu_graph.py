@@ -165,7 +165,13 @@ GRAPHS: dict[str, Callable[[torch.Tensor], tuple[Any, ...]]] = {
         x.new_ones(3),
     ),
     "conversions": lambda x: (x.to(torch.float64), x.to(torch.bfloat16).float(), x.t().contiguous()),
-    "conjugates": lambda c: (c.conj() * 2, c.conj(), c.conj().imag + 0, torch.vdot(c, c)),
+    "conjugates": lambda c: (
+        c.conj() * 2,
+        c.conj(),
+        c.conj().imag + 0,
+        torch.vdot(c, c),
+        torch.linalg.pinv(c.view(2, 4)),  # whose conjugates are its own
+    ),
     "indices": lambda x: (
         x[:, torch.tensor([1, 2])],
         x.clone().index_put_((torch.tensor([1]),), torch.tensor(3.0)),
@@ -187,13 +193,14 @@ GRAPHS: dict[str, Callable[[torch.Tensor], tuple[Any, ...]]] = {
 
 
 def assert_repeated(graph: Callable[..., tuple[Any, ...]], x: torch.Tensor) -> None:
-    """A replay equals eager with other values than the capture had."""
-    captured = capture(graph, torch.zeros_like(x))
+    """A recorded run equals eager, and a replay with other values than the capture had."""
+    recorded, captured = capture(graph, x), capture(graph, torch.ones_like(x))
     captured.inputs[0].copy_(x)
     captured.replay()
-    for ours, eager in zip(captured.outputs, graph(x), strict=True):
-        assert (ours.dtype, ours.stride()) == (eager.dtype, eager.stride())
-        assert torch.equal(ours, eager)
+    for run in (recorded, captured):
+        for ours, eager in zip(run.outputs, graph(x), strict=True):
+            assert (ours.dtype, ours.stride()) == (eager.dtype, eager.stride())
+            assert torch.equal(ours, eager)
 
 
 @pytest.mark.parametrize("name", GRAPHS)

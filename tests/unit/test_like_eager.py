@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -367,12 +368,66 @@ def test_assertion_without_a_result_is_kept(cache: Path, mode: str) -> None:
 
 
 def scaled_quotient(x: torch.Tensor, y: Any) -> torch.Tensor:
-    return x.clone().addcdiv_(x, x + 2, value=y)
+    return torch.addcdiv(x.clone().addcdiv_(x, x + 2, value=y), x, x + 3, value=y)
 
 
 def test_fused_quotient_rounds_as_eager_and_asks_for_no_operator_of_inductors(cache: Path) -> None:
     model = Chosen(scaled_quotient)
     function = cached(model.forward, cache)
     x = torch.linspace(0.1, 7.0, 999)
+    for value in (-0.37, torch.tensor(-0.37)):  # an element of a tensor is no constant
+        assert torch.allclose(function(x, value), model(x, value), rtol=1e-6)
     assert torch.equal(function(x, -0.37), model(x, -0.37))
     assert "prims" not in str(function.variants[0].stored.artifact.sections)
+
+
+class Encoder(nn.Module):
+    def __init__(self, norm: nn.Module | None = None, **options: Any) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.inner = nn.TransformerEncoder(layer, 2, norm, **options)
+
+    def forward(self, x: torch.Tensor, padded: torch.Tensor | None, mask: torch.Tensor | None) -> Any:
+        return self.inner(x, mask=mask, src_key_padding_mask=padded)
+
+
+LAST = torch.tensor([[False, False, False], [False, False, True], [True, True, True]])
+BETWEEN = torch.tensor([[False, True, False], [False, False, True], [False, False, False]])
+CAUSAL = nn.Transformer.generate_square_subsequent_mask(3)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # which is eager's
+@pytest.mark.parametrize("padded", [LAST, BETWEEN, torch.zeros(3, 3).masked_fill(LAST, float("-inf"))])
+@pytest.mark.parametrize("options", [{}, {"norm": nn.LayerNorm(8)}, {"mask_check": False}])
+def test_padding_of_an_encoder_is_filled_with_zeros_as_by_eager(padded, options, cache):
+    model, x = Encoder(**options).eval(), torch.randn(3, 3, 8)
+    for function in (cached(model.forward, cache), cached(model.forward, cache)):
+        with torch.no_grad():
+            expected = model(x, padded, None)
+        assert torch.allclose(function(x, padded, None), expected, atol=1e-6)
+
+
+def test_masks_of_an_encoder_are_taken_without_a_look_at_their_data(cache: Path) -> None:
+    model, x = Encoder().eval(), torch.randn(3, 3, 8)
+    function = cached(model.forward, cache)
+    with torch.no_grad():
+        for padded, mask in ((None, CAUSAL), (BETWEEN.float(), CAUSAL), (None, None)):
+            assert torch.equal(function(x, padded, mask), model(x, padded, mask))
+
+
+def test_encoder_itself_with_padding_is_refused(cache: Path) -> None:
+    encoder, x = Encoder().inner.eval(), torch.randn(3, 3, 8)
+    with pytest.raises(NotPortable, match="call it within a module of your own, or make it with enable_"):
+        cached(encoder.forward, cache)(x, src_key_padding_mask=LAST)
+    assert cached(encoder.forward, cache)(x).shape == x.shape
+
+
+def test_attention_takes_eager_s_fast_path(cache: Path) -> None:
+    """Of a row that is masked as a whole, the slow one makes zeros in place of NaN."""
+    attention, x = nn.MultiheadAttention(8, 2, batch_first=True).eval(), torch.randn(3, 3, 8)
+    options = {"key_padding_mask": LAST, "need_weights": False}
+    with torch.no_grad():
+        expected, _ = attention(x, x, x, **options)
+    found, _ = cached(attention.forward, cache)(x, x, x, **options)
+    assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
+    assert expected.isnan().any()

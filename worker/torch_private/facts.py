@@ -34,9 +34,9 @@ TESTED: Final = f"2.11 to {NEWEST[0]}.{NEWEST[1]}"
 """Releases of torch that the test suite ran on, see docs/status.md."""
 
 _COMPILE = (
-    "as_shipped", "containers", "dynamo_guards", "evaluated", "evaluated_calls", "evaluated_reads",
-    "evaluated_values", "kernels", "lifetimes", "lowering", "marks", "operators", "patching", "places",
-    "raised", "symbols", "tracer_changes", "tracing", "views", "warm",
+    "as_shipped", "containers", "dynamo_guards", "encoders", "evaluated", "evaluated_calls",
+    "evaluated_reads", "evaluated_values", "kernels", "lifetimes", "lowering", "marks", "operators",
+    "patching", "places", "raised", "symbols", "tracer_changes", "tracing", "views", "warm",
 )  # fmt: skip
 GROUPS: Final = {
     "compile": _COMPILE, "trial": (), "inductor": ("inductor", "library_inputs"), "torchair": ("torchair",),
@@ -47,6 +47,7 @@ FACTS: Final = {
     "compile": """
         functools:cached_property  __get__
         functools:partialmethod  __get__
+        torch._C  DispatchKey _SetExcludeDispatchKeyGuard
         torch._C  _set_grad_enabled _dispatch_dump _construct_storage_from_data_pointer
         torch._C  _get_fp32_precision_getter _get_cublas_allow_fp16_accumulation _get_cudnn_sdp_enabled
         torch._C  _set_sdp_use_flash _set_sdp_use_mem_efficient _set_sdp_use_math _set_sdp_use_cudnn
@@ -89,6 +90,7 @@ FACTS: Final = {
         torch._dynamo.variables.functions:UserFunctionVariable  get_source
         torch._dynamo.variables.lazy:LazyVariableTracker  is_realized original_value peek_value realize
         torch._dynamo.variables.lazy:LazyVariableTracker  realize_all(value)
+        torch._dynamo.variables.torch:TorchInGraphFunctionVariable  _get_handlers
         torch._dynamo.variables.user_defined:UserDefinedObjectVariable  call_method(tx, name, args, kwargs)
         torch._dynamo.variables:ConstDictVariable  install_dict_contains_guard
         torch._dynamo.variables:ExceptionVariable  args python_type_name
@@ -114,6 +116,9 @@ FACTS: Final = {
         torch.fx.experimental.symbolic_shapes:StatelessSymbolicContext  dynamic_sizes
         torch.fx.traceback  preserve_node_meta
         torch.nn.attention  _sdpa_kernel(backends, set_priority)
+        torch.nn.modules.activation  _is_make_fx_tracing
+        torch.nn.modules.transformer  _detect_is_causal_mask(mask, is_causal, size)
+        torch.nn:TransformerEncoder  forward(src, mask, src_key_padding_mask, is_causal)
         torch:Tensor  _base _version detach as_strided
     """,
     "inductor": """

@@ -56,6 +56,8 @@ _COLLECTIVES = frozenset({"_c10d_functional", "c10d_functional"})
 _WAIT = "wait_tensor"
 _PROBABILITIES = ("dropout", "dropout_p", "p", "train", "training")
 RANDOM = "draws random numbers"
+_KEYS = torch._C.DispatchKey
+_excluded = torch._C._SetExcludeDispatchKeyGuard
 REFUSED_TAGS = {
     torch.Tag.nondeterministic_seeded: RANDOM,
     torch.Tag.data_dependent_output: "hands a value of a tensor to Python",
@@ -207,7 +209,9 @@ class Watch(TorchDispatchMode, ABC):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         del types
-        return self.called(func, args, kwargs or {})
+        # Torch leaves lazy bits out for a mode, and operators that are made of others make views with them.
+        with _excluded(_KEYS.Conjugate, False), _excluded(_KEYS.Negative, False):
+            return self.called(func, args, kwargs or {})
 
     @abstractmethod
     def called(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -19,6 +19,7 @@
   class says of its state; not by ``__slots__``.
 * A dict of the caller's whose order changes (``move_to_end``) has the new order after the call.
 * Copies and repetitions of a deque have its limit, as in torch 2.14 and 2.15.
+* ``torch.addcdiv`` with a number stays one operator: quotient, product and sum round otherwise.
 """
 
 from __future__ import annotations
@@ -58,8 +59,14 @@ from torch._dynamo.variables import (
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.ctx_manager import AutocastModeVariable, GenericContextWrappingVariable
-from torch._dynamo.variables.functions import FunctoolsPartialVariable, PolyfilledFunctionVariable
+from torch._dynamo.variables.functions import (
+    FunctoolsPartialVariable,
+    PolyfilledFunctionVariable,
+    UserFunctionVariable,
+)
 from torch._dynamo.variables.misc import DeletedVariable, IgnoredFunctionVariable, LoggingLoggerVariable
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable, tracing_state_functions
+from torch.nn.modules.activation import _is_make_fx_tracing
 from torch.nn.utils import parametrize
 from torch.utils._config_module import ConfigModule
 
@@ -67,6 +74,7 @@ from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import globals_module, is_pinned_module, is_users_function
 from warmrank.worker.repeatable import get_cached, get_partial, get_reduced
 from warmrank.worker.torch_private.containers import is_own
+from warmrank.worker.torch_private.encoders import TRACED_INSTEAD, leaves_padding
 from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
 
 if TYPE_CHECKING:
@@ -105,12 +113,15 @@ class TracerChanges:
         """Put the changes in place; then say which calls were left out."""
         methods = (getattr(logging.Logger, name) for name in _TELLING)
         handlers: Any = PolyfilledFunctionVariable._get_polyfill_handlers()
+        of_torch: Any = TorchInGraphFunctionVariable._get_handlers()
         ignored = {*dynamo_config.ignore_logging_functions, *_FUNCTIONS, *methods}
         with (
             dynamo_config.patch(ignore_logging_functions=ignored),
             intercepted(self),
             replaced(functools.cached_property, "__get__", get_cached),  # which Dynamo traces
             replaced(functools.partialmethod, "__get__", get_partial),  # likewise
+            replaced(of_torch, torch.addcdiv, functools.partial(_addcdiv, of_torch[torch.addcdiv])),
+            replaced(tracing_state_functions(), _is_make_fx_tracing, False),
             replaced(handlers, object.__reduce_ex__, get_reduced)
             if object.__reduce_ex__ in handlers
             else contextlib.nullcontext(),  # up to torch 2.12, which copies nothing so
@@ -217,7 +228,13 @@ class TracerChanges:
         return original(variable, tx, name, args, kwargs)
 
     @steps_in("torch._dynamo.variables.torch:TorchInGraphFunctionVariable", "call_function(tx, args, kwargs)")
-    def _call_of_math(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+    def _call_of_torch(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if variable.value is torch.compiler.is_compiling and leaves_padding(tx.f_code, tx.symbolic_locals):
+            msg = (
+                "an encoder that is the cached function itself returns no zeros for padding, as eager does; "
+                "call it within a module of your own, or make it with enable_nested_tensor=False"
+            )
+            raise NotPortable(msg, what="torch.nn.TransformerEncoder")
         if variable.value in (math.prod, math.fsum) and args:  # which take no generator
             args = [VariableTracker.build(tx, list).call_function(tx, args[:1], {}), *args[1:]]
         return original(variable, tx, args, kwargs)
@@ -260,6 +277,10 @@ class TracerChanges:
                 "can be made; call the function of that type by its name"
             )
             raise NotPortable(msg, what="functools.singledispatch")
+        instead = TRACED_INSTEAD.get(variable.fn)
+        if instead is not None and tx.f_code is not instead.__code__:
+            args = [*variable.self_args(), *args]
+            variable = UserFunctionVariable(instead)
         return original(variable, tx, args, kwargs)
 
     @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "bind_args")
@@ -330,6 +351,12 @@ class TracerChanges:
         if variable.python_type() is not deque:
             return made
         return type(made)(made.items, maxlen=variable.maxlen, mutation_type=made.mutation_type)
+
+
+def _addcdiv(original: Any, *call: Any, value: Any = None, **kwargs: Any) -> Any:
+    if value is None or value.is_python_constant():
+        return None  # nothing special
+    return original(*call, value=value, **kwargs)
 
 
 def _autocast(builder: Any, value: Any) -> Any:
