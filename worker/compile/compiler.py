@@ -159,7 +159,8 @@ def compile_call(  # noqa: PLR0913 - a call, and how it is compiled
                     raise
                 traced, (lowered, facts, built) = _of_these_sizes(attempt, error, method.__qualname__)
         roles = tuple(sorted(map(role_of, group_names(lowered.graph))))
-        portable = translate(traced, state, roles, function, arguments_of(method, args, kwargs))
+        frame, classes = portable_frame(traced, function)
+        portable = translate(traced, state, roles, function, arguments_of(method, args, kwargs), classes)
         guards = replace(portable, runtime_state=declared)
         facts, guards = gears.recorded(traced.lowered, facts, guards)
     except GearsApart as error:
@@ -178,7 +179,7 @@ def compile_call(  # noqa: PLR0913 - a call, and how it is compiled
         engine_version=engine.version,
         components=request.components,
         guards=guards,
-        frame=portable_frame(traced, function),
+        frame=frame,
         facts=facts,
         roles=roles,
         sections={**built.sections, ABOUT: about(lowered, traced.codes)},
@@ -327,8 +328,9 @@ def _counted(found: Iterable[str]) -> str:
     return "\n".join(f"{count} x {text}" for text, count in Counter(found).most_common())
 
 
-def portable_frame(trace: Trace, function: FunctionType) -> Frame:
-    """The portable frame of a trace."""
+def portable_frame(trace: Trace, function: FunctionType) -> tuple[Frame, list[list[str]]]:
+    """The portable frame of a trace, and the classes that it makes objects of: see `constants.classes_in`."""
+    encoded: list[Any] = []
     for instruction in dis.get_instructions(trace.frame):
         if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             msg = (
@@ -355,7 +357,9 @@ def portable_frame(trace: Trace, function: FunctionType) -> Frame:
                 names["imports"][renames[name]] = value.__name__
             else:
                 names["objects"][renames[name]] = _encode_object(name, function)
-    return Frame(code=marshal.dumps(_canonical(trace.frame, renames), _MARSHAL_VERSION), names=names)
+    code = marshal.dumps(_canonical(trace.frame, renames, encoded), _MARSHAL_VERSION)
+    found = constants.classes_in([*names["objects"].values(), *encoded])
+    return Frame(code=code, names=names), [*found]
 
 
 def _encode_object(name: str, function: FunctionType) -> Any:
@@ -369,7 +373,8 @@ def _encode_object(name: str, function: FunctionType) -> Any:
         raise errors.NotPortable(msg, what=name) from error
 
 
-def _canonical(code: CodeType, renames: Mapping[str, str]) -> CodeType:
+def _canonical(code: CodeType, renames: Mapping[str, str], encoded: list[Any]) -> CodeType:
+    """The code with ``renames`` and without places; what its constants were ``encoded`` to is added there."""
     # A line table with every instruction on the first line; without one, no traceback can be printed. Source
     # of the form: CPython's ``Objects/locations.md`` (3.11 and later). An entry covers up to 8 code units; 13
     # is the kind without columns; the distance to the line before, 0, follows.
@@ -377,20 +382,21 @@ def _canonical(code: CodeType, renames: Mapping[str, str]) -> CodeType:
     entries = (min(8, num_units - start) for start in range(0, num_units, 8))
     return code.replace(
         co_names=tuple(renames.get(name, name) for name in code.co_names),
-        co_consts=tuple(_canonical_constant(item, renames) for item in code.co_consts),
+        co_consts=tuple(_canonical_constant(item, renames, encoded) for item in code.co_consts),
         co_filename="<warmrank frame>",
         co_firstlineno=1,
         co_linetable=b"".join(bytes((0x80 | 13 << 3 | length - 1, 0)) for length in entries),
     )
 
 
-def _canonical_constant(value: Any, renames: Mapping[str, str]) -> Any:
+def _canonical_constant(value: Any, renames: Mapping[str, str], encoded: list[Any]) -> Any:
     if isinstance(value, CodeType):
-        return _canonical(value, renames)
+        return _canonical(value, renames, encoded)
     if _is_literal(value):
         return value
     try:
-        return (PLACEHOLDER, json.dumps(constants.encode(value), sort_keys=True))
+        encoded.append(constants.encode(value))
+        return (PLACEHOLDER, json.dumps(encoded[-1], sort_keys=True))
     except errors.NotPortable as error:
         msg = (
             "the function returns, or keeps, what only this process has, such as a function that it makes "

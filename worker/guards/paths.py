@@ -91,6 +91,11 @@ class PathTable:
         """Index of the node for an attribute of a node's object."""
         return self._node((node, "attr", name))
 
+    def add_base(self, node: int, place: int, *, of_class: bool) -> int:
+        """Index of the node for a class that a node's object, if ``of_class``, or its type derives from."""
+        cls = node if of_class else self._node((node, "type", ""))
+        return self._node((self.add_attribute(cls, "__mro__"), "item", place)) if place else cls
+
     def _step(self, tree: ast.expr) -> Node:
         if isinstance(tree, ast.Attribute):
             return self.add_tree(tree.value), "attr", tree.attr

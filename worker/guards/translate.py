@@ -52,11 +52,12 @@ def translate(
     roles: tuple[str, ...],
     function: types.FunctionType,
     arguments: Mapping[str, Any],
+    classes: Iterable[list[str]] = (),
 ) -> PortableGuards:
     """The portable guards of a trace of a function with these arguments, by parameter name.
 
     ``ambient`` is the state of the process that it was made in, ``roles`` those of the process groups that
-    its graph uses.
+    its graph uses, ``classes`` those that its frame looks up: module, qualified name and digest.
 
     Raises:
         NotPortable: a guard, or a leaf of Dynamo's guard tree, has no portable form; the message names it and
@@ -78,6 +79,7 @@ def translate(
             checks.setdefault(repr(check), check)
 
     add(builtins_named(table, trace.codes))
+    add((table.add(f"{IMPORTED}{of[0]!r}).{of[1]}"), "identity", ["class", *of]) for of in classes)
     for guard in trace.guards:
         if guard.kind == "SHAPE_ENV":
             shapes.extend(_shape(table, condition) for condition in guard.conditions)

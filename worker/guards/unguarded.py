@@ -10,8 +10,6 @@ from __future__ import annotations
 import ast
 import builtins
 import enum
-import inspect
-import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -21,7 +19,7 @@ import torch
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.groups import is_group
 from warmrank.worker.guards.paths import NodeValues, PathTable
-from warmrank.worker.keys.code import globals_module, is_pinned_module
+from warmrank.worker.keys.code import globals_module, is_found_by_name, is_pinned_module
 from warmrank.worker.runtime import constants
 from warmrank.worker.runtime.artifact import Check, Node
 from warmrank.worker.runtime.check import MISSING
@@ -91,6 +89,14 @@ def unguarded(
         if isinstance(values[node].__self__, type):
             yield owner, "identity", describe(values[node].__self__)
         yield table.add_attribute(node, "__func__"), "identity", describe(values[node].__func__)
+    # Classes of one name are told apart by whose instances there are: ``isinstance`` asks for these alone.
+    classes = (it for it in values.all() if issubclass(type(it), type) and not is_found_by_name(it))
+    twins = {(cls.__module__, cls.__qualname__) for cls in classes}
+    for node, value in enumerate(values.all()) if twins else ():
+        is_class = issubclass(type(value), type)
+        for place, base in enumerate((value if is_class else type(value)).__mro__):
+            if (base.__module__, base.__qualname__) in twins:
+                table.add_base(node, place, of_class=is_class)
     table.add_cells([(node, num_cells(value)) for node, value in enumerate(values.all())])
     yield from ((node, "present", None) for node in looked_up)
     for node in ordered:
@@ -151,22 +157,12 @@ def has_identity(value: Any) -> bool:
     """True if an object differs from its equals, as functions and classes do that no name leads to."""
     kind = type(value)  # not isinstance: some objects raise when they are asked for their class
     if issubclass(kind, type | types.FunctionType):
-        return not _is_found_by_name(value)
+        return not is_found_by_name(value)
     if issubclass(kind, tuple) and kind not in (tuple, torch.Size):
         return True  # a named tuple, which may hold anything
     if kind is float and value != value:  # noqa: PLR0124 - NaN, which containers look for by identity
         return True
     return not issubclass(kind, _INTERCHANGEABLE) and not is_group(kind)
-
-
-def _is_found_by_name(value: Any) -> bool:
-    """True if a function or class is the only one of its name: what its module has under that."""
-    if "<" in value.__qualname__:  # made by a call, or without a name
-        return False
-    found: Any = sys.modules.get(value.__module__)
-    for part in value.__qualname__.split("."):
-        found = inspect.getattr_static(found, part, None)
-    return found is value or getattr(found, "__func__", None) is value
 
 
 def is_object_of_value(value: Any) -> bool:

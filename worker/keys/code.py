@@ -11,6 +11,7 @@ import contextlib
 import dis
 import functools
 import hashlib
+import inspect
 import os
 import sys
 import types
@@ -44,6 +45,7 @@ _COMPARED_ELSEWHERE = frozenset({"torch", "torch.nn.parameter"})
 # Members of ``nn.Module`` that its source gives a second name.
 _SECOND_NAMES = frozenset({("forward", "_forward_unimplemented"), ("__call__", "Module._wrapped_call_impl")})
 # Class attributes that say how instances are laid out; Dynamo relies on them without a guard.
+UNNAMED = "?"  # behind the digest of a class that its name does not lead to
 _LAYOUT_NAMES = frozenset({"_fields", "__match_args__", "__slots__"})
 _LITERALS = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))
 
@@ -341,8 +343,21 @@ def is_users_function(value: Any) -> bool:
     return isinstance(value, types.FunctionType) and not is_pinned_module(globals_module(value))
 
 
+def is_found_by_name(value: Any) -> bool:
+    """True if a function or class is the only one of its name: what its module has under that."""
+    if "<" in value.__qualname__:  # made by a call, or without a name
+        return False
+    found: Any = sys.modules.get(value.__module__)
+    for part in value.__qualname__.split("."):
+        found = inspect.getattr_static(found, part, None)
+    return found is value or getattr(found, "__func__", None) is value
+
+
 def type_name(cls: type) -> str:
-    """Name of a type for guards: ``module:qualname``, and a class digest where no version pins the class."""
+    """Name of a type for guards: ``module:qualname``, and a class digest where no version pins the class.
+
+    A class that its name does not lead to, of which there may be several, is told from one that it does.
+    """
     names = _type_names  # what another thread forgets meanwhile gets no name of before
     known = names.get(cls)
     if known is None:
@@ -352,7 +367,7 @@ def type_name(cls: type) -> str:
         if not is_pinned_module(module) or any(
             _is_patched(base) for base in cls.__mro__ if base.__module__ != "torch"
         ):
-            known = f"{known}#{class_digest(cls)}"
+            known = f"{known}#{class_digest(cls)}{'' if is_found_by_name(cls) else UNNAMED}"
         names[cls] = known
     return known
 

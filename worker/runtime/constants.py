@@ -20,7 +20,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -29,15 +29,17 @@ import torch
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.groups import is_group, role_of
 from warmrank.worker.keys.code import (
+    UNNAMED,
     code_digest,
     function_digest,
     globals_module,
     is_cached_function,
+    is_found_by_name,
     is_pinned_module,
     type_name,
 )
 from warmrank.worker.runtime.check import plain_type
-from warmrank.worker.runtime.decoding import class_named, describe_named, device_name
+from warmrank.worker.runtime.decoding import describe_named, device_name
 from warmrank.worker.torch_private.warm import OPERATORS, OperatorNamespace, metadata_of, replacing_call
 
 # How to get the plain value out of one whose class may answer otherwise.
@@ -121,6 +123,25 @@ def _is_member_in_c(value: Any) -> bool:
     return isinstance(members, dict) and getattr(value, "name", None) in members
 
 
+def classes_in(encoded: Any) -> Iterator[list[str]]:
+    """Module, qualified name and digest of each class that decoding looks up and no version pins.
+
+    Raises:
+        NotPortable: its name does not lead to one of them.
+    """
+    if isinstance(encoded, dict):
+        ((tag, encoded),) = encoded.items()
+        if tag in ("class", "namedtuple", "derived") and len(encoded) > 2 + (tag != "class"):
+            module, name, digest = encoded[:3]
+            if digest.endswith(UNNAMED):
+                msg = f"{module} has no class {name} by that name; assign it to the name that it was given"
+                raise NotPortable(msg, what=name)
+            yield [module, name, digest]
+    if isinstance(encoded, list):
+        for item in encoded:
+            yield from classes_in(item)
+
+
 def encode_index(value: Any) -> Any:
     """The JSON form of a key that is looked up: an accelerator's index counts here."""
     if isinstance(value, torch.device) and value.index is not None:
@@ -158,20 +179,12 @@ def _encode_torch(value: Any) -> Any:
         return {"namedtuple": [*_class_parts(type(value)), [encode(item) for item in value]]}
     if isinstance(value, types.MethodType) and isinstance(value.__self__, type):
         return {"classmethod": [encode(value.__self__), value.__name__]}
-    if isinstance(value, types.FunctionType) and _is_found_again(value):
+    if isinstance(value, types.FunctionType) and is_found_by_name(value):
         digest = "" if is_pinned_module(globals_module(value)) else function_digest(value)
         return {"function": [value.__module__, value.__qualname__, digest]}
     kind = type(value)
     what = f"a value of type {kind.__module__}.{kind.__qualname__}"
     raise NotPortable(f"{what} cannot be compared in another process")
-
-
-def _is_found_again(function: types.FunctionType) -> bool:
-    """True if a function's names lead to it, and not to another one."""
-    try:
-        return class_named([function.__module__, function.__qualname__]) is function
-    except (ImportError, AttributeError):
-        return False
 
 
 def describe(value: Any) -> list[Any]:

@@ -19,6 +19,7 @@
   class says of its state; not by ``__slots__``.
 * A dict of the caller's whose order changes (``move_to_end``) has the new order after the call.
 * Copies and repetitions of a deque have its limit, as in torch 2.14 and 2.15.
+* Bound methods are compared by function and object.
 * ``torch.addcdiv`` with a number stays one operator: quotient, product and sum round otherwise.
 """
 
@@ -37,7 +38,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from types import FunctionType, WrapperDescriptorType
+from types import FunctionType, MethodType, WrapperDescriptorType
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -63,6 +64,7 @@ from torch._dynamo.variables.functions import (
     FunctoolsPartialVariable,
     PolyfilledFunctionVariable,
     UserFunctionVariable,
+    UserMethodVariable,
 )
 from torch._dynamo.variables.misc import DeletedVariable, IgnoredFunctionVariable, LoggingLoggerVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable, tracing_state_functions
@@ -299,6 +301,9 @@ class TracerChanges:
             args = _with_texts(tx, template, args[0], args[1].realize())
         elif variable.fn is str and len(args) == 1 and _is_shown(args[0].realize()):
             variable = VariableTracker.build(tx, repr)
+        elif variable.fn in (operator.eq, operator.ne) and any(map(_bound, args)):
+            is_equal = _bound(args[0]) == _bound(args[1])
+            return VariableTracker.build(tx, is_equal is (variable.fn is operator.eq))
         elif variable.fn in _ARITHMETIC and (made := _made_by_numpy(tx, variable.fn, args)) is not None:
             return made
         return original(variable, tx, args, kwargs)
@@ -322,10 +327,29 @@ class TracerChanges:
         is_optional=True,  # up to torch 2.13
     )
     def _is_equal(self, original: Any, variable: Any, other: Any) -> bool:
+        if (method := _bound(variable)) is not None:
+            return method == _bound(other)
         if not is_own(variable.python_type(), "__eq__"):
             return bool(original(variable, other))
         answer = variable.call_method(InstructionTranslator.current_tx(), "__eq__", [other], {})
         return answer.as_python_constant() is True
+
+    @steps_in(
+        "torch._dynamo.variables.functions:UserFunctionVariable", "is_python_equal(other)", is_optional=True
+    )
+    def _is_equal_key(self, original: Any, variable: Any, other: Any) -> bool:
+        method = _bound(variable)
+        return bool(original(variable, other)) if method is None else method == _bound(other)
+
+    @steps_in(
+        "torch._dynamo.variables.functions:BaseUserFunctionVariable",
+        "richcompare_impl(tx, other, op)",
+        is_optional=True,  # up to torch 2.12
+    )
+    def _compare(self, original: Any, variable: Any, tx: Any, other: Any, op: str) -> Any:
+        if (method := _bound(variable)) is None:
+            return original(variable, tx, other, op)
+        return VariableTracker.build(tx, (method == _bound(other)) is (op == "__eq__"))
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_id(tx, args)")
     def _address(self, original: Any, variable: Any, tx: Any, *args: Any) -> Any:
@@ -458,6 +482,16 @@ def make_floats_constants(graph_module: GraphModule) -> None:
         TensorifyState.specialize(memo.node._expr.name)
     if memos:
         raise TensorifyScalarRestartAnalysis
+
+
+def _bound(variable: Any) -> tuple[Any, int] | None:
+    """Function and address of the object that a bound method was made of; None for all else."""
+    variable = variable.realize()
+    if isinstance(variable, UserMethodVariable):
+        owner = variable.obj.realize()
+        return variable.fn, id(getattr(owner, "value", owner))
+    value = getattr(variable, "value", None) if isinstance(variable, UserDefinedObjectVariable) else None
+    return (value.__func__, id(value.__self__)) if type(value) is MethodType else None
 
 
 def _flattened(args: Any, kwargs: Any) -> tuple[Any, Any]:
