@@ -51,6 +51,7 @@ from warmrank.worker.torch_private.lowering import (
     lower,
     source_name,
 )
+from warmrank.worker.torch_private.numpy_calls import refuse_other_results
 from warmrank.worker.torch_private.patching import intercepted, steps_in
 from warmrank.worker.torch_private.raised import Raising, ShapeNotes, raised_by
 from warmrank.worker.torch_private.tracer_changes import TracerChanges
@@ -263,6 +264,7 @@ def trace(
                 )
                 raise GraphBreak(msg, function=name, reason="no tensor operation")
             _refuse_opaque(given.graph_module)
+            refuse_other_results(given.graph_module)
             _refuse_names(output.traced_code)
             trace_s = perf_counter() - started
             environment = output.get_runtime_env()
