@@ -344,7 +344,17 @@ class TracerChanges:
     @steps_in(
         "torch._dynamo.variables.functions:BaseUserFunctionVariable",
         "richcompare_impl(tx, other, op)",
-        is_optional=True,  # up to torch 2.12
+        is_optional=True,  # in torch 2.13 and 2.14
+    )
+    @steps_in(
+        "torch._dynamo.variables.functions:UserMethodVariable",
+        "tp_richcompare_impl(tx, other, op)",
+        is_optional=True,  # from torch 2.15 on, as the next
+    )
+    @steps_in(
+        "torch._dynamo.variables.user_defined:UserDefinedObjectVariable",
+        "tp_richcompare_impl(tx, other, op)",
+        is_optional=True,
     )
     def _compare(self, original: Any, variable: Any, tx: Any, other: Any, op: str) -> Any:
         if (method := _bound(variable)) is None:
@@ -488,8 +498,8 @@ def _bound(variable: Any) -> tuple[Any, int] | None:
     """Function and address of the object that a bound method was made of; None for all else."""
     variable = variable.realize()
     if isinstance(variable, UserMethodVariable):
-        owner = variable.obj.realize()
-        return variable.fn, id(getattr(owner, "value", owner))
+        owner = (variable.im_self if hasattr(variable, "im_self") else variable.obj).realize()  # from 2.15 on
+        return variable.get_function(), id(getattr(owner, "value", owner))
     value = getattr(variable, "value", None) if isinstance(variable, UserDefinedObjectVariable) else None
     return (value.__func__, id(value.__self__)) if type(value) is MethodType else None
 
