@@ -375,8 +375,6 @@ def test_fused_quotient_rounds_as_eager_and_asks_for_no_operator_of_inductors(ca
     model = Chosen(scaled_quotient)
     function = cached(model.forward, cache)
     x = torch.linspace(0.1, 7.0, 999)
-    for value in (-0.37, torch.tensor(-0.37)):  # an element of a tensor is no constant
-        assert torch.allclose(function(x, value), model(x, value), rtol=1e-6)
     assert torch.equal(function(x, -0.37), model(x, -0.37))
     assert "prims" not in str(function.variants[0].stored.artifact.sections)
 

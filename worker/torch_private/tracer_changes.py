@@ -344,7 +344,7 @@ class TracerChanges:
     @steps_in(
         "torch._dynamo.variables.functions:BaseUserFunctionVariable",
         "richcompare_impl(tx, other, op)",
-        is_optional=True,  # in torch 2.13 and 2.14
+        is_optional=True,  # in torch 2.13 and 2.14; before, Dynamo breaks the graph
     )
     @steps_in(
         "torch._dynamo.variables.functions:UserMethodVariable",
