@@ -260,6 +260,7 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
 
     from warmrank.orchestrator.exec.driver import Options, execute
     from warmrank.orchestrator.exec.node import HostGroup, parse_when
+    from warmrank.orchestrator.launch.report import make_way, write_whole
 
     named = None if config is None or str(config) == _NO_CONFIG else config
     group = HostGroup(**{**asdict(hosts), "node_rank": hosts.node_rank or 0})
@@ -276,14 +277,14 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
     if loaded.ranks % hosts.nnodes:
         raise typer.BadParameter(f"ranks ({loaded.ranks}) are not as many on each of {hosts.nnodes} hosts")
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)  # before, lest the run's end be an error
+        make_way({"--json": json_file})
     out, err, tell = sys.stdout.buffer, sys.stderr.buffer, partial(say, stderr=True)
     with others_on_stderr():
         outcome = execute(
             loaded, words, options, say=lambda line: tell(f"warmrank: {line}"), out=out, err=err
         )
     if json_file is not None:
-        json_file.write_text(json.dumps(to_jsonable_python(outcome), indent=2) + "\n", encoding="utf-8")
+        write_whole(json_file, json.dumps(to_jsonable_python(outcome), indent=2) + "\n")
     raise typer.Exit(outcome.exit_code)
 
 
@@ -360,7 +361,7 @@ def build(offline: OfflineOptions, json_file: ReportFile = None) -> None:
     loaded, options = offline.read()
     to_stdout = json_file == Path("-")
     if json_file and not to_stdout:
-        make_way(json_file)
+        make_way({"--json": json_file})
     console = output(stderr=to_stdout)
     with progress(console, loaded.ranks) as listener:
         report = run(loaded, options, listener=listener)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import shlex
-from collections.abc import Iterable, Sized
+from collections.abc import Container, Iterable, Mapping, Sized
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -323,30 +324,75 @@ def read_report(path: Path) -> Report:
     raise ConfigError([problem], document="report")
 
 
-def make_way(path: Path, *, option: str = "--json") -> None:
-    """Remove an older file, or raise `ConfigError`, naming the ``option``, if none can be written there.
+def make_way(files: Mapping[str, Path], *, kept: Container[str] = ()) -> None:
+    """Remove older files, by their options, but those ``kept``: none stands for a launch that is killed.
 
-    Should what the file tells of be killed, the older one must not stand for it.
+    Raises:
+        ConfigError: one cannot be written, or holds what is not warmrank's; none was removed.
     """
-    draft = _draft_of(path)
-    try:
-        path.unlink(missing_ok=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.touch()
-        draft.unlink()
-    except OSError as error:
-        expected = "a file that can be written, or - for stdout"
-        found = f"{path} ({error.strerror or error})"
-        problem = ConfigProblem(place=option, key="", found=found, expected=expected)
-        raise ConfigError([problem], document="file") from error
+    expected = "a file that can be written, or - for stdout; of older files, only reports are overwritten"
+    faults = {option: _fault_of(path) for option, path in files.items()}
+    problems = [
+        ConfigProblem(place=option, key="", found=f"{files[option]} ({fault})", expected=expected)
+        for option, fault in faults.items()
+        if fault
+    ]
+    if problems:
+        raise ConfigError(problems, document="file")
+    for option, path in files.items():
+        if option not in kept and not _is_stream(path):
+            Path(os.path.realpath(path)).unlink(missing_ok=True)
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file, in a directory that is made where there is none."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = _draft_of(path)
+    """Write a file, in a directory that is made where there is none; a device or a pipe is written to."""
+    if _is_stream(path):
+        with path.open("a", encoding="utf-8") as stream:
+            stream.write(text)
+        return
+    target = Path(os.path.realpath(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = _draft_of(target)
     draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    draft.replace(target)
+
+
+_OPENED = re.compile(r"/(proc|dev(?!/shm))/")
+"""Begins the names of devices and of open files, whatever those are."""
+
+_HEADS = (
+    b'"schema_version"',
+    b'{\n  "exit_code"',
+    b'content="warmrank"',
+    b'"otherData":{"launch"',
+    b"# HELP warmrank_",
+)
+"""Each begins an output: JSON of a launch or build, of exec, a page, a trace, metrics."""
+
+
+def _is_stream(path: Path) -> bool:
+    return bool(_OPENED.match(str(path.absolute()))) or (path.exists() and not path.is_file())
+
+
+def _fault_of(path: Path) -> str:
+    """The reason why an output cannot be written at a path; empty where it can."""
+    try:
+        if _is_stream(path):
+            is_open = os.access(path, os.W_OK) and not (path.is_dir() or path.is_socket())
+            return "" if is_open else "no file, and nothing that can be written to"
+        target = Path(os.path.realpath(path))
+        if target.exists():
+            with target.open("rb") as older:
+                head = older.read(4096)
+            if head and not any(mark in head for mark in _HEADS):
+                return "a file that is none of warmrank's reports"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft = _draft_of(target)
+        draft.touch()
+        draft.unlink()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _draft_of(path: Path) -> Path:

@@ -8,6 +8,7 @@ happens, where the driver has no Ray; a metric is set a few times a second at mo
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,19 +53,17 @@ class Outputs:
         Metrics stay: a collector reads them at any time, and keeps the last launch's until the next ones.
 
         Raises:
-            ConfigError: one of them cannot be written.
+            ConfigError: one of them cannot be written, or is a file of another kind.
             BadArgument: two of them are the same file.
         """
         named = {"--json": self.json, "--report": self.html, "--trace": self.trace, "--metrics": self.metrics}
         files = {option: path for option, path in named.items() if path is not None and path != STDOUT}
-        seen: dict[Path, str] = {}
+        seen: dict[str, str] = {}
         for option, path in files.items():
-            earlier = seen.setdefault(path.resolve(), option)
+            earlier = seen.setdefault(os.path.realpath(path), option)
             if earlier != option:
                 raise BadArgument(f"{earlier} and {option}: expected a file for each, found {path} for both")
-        for option, path in files.items():
-            if option != "--metrics":
-                make_way(path, option=option)
+        make_way(files, kept=("--metrics",))
 
     def write(self, report: Report) -> tuple[tuple[str, Path], ...]:
         """Write every file; returns what each is, and where."""

@@ -82,12 +82,38 @@ def launch(tmp_path: Path, *options: str, **more: Any) -> Result:
 def test_failed_launch_leaves_a_report_of_its_own(tmp_path: Path, world: FakeWorld):
     world.raises["build", 0] = WorkloadError("no weights here")
     report = tmp_path / "report.json"
-    report.write_text("from yesterday")
+    report.write_text('{"schema_version": 5, "name": "from yesterday"}')
     assert launch(tmp_path, "--json", str(report)).exit_code == ExitCode.BAD_INPUT
     found = from_json(report.read_text())
     assert (found.outcome, found.exit_code) == ("failed", 2)
     assert found.failure is not None
     assert "no weights here" in found.failure.message
+
+
+def test_output_that_would_replace_another_kind_of_file_is_refused_before_any_is_removed(tmp_path, world):
+    older, weights = tmp_path / "older.json", tmp_path / "model.pt"
+    older.write_text('{"schema_version": 5}')
+    weights.write_bytes(b"weights")
+    options = ("--json", str(older), "--trace", str(weights), "--metrics", str(tmp_path / "launch.yaml"))
+    result = launch(tmp_path, *options)
+    assert (result.exit_code, world.called("build")) == (ExitCode.BAD_INPUT, [])
+    assert "--trace" in result.stderr
+    assert "--metrics" in result.stderr
+    assert (older.exists(), weights.read_bytes()) == (True, b"weights")
+
+
+def test_output_goes_through_a_link_and_into_a_pipe_and_leaves_both(tmp_path, world):
+    link, pipe, page = tmp_path / "link.json", tmp_path / "pipe", tmp_path / "page.html"
+    link.symlink_to(tmp_path / "report.json")
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for _ in range(2):  # the second time over what the first one wrote
+        options = ("--json", str(link), "--metrics", str(pipe), "--report", str(page), "--trace", "/dev/null")
+        assert launch(tmp_path, *options).exit_code == ExitCode.OK
+    assert (link.is_symlink(), pipe.is_fifo()) == (True, True)
+    assert from_json((tmp_path / "report.json").read_text()).outcome == "warm"
+    assert os.read(reader, 20).startswith(b"# HELP warmrank_")
+    os.close(reader)
 
 
 def test_disk_that_is_too_full_for_the_report_does_not_hide_why_the_launch_failed(

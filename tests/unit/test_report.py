@@ -300,17 +300,17 @@ def test_report_command_makes_page_trace_and_metrics(tmp_path: Path) -> None:
 
 def test_older_files_do_not_stand_for_a_launch_that_is_killed(tmp_path: Path) -> None:
     html, metrics = tmp_path / "report.html", tmp_path / "last.prom"
-    html.write_text("old")
-    metrics.write_text("of the last launch")
+    html.write_text(old := '<meta name="generator" content="warmrank">')
+    metrics.write_text(last := "# HELP warmrank_launch_warm of the last launch")
     outputs = Outputs(json=STDOUT, html=html, metrics=metrics)
     outputs.prepare()
     assert not html.exists()
-    assert metrics.read_text() == "of the last launch"
+    assert metrics.read_text() == last
     assert [path for _, path in outputs.write(made_report(2))] == [html, metrics]  # stdout is the caller's
-    html.write_text("old")
+    html.write_text(old)
     with pytest.raises(BadArgument, match="--json and --report: expected a file for each"):
         Outputs(json=html, html=tmp_path / "new" / ".." / "report.html").prepare()
-    assert html.read_text() == "old"
+    assert html.read_text() == old
 
 
 @pytest.mark.parametrize(
