@@ -12,6 +12,7 @@ import difflib
 import json
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -94,7 +95,8 @@ def _read_data(
 ) -> dict[str, Any]:
     """The data of a config file, unchecked, with overrides and what follows from them; as `load` says."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open("rb") as file:  # perhaps a pipe, or without an end
+            text = file.read(_MAX_SIZE + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
         found = f"no readable file ({error})"
         raise ConfigError([_problem(str(path), "", found, "a YAML file")]) from error
@@ -160,6 +162,8 @@ def _resolved(config: Config, base: Path) -> Config:
 
 def read_yaml(text: str, place: str) -> Any:
     """The data in a text of YAML; raises `ConfigError`, also for a key that stands twice or is no string."""
+    if len(text) > _MAX_SIZE:
+        raise ConfigError([_problem(place, "", "more than 1 MiB", "a document of a person's size")])
     loader = _Loader(text)
     loader.name = place
     loader.deep_construct = True  # so that an alias of what it stands in is refused
@@ -177,6 +181,9 @@ def read_yaml(text: str, place: str) -> Any:
         loader.dispose()
 
 
+_MAX_SIZE = 2**20
+"""Of a document: its bytes; its characters and nodes, with what each alias stands for in the alias' place."""
+
 _TAG = "tag:yaml.org,2002:"
 
 
@@ -192,6 +199,24 @@ class _Loader(yaml.SafeLoader):
         f"{_TAG}int": lambda self, node: self.number(node, self.construct_yaml_int(node)),
         f"{_TAG}float": lambda self, node: self.number(node, self.construct_yaml_float(node)),
     }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._sizes: dict[yaml.Node, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """See `yaml.composer.Composer.compose_node`."""
+        node = super().compose_node(parent, index)
+        if node is not None and node not in self._sizes:
+            parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+            parts = chain.from_iterable(parts) if isinstance(node, yaml.MappingNode) else parts
+            size = sum(self._sizes.get(part, 1) for part in parts) + 1
+            self._sizes[node] = size + len(node.value)
+            if self._sizes[node] > _MAX_SIZE:
+                self.refuse(
+                    node, "more than 1 MiB, with aliases written out", "a document of a person's size"
+                )
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[object] = set()

@@ -214,17 +214,31 @@ def test_call_that_is_certain_to_fail_is_named(entrypoint: str, arguments: dict[
     assert said in str(fault[0])
 
 
+def doubled(first: str, each: str) -> str:
+    """A document of which each line holds twice what the line before does."""
+    lines = (f"a{index}: &a{index} {each.replace('_', f'*a{index - 1}')}" for index in range(1, 40))
+    return "\n".join((f"a0: &a0 {first}", *lines))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "found"),
     [
         ("a: &a\n  b: *a\n", "recursive node"),
         ("a: " + "[" * 3000 + "]" * 3000, "hundreds of levels"),
+        (doubled("[x]", "[_, _]"), "with aliases written out"),
+        (doubled("{x: 1}", "{<<: [_, _]}"), "with aliases written out"),
+        ("a: " + "x" * 2**20, "more than 1 MiB"),
     ],
 )
 def test_document_that_cannot_be_walked_is_refused(text: str, found: str) -> None:
     with pytest.raises(ConfigError, match=found):
         read_yaml(text, "a.yaml")
+
+
+def test_file_without_an_end_is_no_config() -> None:
+    with pytest.raises(ConfigError, match="/dev/zero: found more than 1 MiB"):
+        load("/dev/zero")
 
 
 def test_whole_number_and_date_are_texts_where_only_texts_go_and_else_quotes_are_asked_for(file):
