@@ -5,6 +5,9 @@ Importing this package, or its command line, imports neither torch nor ray.
 
 from __future__ import annotations
 
+import re
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import warmrank
@@ -18,7 +21,28 @@ def import_root() -> Path:
 SHADOW_REMEDY = "rename it, or start the command in another directory"
 
 
-def shadow_here() -> Path | None:
-    """A module of the current directory that processes of Ray would import in place of `warmrank`."""
-    namesake = Path.cwd() / "warmrank.py"
-    return namesake if namesake.is_file() else None
+def shadow_here() -> str:
+    """Name a module of the current directory that hides a library from ranks; empty for none."""
+    here = Path.cwd()
+    found = {path.stem: path for path in here.glob("*.py")}
+    found |= {path.parent.name: path.parent for path in here.glob("*/__init__.py")}
+    names = [] if here == import_root() else sorted(found.keys() & _libraries())
+    return f"{found[names[0]]} in place of the library {names[0]}" if names else ""
+
+
+def _libraries() -> set[str]:
+    """Modules of Python, of this package, Ray and torch, and of what these require, if installed."""
+    from importlib import metadata
+
+    needed = {"warmrank", "ray", "torch"}
+    for name in tuple(needed):
+        with suppress(metadata.PackageNotFoundError):
+            needed |= {_canonical(each) for each in metadata.requires(name) or ()}
+    installed = metadata.packages_distributions().items()
+    modules = {module for module, owners in installed if needed & {_canonical(owner) for owner in owners}}
+    return {"warmrank", *modules, *sys.stdlib_module_names} - {*sys.builtin_module_names}
+
+
+def _canonical(requirement: str) -> str:
+    """The name that a requirement begins with, as the name of a distribution is compared."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", requirement, maxsplit=1)[0]).lower()

@@ -174,8 +174,7 @@ def _code(config: Config) -> Iterator[LintFinding]:
             "error" if is_certain else "warning", (f"workload.{key}",), fault, f"{remedy}{only_there}"
         )
     if shadow := shadow_here():
-        found_there = f"ranks would import {shadow} in place of the package warmrank"
-        yield LintFinding("error", ("workload",), found_there, SHADOW_REMEDY)
+        yield LintFinding("error", ("workload",), f"ranks would import {shadow}", SHADOW_REMEDY)
 
 
 def _cache(config: Config) -> Iterator[LintFinding]:

@@ -285,10 +285,9 @@ def _is_initialized() -> bool:
 
 
 def refuse_shadow() -> None:
-    """Raise `BadArgument` if a module of the current directory hides this package from processes of Ray."""
+    """Raise `BadArgument` if a module of the current directory hides a library from processes of Ray."""
     if shadow := shadow_here():
-        msg = f"processes of Ray would import {shadow} in place of the package warmrank; {SHADOW_REMEDY}"
-        raise BadArgument(msg)
+        raise BadArgument(f"processes of Ray would import {shadow}; {SHADOW_REMEDY}")
 
 
 def enter(config: RayConfig, *, timeout_s: float) -> Session:

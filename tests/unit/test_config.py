@@ -71,10 +71,17 @@ def test_show_prints_a_config_that_is_the_same(file: Path, tmp_path: Path):
     assert load(shown) == load(file, ("ranks=4", "parallel.dp=4"))
 
 
-def test_module_with_the_name_of_the_package_is_named(file: Path):
-    (file.parent / "warmrank.py").touch()
+@pytest.mark.parametrize("module", ["warmrank.py", "types.py", "yaml.py", "ray/__init__.py"])
+def test_module_with_the_name_of_a_library_is_named(file: Path, module: str):
+    for name in ("utils.py", "worker.py", "models/__init__.py", "torch/notes.txt"):
+        (file.parent / name).parent.mkdir(exist_ok=True)
+        (file.parent / name).touch()
+    assert run("config", "check", file).exit_code == 0
+    (file.parent / module).parent.mkdir(exist_ok=True)
+    (file.parent / module).touch()
     result = run("config", "check", file)
-    assert (result.exit_code, "warmrank.py in place of the package" in result.stdout) == (2, True)
+    said = f"{module.removesuffix('/__init__.py')} in place of the library"
+    assert (result.exit_code, said in result.stdout) == (2, True)
 
 
 CONFIGS = sorted((ROOT / "cluster_configs").glob("*.yaml"))

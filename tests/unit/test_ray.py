@@ -426,7 +426,7 @@ def test_module_of_the_user_that_hides_this_package_is_refused_before_ray_starts
     config = {"workload": {"script": "warmrank.py"}, "ray": {"address": "10.255.255.1:1"}, "store": store}
     Path("a.yaml").write_text(json.dumps(config))
     result = run(words[0], "a.yaml", *words[1:])
-    assert (result.exit_code, "in place of the package warmrank" in result.stderr) == (2, True)
+    assert (result.exit_code, "in place of the library warmrank" in result.stderr) == (2, True)
 
 
 def fill(directory: Path, **sizes: int) -> None:
