@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from warmrank.cache_store.cache_dir.marks import admit, check_marks
 from warmrank.cache_store.cache_dir.private_files import (
     make_private_directories,
+    os_errors_are_unusable,
     sweep_debris,
     temporary_name,
 )
@@ -246,9 +247,9 @@ class ExecNode:
                 "let the command listen at another port"
             )
             raise BadArgument(msg)
-        make_private_directories(self._journals.parent)
         sweep_debris(self._journals.parent, _EXEC)  # of a run that was killed
-        make_private_directories(self._journals)
+        with os_errors_are_unusable("directory", self._journals):
+            make_private_directories(self._journals)
         told = {variable_of(cache): str(self._tools[cache.tool][0]) for cache in self._config.exec.sync}
         told |= {**placement.variables(), "WARMRANK_JOURNAL_DIR": str(self._journals)}
         told |= {"WARMRANK_NO_COMPILE": "1"} if self._config.no_compile else {}

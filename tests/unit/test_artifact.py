@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -27,14 +28,14 @@ from tests.support.made_artifacts import GUARDS, make_artifact
 from tests.support.small_models import Cached, Plain
 from tests.support.tracing import bound, compiled, traced
 from warmrank.cache_store.cache_dir.local import add_variant
-from warmrank.cache_store.errors import UnusableCache
+from warmrank.cache_store.errors import UnusableCache, UnwritableDisk
 from warmrank.inference import cache_compile, readable_cache
 from warmrank.worker.compile.compiler import portable_frame
 from warmrank.worker.compile.readable import origins_in, render
 from warmrank.worker.configs.compiler_config import CompilerConfig
 from warmrank.worker.errors import ArtifactCorrupt
 from warmrank.worker.runtime.artifact import ABOUT, FORMAT, Artifact, ArtifactFile, Frame, TracedSource, parse
-from warmrank.worker.runtime.files import provenance, to_bytes
+from warmrank.worker.runtime.files import provenance, save, to_bytes
 from warmrank.worker.runtime.find import StoredArtifact, function_of, with_files
 from warmrank.worker.runtime.variant import StandIns, bind
 from warmrank.worker.torch_private.tracing import Trace
@@ -45,6 +46,15 @@ NAMES = st.text(min_size=1, max_size=12).filter(lambda name: name != "frame.code
 SECTIONS = st.dictionaries(NAMES, st.binary(max_size=64), max_size=4)
 COMPONENTS = st.dictionaries(st.text(max_size=12), st.text(max_size=12), max_size=4)
 DATA = to_bytes(make_artifact())
+
+
+def test_disk_too_full_for_a_directory_is_named_also_for_what_one_partition_keeps(tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "mkdir", full)
+    with pytest.raises(UnwritableDisk, match="No space left"):
+        save(tmp_path / "f", make_artifact(), {}, withheld=True)
 
 
 @given(sections=SECTIONS, components=COMPONENTS, name=st.text(max_size=20))

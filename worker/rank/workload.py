@@ -20,6 +20,7 @@ from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from warmrank.cache_store.cache_dir.private_files import make_private_directories, os_errors_are_unusable
 from warmrank.worker import journal
 from warmrank.worker.errors import BadRuntimeState, CompileForbidden, GroupError, ScriptFailed, WorkloadError
 from warmrank.worker.results import FunctionResult, Verification
@@ -231,8 +232,9 @@ def run_script(spec: RankSpec, path: str, arguments: tuple[str, ...]) -> tuple[F
         msg = f"rank {spec.rank}: script {path} is not there (looked for from {Path.cwd()})"
         raise WorkloadError(msg, rank=spec.rank, script=path)
     file = journal_of(spec)
-    file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file.unlink(missing_ok=True)
+    with os_errors_are_unusable("file", file):
+        make_private_directories(file.parent)
+        file.unlink(missing_ok=True)
     environ = {**os.environ, **_variables(spec), "WARMRANK_JOURNAL": str(file)}
     tail: deque[str] = deque(maxlen=_TAIL_LINES)
     with subprocess.Popen(  # noqa: S603 - running the user's script is what this is for

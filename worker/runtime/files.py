@@ -203,8 +203,8 @@ def is_withheld(function_dir: Path, sha256: str) -> bool:
 
 def _withhold(function_dir: Path, sha256: str) -> None:
     """Keep other partitions from an artifact that is about to be there."""
-    make_private_directories(function_dir)
     with os_errors_are_unusable("file", mark := _mark(function_dir, sha256)):
+        make_private_directories(function_dir)
         mark.touch(mode=0o600)
 
 
