@@ -355,7 +355,7 @@ class CompileForbidden(OrchestratorError):
 def in_words(error: BaseException) -> str:
     """The text of an error; what stops a launch from outside has none itself."""
     if isinstance(error, KeyboardInterrupt):
-        return f"stopped ({'SIGTERM' if type(error) is not KeyboardInterrupt else 'Ctrl-C'})"
+        return f"stopped ({error.args[0].name if error.args else 'Ctrl-C'})"
     return str(error).strip() or type(error).__name__
 
 

@@ -27,10 +27,10 @@ the machine. The list may lack one while another ends: hence the memory and the 
 ``reaper.py command FD LEASE_S GRACE_S COMMAND...`` runs a command. Each byte that comes through the socket
 ``FD`` is the number of a signal for the command's process group; SIGKILL kills everything, 0 only renews the
 lease. It answers with the command's exit status, in digits, as its last act. When the socket closes, or stays
-silent for ``LEASE_S``, the command gets a SIGTERM. After SIGTERM or SIGINT it has ``GRACE_S`` to end, then
-all of it is killed. Descendants that are left when it ends are ended too, sessions of their own included: the
-kernel gives orphans to the reaper (a "child subreaper", prctl(2)), which outlasts them all. If the reaper is
-killed, the kernel sends the command a SIGTERM.
+silent for ``LEASE_S``, the command gets a SIGTERM. After that, SIGINT or SIGHUP it has ``GRACE_S`` to end,
+then all of it is killed. Descendants that are left when it ends are ended too, sessions of their own
+included: the kernel gives orphans to the reaper (a "child subreaper", prctl(2)), which outlasts them all. If
+the reaper is killed, the kernel sends the command a SIGTERM.
 """
 
 # ruff: noqa: PTH110, PTH115, PTH123, PTH208 - run with as few imports as there can be
@@ -338,7 +338,7 @@ class CommandReaper:
         elif number and self._status is None:
             with contextlib.suppress(ProcessLookupError):  # it ends at this moment
                 os.killpg(self._pid, number)
-        if number in (signal.SIGINT, signal.SIGTERM):
+        if number in _IGNORED:
             self._allow_grace()
 
     def _allow_grace(self) -> None:

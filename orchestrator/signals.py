@@ -1,4 +1,4 @@
-"""Signals that end a launch: SIGTERM goes the way of Ctrl-C, and neither cuts a teardown short.
+"""Signals that end a launch: SIGTERM and SIGHUP go the way of Ctrl-C, and none cuts a teardown short.
 
 Python handles signals in the main thread only; elsewhere these contexts change nothing.
 """
@@ -11,43 +11,45 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import NoReturn
 
 logger = logging.getLogger(__name__)
 
+EXIT_HUNG_UP = 129
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived; what cleans up after Ctrl-C cleans up after this too."""
+    """SIGTERM or SIGHUP arrived; what cleans up after Ctrl-C cleans up after this too."""
+
+    def __init__(self, number: int = signal.SIGTERM) -> None:
+        super().__init__(signal.Signals(number))
 
 
 def exit_code_of(stop: KeyboardInterrupt) -> int:
     """The exit code of a command that was stopped."""
-    return EXIT_TERMINATED if isinstance(stop, Terminated) else EXIT_INTERRUPTED
+    return 128 + stop.args[0] if isinstance(stop, Terminated) else EXIT_INTERRUPTED
 
 
 def say_stopping(error: BaseException) -> None:
-    """Say at once that Ctrl-C or SIGTERM was heeded, where seconds pass before the end."""
+    """Say at once that a signal was heeded, where seconds pass before the end."""
     if isinstance(error, KeyboardInterrupt):
         logger.warning("stopping")
 
 
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
-    """Raise `Terminated` in the main thread when SIGTERM arrives."""
+    """Raise `Terminated` in the main thread when SIGTERM or SIGHUP arrives."""
 
     def raise_(number: int, _frame: FrameType | None) -> NoReturn:
         _arrived.append(number)
-        raise Terminated
+        raise Terminated(number)
 
     _arrived.clear()
-    with kept(signal.SIGTERM):
-        if _in_main_thread():
-            signal.signal(signal.SIGTERM, raise_)
+    with _handled_by(raise_, signal.SIGTERM):
         try:
             with named():
                 yield
@@ -60,7 +62,7 @@ _arrived: list[int] = []
 
 @contextmanager
 def named() -> Iterator[None]:
-    """Within `sigterm_raises`: whatever a SIGTERM raised leaves this as `Terminated`.
+    """Within `sigterm_raises`: whatever such a signal raised leaves this as `Terminated`.
 
     Native code that runs the handler, as ray.get does, may raise a KeyboardInterrupt of its own.
     """
@@ -68,37 +70,43 @@ def named() -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         if _arrived and not isinstance(stop, Terminated):
-            raise Terminated from stop
+            raise Terminated(_arrived[-1]) from stop
         raise
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignore Ctrl-C and SIGTERM, so that a teardown reaches its end."""
-    with _handled_by(signal.SIG_IGN):
+    """Ignore Ctrl-C, SIGTERM and SIGHUP, so that a teardown reaches its end."""
+    with _handled_by(signal.SIG_IGN, signal.SIGINT, signal.SIGTERM):
         yield
 
 
 @contextmanager
 def noted() -> Iterator[list[int]]:
-    """Note Ctrl-C and SIGTERM in the order in which they come; they do nothing else."""
+    """Note Ctrl-C, SIGTERM and SIGHUP in the order in which they come; they do nothing else."""
     arrived: list[int] = []
-    with _handled_by(lambda number, _frame: arrived.append(number)):
+    with _handled_by(lambda number, _frame: arrived.append(number), signal.SIGINT, signal.SIGTERM):
         yield arrived
 
 
 @contextmanager
-def _handled_by(handler: Callable[[int, FrameType | None], object] | signal.Handlers) -> Iterator[None]:
-    with kept(signal.SIGINT), kept(signal.SIGTERM):
-        if _in_main_thread():
-            signal.signal(signal.SIGINT, handler)
-            signal.signal(signal.SIGTERM, handler)
+def _handled_by(
+    handler: Callable[[int, FrameType | None], object] | signal.Handlers, *numbers: signal.Signals
+) -> Iterator[None]:
+    """Handle signals, and SIGHUP with them unless it is ignored, as nohup has it."""
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers = (*numbers, signal.SIGHUP)
+    with ExitStack() as stack:
+        for number in numbers:
+            stack.enter_context(kept(number))
+            if _in_main_thread():
+                signal.signal(number, handler)
         yield
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait for the end of this; they take effect then."""
+    """Let Ctrl-C, SIGTERM and SIGHUP wait for the end of this; they take effect then."""
     with noted() as arrived:
         yield
     if arrived:

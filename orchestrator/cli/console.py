@@ -61,6 +61,7 @@ class ExitCode(IntEnum):
     MISSED = 3
     FAULT = 4
     LOST = 5
+    HUNG_UP = signals.EXIT_HUNG_UP
     INTERRUPTED = signals.EXIT_INTERRUPTED
     TERMINATED = signals.EXIT_TERMINATED
 

@@ -22,7 +22,7 @@ app = Commands(
     rich_markup_mode="rich",
     epilog="Exit status: 0 every rank is warm; 1 the launch failed; 2 bad input or config; "
     "3 something missed that must not be compiled; 4 a fault in store or cache; 5 ranks, nodes or cluster "
-    "were lost; 130 stopped (Ctrl-C); 143 stopped (SIGTERM).",
+    "were lost; 130 stopped (Ctrl-C); 143 stopped (SIGTERM); 129 stopped (SIGHUP).",
 )
 
 

@@ -43,7 +43,7 @@ from warmrank.orchestrator.launch.report import (
     config_words,
     held_bytes,
 )
-from warmrank.orchestrator.signals import EXIT_INTERRUPTED, EXIT_TERMINATED
+from warmrank.orchestrator.signals import EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED
 from warmrank.orchestrator.ui.report_table import (
     AUDITED,
     STEPS,
@@ -270,7 +270,7 @@ def next_steps(report: Report) -> tuple[Step, ...]:
 
 def _failed(report: Report, failure: Failure) -> Iterator[Step]:
     """A step for each remedy, with the log of a rank that failed; what has none tells the error itself."""
-    if report.exit_code in {EXIT_INTERRUPTED, EXIT_TERMINATED}:
+    if report.exit_code in {EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED}:
         yield Step("look", "The launch was stopped", f"{failure.message}. {_NO_RECORD}")
         return
     if not failure.causes:

@@ -125,11 +125,13 @@ def own_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def heeds_ctrl_c() -> Iterator[None]:
-    """Whoever runs the tests in the background of a shell ignores it, and so do they."""
+def heeds_signals() -> Iterator[None]:
+    """A shell's background, or nohup, ignores one of these, and so do the tests that run there."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    hang_up_before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGHUP, hang_up_before)
 
 
 @pytest.fixture

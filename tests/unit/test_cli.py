@@ -48,7 +48,7 @@ from warmrank.orchestrator.ui import outputs
 from warmrank.worker.errors import NotYet, WorkloadError
 from warmrank.worker.keys.request import environment
 
-pytestmark = pytest.mark.usefixtures("heeds_ctrl_c")
+pytestmark = pytest.mark.usefixtures("heeds_signals")
 
 
 def test_publish_brings_what_waits_to_the_store(tmp_path: Path):

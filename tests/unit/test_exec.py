@@ -235,8 +235,10 @@ def test_tool_s_directory_of_a_revoked_key_stops_the_command_though_nothing_is_p
     assert "revoked" in err
 
 
+@pytest.mark.usefixtures("heeds_signals")
 @pytest.mark.parametrize(
-    ("number", "status"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
+    ("number", "status"),
+    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
 )
 def test_signals_go_to_the_command_and_nothing_is_left(
     cli: Cli, mark: str, number: signal.Signals, status: int

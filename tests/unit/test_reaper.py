@@ -29,7 +29,15 @@ from warmrank.orchestrator.gang.placement import Liveness
 from warmrank.orchestrator.gang.ray_watch import Watching
 from warmrank.orchestrator.reaper import MARK
 from warmrank.orchestrator.reaper_client import KILLED, Chunk, ReapedCommand, ReapedRanks
-from warmrank.orchestrator.signals import EXIT_TERMINATED, Terminated, exit_code_of, held_back, sigterm_raises
+from warmrank.orchestrator.signals import (
+    EXIT_HUNG_UP,
+    EXIT_TERMINATED,
+    Terminated,
+    exit_code_of,
+    held_back,
+    kept,
+    sigterm_raises,
+)
 
 WAIT_S = 60.0
 IGNORES = "trap '' TERM INT; echo up; while :; do sleep 0.1; done"
@@ -296,9 +304,10 @@ def go_on_after(number: signal.Signals, done: list[str]) -> None:
         done.append("all")
 
 
-@pytest.mark.usefixtures("heeds_ctrl_c")
+@pytest.mark.usefixtures("heeds_signals")
 @pytest.mark.parametrize(
-    ("number", "raised"), [(signal.SIGTERM, Terminated), (signal.SIGINT, KeyboardInterrupt)]
+    ("number", "raised"),
+    [(signal.SIGTERM, Terminated), (signal.SIGHUP, Terminated), (signal.SIGINT, KeyboardInterrupt)],
 )
 def test_signal_that_is_held_back_waits_for_the_end_and_is_not_lost(
     number: signal.Signals, raised: type[BaseException]
@@ -307,6 +316,16 @@ def test_signal_that_is_held_back_waits_for_the_end_and_is_not_lost(
     with pytest.raises(raised):
         go_on_after(number, done)
     assert done == ["all"]
+
+
+@pytest.mark.usefixtures("heeds_signals")
+def test_hang_up_that_is_ignored_stays_so_and_else_has_its_own_exit_code():
+    with kept(signal.SIGHUP):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        go_on_after(signal.SIGHUP, [])
+    with pytest.raises(Terminated) as caught:
+        go_on_after(signal.SIGHUP, [])
+    assert exit_code_of(caught.value) == EXIT_HUNG_UP
 
 
 @pytest.mark.parametrize(
