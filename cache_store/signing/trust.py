@@ -147,6 +147,13 @@ class Trust:
         """Ids of all keys that this process takes something on the word of."""
         return frozenset(self._keys()) - self.revoked.keys()
 
+    def check_signer(self) -> None:
+        """Refuse a signing key of this process that is revoked; raises `Untrusted`."""
+        if self.signer and (revocation := self.revoked.get(key_id(self.signer.public_key))):
+            what, detail = f"signing key {revocation.key_id}", f"it may sign nothing: {revocation}"
+            remedy = "make another with warmrank keys generate, and name it in store.trust.signing_key"
+            raise Untrusted(reason="revoked", what=what, where="this process", detail=detail, remedy=remedy)
+
     def seal(self, kind: DocumentKind, key: str, payload: bytes) -> bytes:
         """Wrap a document for the store; equal documents of one signer have equal bytes.
 
@@ -155,13 +162,8 @@ class Trust:
         what, digest = f"{kind} {key[:12]}", digest_bytes(payload)
         signature: Signature | Literal["unsigned"] = "unsigned"
         if self.signer is not None:
+            self.check_signer()
             producer = Producer(name=self.signer.name, key_id=key_id(self.signer.public_key))
-            if revocation := self.revoked.get(producer.key_id):
-                detail = f"its own signing key {revocation.key_id} may sign nothing: {revocation}"
-                remedy = "make another with warmrank keys generate, and name it in store.trust.signing_key"
-                raise Untrusted(
-                    reason="revoked", what=what, where="this process", detail=detail, remedy=remedy
-                )
             value = self.signer.private_key.sign(signed_message(kind, key, digest.sha256, producer)).hex()
             signature = Signature(name=producer.name, key_id=producer.key_id, value=value)
         elif self.policy == "require":

@@ -26,6 +26,8 @@ from typing import Literal, TypeVar
 
 from warmrank.cache_store.backends.deadline import all_within
 from warmrank.cache_store.backends.directory import LOCAL_TYPES, file_system_type, read_mounts
+from warmrank.cache_store.errors import StoreError
+from warmrank.cache_store.signing.trust import load_trust
 from warmrank.cache_store.text import count_text
 from warmrank.orchestrator import SHADOW_REMEDY, shadow_here
 from warmrank.orchestrator.config.models import (
@@ -237,9 +239,12 @@ def _store(config: Config, store: StoreConfig) -> Iterator[LintFinding]:
 def _trust(config: Config, store: StoreConfig, *, signs_elsewhere: bool) -> Iterator[LintFinding]:
     trust = store.trust
     if trust.signing_key is not None:
-        if not (signs_elsewhere or trust.signing_key.exists()):
-            remedy = "make the key with warmrank keys generate, or name another"
-            yield LintFinding("error", ("store.trust.signing_key",), f"no file {trust.signing_key}", remedy)
+        try:
+            key, ring = None if signs_elsewhere else trust.signing_key, trust.keyring
+            load_trust("require", signing_key=key, keyring=ring, revoked=trust.revoked).check_signer()
+        except StoreError as fault:
+            remedy = "make a key with warmrank keys generate, or name another"
+            yield LintFinding("error", ("store.trust.signing_key",), str(fault), remedy)
         return
     if trust.policy == "require" and not trust.trusted_keys and trust.keyring is None:
         yield LintFinding(

@@ -227,12 +227,14 @@ def check_store(config: StoreConfig) -> Iterator[Finding]:
             spared = finding.level == "error" and tier.mode != "required" and tier is not config.tiers[-1]
             yield replace(finding, level="warning") if spared else finding
     try:
-        num_trusted = len(stores.load(config, to_sign=True).trusted)
+        trust = stores.load(config, to_sign=True)
+        trust.check_signer()
     except (StoreError, BadArgument, OSError) as fault:
         remedy = str(getattr(fault, "remedy", "")) or "see `warmrank keys --help`"
         yield Finding("store.keys", "error", f"keys of the config: {_reason(fault)}", remedy)
     else:
-        what = f"trust policy {stores.decided(config).trust.policy}, {count_text(num_trusted, 'trusted key')}"
+        num_trusted = count_text(len(trust.trusted), "trusted key")
+        what = f"trust policy {stores.decided(config).trust.policy}, {num_trusted}"
         yield Finding("store.keys", "ok", what)
 
 
@@ -274,7 +276,8 @@ def _unusable(tier: TierConfig, why: str, remedy: str = "") -> Finding:
 
 
 def _reason(fault: Exception) -> str:
-    return str(getattr(fault, "reason", "") or getattr(fault, "actual", "") or fault)
+    said = (getattr(fault, name, "") for name in ("detail", "reason", "actual"))
+    return str(next(filter(None, said), fault))
 
 
 def check_disk(path: Path) -> Iterator[Finding]:

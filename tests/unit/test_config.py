@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.support.checkout import ROOT
 from tests.support.command_line import run
+from warmrank.cache_store.signing.keyring import Revocation, generate, key_id, revoke
 from warmrank.orchestrator.cli.look import SchemaOf, document_schema
 from warmrank.orchestrator.config.lint import fault_of, lint
 from warmrank.orchestrator.config.models import EntrypointWorkload, ScriptWorkload, launch_key
@@ -377,6 +378,26 @@ def test_cache_directory_below_a_file_is_named_by_check_and_launch(file: Path, t
         assert (result.exit_code, f"{tmp_path}/taken is no directory" in result.output) == (2, True)
     at_nodes = run("config", "check", file, "--set", "cache_dir=taken", "--set", "ray.address=10.0.0.1:6379")
     assert (at_nodes.exit_code, "warning: cache_dir" in at_nodes.stdout) == (0, True)
+
+
+def test_key_that_cannot_sign_is_found_before_a_launch_begins(file: Path, tmp_path: Path):
+    keyring = tmp_path / "keys"
+    signer = generate(keyring, "ci")
+    store = ("--set", f"store={{path: {tmp_path}/store, trust: {{signing_key: ci, keyring: {keyring}}}}}")
+    assert run("config", "check", file, *store).exit_code == 0
+    (keyring / "ci.pem").chmod(0o644)
+    for command in (("config", "check"), ("launch",)):
+        result = run(*command, file, *store)
+        assert (result.exit_code, "store.trust.signing_key" in result.output) == (2, True)
+        assert "found mode 0644" in result.output
+    (keyring / "ci.pem").chmod(0o600)
+    revoke(keyring, Revocation(key_id=key_id(signer.public_key), name="ci", reason="lost"))
+    for command in (("config", "check"), ("launch",), ("doctor",)):
+        result = run(*command, file, *store)
+        assert (result.exit_code, "it may sign nothing" in result.output) == (
+            1 if "doctor" in command else 2,
+            True,
+        )
 
 
 def test_store_that_others_can_write_and_no_key_is_an_error_that_says_how_to_keep_it_unsigned():
