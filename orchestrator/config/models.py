@@ -10,12 +10,20 @@ import posixpath
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, JsonValue, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, JsonValue, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from warmrank.cache_store.cache_dir.node_files import Collect
 from warmrank.cache_store.canonical import canonical_json, key_of
-from warmrank.orchestrator.config.store import Seconds, Store, StoreConfig, Strict, Text
+from warmrank.orchestrator.config.store import (
+    Seconds,
+    Store,
+    StoreConfig,
+    Strict,
+    Text,
+    UserPath,
+    in_known_home,
+)
 from warmrank.worker import node_caches
 from warmrank.worker.configs.compiler_config import EngineChoice, GuardMode
 from warmrank.worker.settings import DeviceKind
@@ -24,6 +32,7 @@ AuditMode = Literal["one", "all", "off"]
 ToolName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 VariableName = Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")]
 AxisName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,15}$")]
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 Word = Annotated[str, Field(min_length=1)]
 Size = Annotated[int, Field(ge=1)]
 KNOWN_VARIABLES = {
@@ -107,7 +116,9 @@ class EntrypointWorkload(Strict):
 class ScriptWorkload(Strict):
     """A workload that is a plain script, run on every rank under torchrun's variables."""
 
-    script: Word = Field(description="path of a Python script, from the current directory")
+    script: Annotated[Word, AfterValidator(in_known_home)] = Field(
+        description="path of a Python script, from the current directory"
+    )
     arguments: tuple[Text, ...] = Field(default=(), description="list of strings, the script's arguments")
 
 
@@ -263,8 +274,8 @@ class Config(Strict):
 
     name: str = Field(
         default="launch",
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
-        description="name for people: letters, digits, '.', '-', '_'",
+        pattern=NAME,
+        description="name for people: up to 128 letters, digits, '.', '-', '_'",
     )
     workload: Workload | None = Field(
         default=None, description="mapping with entrypoint (or script) and arguments; none for exec and sync"
@@ -272,7 +283,7 @@ class Config(Strict):
     ranks: Size = Field(default=1, description="number of ranks, a whole number from 1")
     parallel: Parallel = Field(default=Parallel(), description="tp, pp and dp; their product is ranks")
     device: DeviceKind = Field(default="cpu", description="device kind")
-    cache_dir: Path = Field(default=Path(".torchair_cache"), description="directory on each node's disk")
+    cache_dir: UserPath = Field(default=Path(".torchair_cache"), description="directory on each node's disk")
     store: Store | None = Field(
         default=None, description="mapping with path, mode and trust; or with tiers and trust"
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -110,7 +111,10 @@ def _read_data(
     parallel = data.setdefault("parallel", {})
     if isinstance(parallel, dict) and not is_given and (world_size is not None or "dp" not in parallel):
         _fill_with_replicas(parallel, data.get("ranks"))
-    data.setdefault("name", Path(path).stem)
+    if not re.search(models.NAME, stem := Path(path).stem) and "name" not in data:
+        expected = f"a key name in it: {_description(('name',))}"
+        raise ConfigError([_problem(str(path), "name", f"{shown(stem)}, the file's own name", expected)])
+    data.setdefault("name", stem)
     return data
 
 

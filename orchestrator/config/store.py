@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -41,6 +41,21 @@ from warmrank.worker.settings import settings
 logger = logging.getLogger(__name__)
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+PathT = TypeVar("PathT", Path, str)
+
+
+def in_known_home(path: PathT) -> PathT:
+    """Refuse a path below the home directory of a user who has none here."""
+    try:
+        Path(path).expanduser()
+    except RuntimeError:
+        raise PydanticCustomError("home", "a path whose home directory is known here") from None
+    return path
+
+
+UserPath = Annotated[Path, AfterValidator(in_known_home)]
 
 
 class Strict(BaseModel):
@@ -83,14 +98,14 @@ class TrustConfig(Strict):
         description="what to do about a signature that is not trusted; without it off for a store of your "
         "own on a local disk, else require",
     )
-    signing_key: Path | None = Field(
+    signing_key: UserPath | None = Field(
         default=None,
         description="PEM file of the private key that signs, or the name of a key of the keyring",
     )
-    trusted_keys: dict[str, Path] = Field(
+    trusted_keys: dict[str, UserPath] = Field(
         default={}, description="names of signers: PEM files of public keys"
     )
-    keyring: Path | None = Field(
+    keyring: UserPath | None = Field(
         default=None, description="directory of keys as `warmrank keys` makes it; ~/.config/warmrank/keys"
     )
     revoked: tuple[Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")], ...] = Field(
@@ -138,7 +153,9 @@ class TierConfig(Strict):
             )
         if is_a_url and scheme not in SCHEMES:
             raise PydanticCustomError("scheme", f"a URL of one of the kinds {', '.join(sorted(SCHEMES))}")
-        return value
+        if is_a_url and not rest.partition("/")[0]:
+            raise PydanticCustomError("bucket", f"a URL with a bucket, such as {scheme}://bucket/prefix")
+        return in_known_home(value)
 
     @field_validator("options")
     @classmethod

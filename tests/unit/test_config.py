@@ -249,6 +249,25 @@ def test_file_without_an_end_is_no_config() -> None:
         load("/dev/zero")
 
 
+def test_file_whose_name_is_none_for_a_launch_asks_for_a_name(file: Path) -> None:
+    odd = file.rename(file.with_name("my config (1).yaml"))
+    assert "the file's own name; expected a key name in it" in refusal(odd)
+    assert load(odd, ("name=mine",)).name == "mine"
+    assert "name: found" in refusal(odd, f"name={'x' * 129}")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "cache_dir=~nobody-here/x",
+        "store.path=~nobody-here/x",
+        "store={path: /s, trust: {keyring: ~nobody-here/k}}",
+    ],
+)
+def test_home_of_a_user_who_is_not_known_is_refused(file: Path, override: str) -> None:
+    assert "expected a path whose home directory is known here" in refusal(file, override)
+
+
 def test_whole_number_and_date_are_texts_where_only_texts_go_and_else_quotes_are_asked_for(file):
     found = load(file, ("env={PORT: 61000, DAY: 2026-01-01}", "ray.labels={rack: 3}"))
     assert (found.env, found.ray.labels) == ({"PORT": "61000", "DAY": "2026-01-01"}, {"rack": "3"})
@@ -430,6 +449,7 @@ def test_store_that_others_can_write_and_no_key_is_an_error_that_says_how_to_kee
         ({"tiers": [{"path": "s3://b/p"}, {"path": "s3://b/p/"}]}, "store.tiers"),
         ({"path": "/s", "options": {"region": "x"}}, "store.options"),
         ({"path": "ftp://host/s"}, "store.path"),
+        ({"path": "s3://"}, "store.path"),
         ([{"path": "/s"}], "store"),
     ],
 )
