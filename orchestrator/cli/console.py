@@ -111,6 +111,30 @@ class SafeFormatter(logging.Formatter):
         return defused(super().format(record))
 
 
+class _Lossy:
+    """A stream for people that never fails: what nobody reads any more, or has no room, is dropped."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write a text at once; from the first failure on, all goes to the null device."""
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self._stream.fileno())
+            os.close(null)
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: each write was flushed."""
+
+
 class _PlainStderr:
     """Stderr without the codes of colours that libraries write; long lines are cut, but with ``--debug``."""
 
@@ -123,7 +147,7 @@ class _PlainStderr:
         if not logging.getLogger().isEnabledFor(logging.DEBUG):
             more = " ... (all of it with --debug)"
             lines = [line if len(line) <= 200 else f"{line[:170]}{more}" for line in lines]
-        sys.stderr.write("\n".join(lines))
+        _Lossy(sys.stderr).write("\n".join(lines))
         return len(text)
 
 
@@ -135,9 +159,12 @@ def others_on_stderr() -> Iterator[None]:
         yield
 
 
-def output(*, stderr: bool = False) -> Console:
-    """A console for stdout or stderr as they are now; plain and of fixed width where there is no terminal."""
-    stream = sys.stderr if stderr else sys.stdout
+def output(*, stderr: bool = False, lossy: bool = False) -> Console:
+    """A console for stdout or stderr as they are now; plain and of fixed width where there is no terminal.
+
+    It drops what cannot be written to stderr, and to stdout where that is no result (``lossy``).
+    """
+    stream: Any = _Lossy(sys.stderr) if stderr else _Lossy(sys.stdout) if lossy else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PLAIN_WIDTH
     return SafeConsole(file=stream, width=width, highlight=False, emoji=False)
 
@@ -198,7 +225,7 @@ def session(*, debug: bool = False, bad_input: tuple[type[StoreError], ...] = ()
     Errors of the store that are ``bad_input`` come of what this command was given, and end so.
     What is no expected kind of error is a defect of warmrank and keeps its traceback.
     """
-    handler = logging.StreamHandler()
+    handler = logging.StreamHandler(_Lossy(sys.stderr))
     handler.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler])
     try:

@@ -94,7 +94,7 @@ def launch(  # noqa: PLR0913 - a parameter is an option of the command
             reports in DIR, and compare.
     """
     if demo is not None and config is None:
-        run_demo(demo, output())
+        run_demo(demo, output(lossy=True))
         return
     if config is None or demo is not None:
         raise typer.BadParameter("expected either a CONFIG or --demo DIR", param_hint="CONFIG")
@@ -113,15 +113,15 @@ def launch(  # noqa: PLR0913 - a parameter is an option of the command
     refuse_what_fails(loaded, config, overrides, reads_only=no_compile or settings().no_compile)
     outputs = Outputs(**asdict(files))
     outputs.prepare()
-    console = output(stderr=outputs.json_to_stdout)
+    console = output(stderr=outputs.json_to_stdout, lossy=True)
 
     named_by = (str(config), *(word for each in overrides for word in ("--set", each)))
 
     def tell(report: Report) -> None:
         keep_last(report)
+        _write(outputs, report, console)
         if outputs.json_to_stdout:
             typer.echo(to_json(report), nl=False)
-        _write(outputs, report, console)
 
     with progress(console, loaded.ranks, name=loaded.name) as shown:
         run = Launch(loaded, no_compile=no_compile, listener=all_of(shown, RayMetrics(loaded.name)))

@@ -6,6 +6,8 @@ Importing this module imports neither torch nor Ray; a command imports what it n
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import sys
 from functools import partial
 from typing import Annotated
 
@@ -27,7 +29,12 @@ app = Commands(
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line; a standard stream that is closed is the null device, lest a file be it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, so the stream's own
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, "w" if number else "r"))
     try:
         app(prog_name="warmrank")
     except SystemExit as end:

@@ -362,7 +362,7 @@ def build(offline: OfflineOptions, json_file: ReportFile = None) -> None:
     to_stdout = json_file == Path("-")
     if json_file and not to_stdout:
         make_way({"--json": json_file})
-    console = output(stderr=to_stdout)
+    console = output(stderr=to_stdout, lossy=True)
     with progress(console, loaded.ranks) as listener:
         report = run(loaded, options, listener=listener)
     console.print()

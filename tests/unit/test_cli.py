@@ -332,6 +332,23 @@ def test_commands_name_known_codes_only():
         assert codes <= known, command
 
 
+def test_lines_for_people_are_dropped_where_nothing_takes_them_and_results_are_not(monkeypatch):
+    with Path("/dev/full").open("w") as full:  # which fails at the end, too, while there is something in it
+        for name in ("stdout", "stderr"):
+            monkeypatch.setattr(sys, name, full)
+        with pytest.raises(OSError, match="No space left"):
+            output().print("a result")
+        for console in (output(lossy=True), output(stderr=True)):
+            console.print("a line")
+
+
+def test_standard_streams_that_are_closed_are_no_error():
+    code = "import os, sys; os.closerange(0, 3); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    words = ("-m", "warmrank", "report", "/absent")
+    ended = subprocess.run([sys.executable, "-c", code, *words], check=False)
+    assert ended.returncode == ExitCode.BAD_INPUT
+
+
 def test_lines_of_libraries_go_to_stderr_without_colours(capsys: pytest.CaptureFixture[str]) -> None:
     with others_on_stderr():
         sys.stdout.write("\x1b[33m(raylet)\x1b[0m A worker died\n")
