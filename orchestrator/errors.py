@@ -92,7 +92,10 @@ _POLICIES: dict[str, Policy] = {
         "whoever stopped it can let it go on (SIGCONT); watch.stopped_s says how long that is borne",
     ),
     TIMEOUT: Policy(
-        "hang", "LOST", "raise timeouts.{stage}_s, or look into the rank's log for what it waits on"
+        "hang",
+        "LOST",
+        "raise timeouts.{stage}_s, or look for what it waits on in the rank's log, and in the .stacks file "
+        "beside it, which says where its threads stood",
     ),
     FailureKind.PEER_SILENT: _PEER,
     FailureKind.PEER_AWAY: _PEER,

@@ -135,7 +135,7 @@ def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
     elif _NODE_GONE.search(text):
         kind, message = NODE_LOST, f"Ray lost its node: {message}"
     elif _ALL_AT_ONCE in text:
-        message = "its process ended all at once: it was killed, or crashed in native code"
+        message = "its process ended all at once: it was killed, crashed in native code, or called os._exit"
     elif found := _EXIT.search(text):
         message = f"its process ended ({found[1]}: {found[2]})"
     elif isinstance(error, exceptions.RayActorError):
