@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +15,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from tests.support.tracing import ROWS, cached, compiles_ahead, in_mode
+from tests.support.tracing import ROWS, cached, compiles_ahead, in_mode, outcome
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.runtime.function import CachedFunction
 from warmrank.worker.torch_private.warm import ambient
@@ -429,3 +430,46 @@ def test_attention_takes_eager_s_fast_path(cache: Path) -> None:
     found, _ = cached(attention.forward, cache)(x, x, x, **options)
     assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
     assert expected.isnan().any()
+
+
+class Results(OrderedDict[str, Any]):
+    """Members by names and by places, as what models of transformers return."""
+
+    def __init__(self, first: Any, inner: Any = None) -> None:
+        super().__init__()
+        self["first"] = first
+        if inner is not None:
+            self["inner"] = inner
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(key) if isinstance(key, str) else tuple(self.values())[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+
+STORING: dict[str, Callable[[torch.Tensor, Any], Any]] = {
+    "within another": lambda x, y: Results(x, Results(x + y)),
+    "a member by its place": lambda x, y: Results(x, inner=Results(x + y))[1][0],
+    "an object": lambda x, y: Chosen(Results(x + y)).choice[0],
+    "a dict": lambda x, y: dict(kept=Results(x + y))["kept"][0],  # noqa: C408 - of C
+    "an ordered dict": lambda x, y: OrderedDict(kept=Results(x + y))["kept"][0],
+}
+
+
+@pytest.mark.parametrize("store", STORING.values(), ids=STORING)
+def test_container_with_own_methods_may_be_stored_anywhere(cache: Path, store: Any) -> None:
+    model, x = Chosen(store), torch.ones(3)
+    for way in ("compiled", "loaded"):
+        function = cached(model.forward, cache)
+        found, expected = function(x, 2.0), model(x, 2.0)
+        assert type(found) is type(expected)
+        assert str(found) == str(expected)
+        assert outcome(function) == way
+
+
+def test_container_with_own_methods_is_not_copied_as_a_whole(cache: Path) -> None:
+    model = Chosen(lambda x, y: dict(Results(x + y))["first"])
+    with pytest.raises(NotPortable, match="takes a Results as a whole"):
+        cached(model.forward, cache)(torch.ones(3), 2.0)

@@ -73,10 +73,15 @@ _KEEPING: Final = (
     operator.getitem, operator.setitem, operator.delitem, operator.contains, operator.is_, operator.is_not,
     operator.not_, operator.truth, itertools.chain, itertools.islice, itertools.accumulate, functools.reduce,
 )  # fmt: skip
-# Methods that put a container into another one, and those that ask one themselves.
+# Methods that put a container into another one, or an object, and those that ask one themselves.
 _STORING: Final = frozenset(
-    {"append", "appendleft", "insert", "setdefault", "get", "pop", "index", "count", "remove", "__setitem__"}
-)
+    {
+        "append", "appendleft", "insert", "setdefault", "get", "pop", "index", "count", "remove",
+        "__setitem__", "__setattr__",
+    }
+)  # fmt: skip
+# What looks at no argument, and leaves them to the other one of the two methods.
+_LEAVING: Final = (object.__init__, object.__new__, dict.__new__, list.__new__)
 _WHOLE: Final = frozenset({"copy", "setdefault", "count", "__or__", "__ror__", "__ior__", "fromkeys"})
 # How many values from the top of the stack an instruction takes as wholes.
 _TAKES: Final = {
@@ -186,8 +191,7 @@ class Containers:
             if method in _WHOLE:
                 _refuse(holder)
             if method not in _STORING:
-                is_unbound = isinstance(holder, _BUILTIN | UserDefinedClassVariable)
-                for given in (*args[is_unbound and method != "fromkeys" :], *kwargs.values()):
+                for given in _taken(method, called if holder is None else holder, args, kwargs):
                     _refuse(given)
         return original(tx, function, args, kwargs)
 
@@ -249,6 +253,17 @@ def _method_of(called: Any) -> tuple[str, Any]:
     of_c = getattr(getattr(called, "descriptor", None), "__name__", "")
     name = getattr(called, "name", None) or getattr(called, "method_name", None) or of_c
     return name, getattr(holder, "objvar", holder)  # that of ``super()``
+
+
+def _taken(method: str, holder: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+    """Arguments that a method of C's, or a function, may go over; not those that it stores, or leaves."""
+    is_class = isinstance(holder, _BUILTIN | UserDefinedClassVariable)
+    cls = holder.as_python_constant() if is_class else _class_of(holder)
+    if method in ("__init__", "__new__") and getattr(cls, method) in _LEAVING:
+        return ()
+    is_unbound = is_class and method not in ("", "fromkeys")
+    is_dict = isinstance(cls, type) and issubclass(cls, dict)  # which stores what it is given by name
+    return (*args[is_unbound:], *(() if is_dict else kwargs.values()))
 
 
 def _class_of(variable: Any) -> Any:

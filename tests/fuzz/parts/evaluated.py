@@ -542,7 +542,7 @@ _AS_WHOLE = {
     "X": ("sum(X#($).values())",),
 }  # fmt: skip
 _ONE_BY_ONE = {
-    "G": ("$['a']", "fetched#($)", "sum($.values())", "sum(v for k, v in $.items())", "2 if 'a' in $ else 3", "len(list($))", "2 if $ else 3", "sum(copy.copy($).values())", "sum({k: $[k] for k in $}.values())"),
+    "G": ("$['a']", "dict(k=$)['k']['a']", "R#($).a['a']", "fetched#($)", "sum($.values())", "sum(v for k, v in $.items())", "2 if 'a' in $ else 3", "len(list($))", "2 if $ else 3", "sum(copy.copy($).values())", "sum({k: $[k] for k in $}.values())"),
     "I": ("sum(v for v in $)", "$[0]", "len($)", "list($)[0]", "sum(map(abs, $))"),
     "X": ("$['a']",),
 }  # fmt: skip
