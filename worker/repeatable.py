@@ -11,21 +11,49 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Mapping
 from functools import partial
 from operator import attrgetter
+from random import Random
 from types import FunctionType
 from typing import Any
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 REDUCED = (OrderedDict, defaultdict, deque)
 """Containers of Python's that code of C copies."""
+_OPERANDS = {"set": set, "frozenset": frozenset, "literal": frozenset, "list": list}
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 
 
-def order_of_set(num_literal: int, *members: Any) -> list[Any]:
-    """Members of a set as it iterates over them: the first are a literal's, others are added one by one."""
-    made = {*frozenset(members[:num_literal])}
-    for member in members[num_literal:]:
-        made.add(member)
-    return list(made)
+def order_of_set(kind: str, *made: Any) -> list[Any]:
+    """Members of a set as it iterates over them, made again as it was made in a trace.
+
+    Args:
+        kind: ``"made"``, or one of constants: ``"set"``, ``"frozenset"``, ``"literal"``, ``"list"``,
+            ``"member"``.
+        *made: the constants; of a set that was made, what there was first, and then names of methods, each
+            with what it was given, in tuples of the same form.
+
+    Raises:
+        ValueError: the order of a frozenset hangs on the order in which it was filled, which is another one
+            in code that was read from a cache of Python's.
+    """
+    return list(_made_again(kind, *made))
+
+
+def _made_again(kind: str, *made: Any) -> Any:
+    if kind == "member":
+        return made[0]
+    if kind != "made":
+        operand = _OPERANDS[kind](made)
+        shuffle = Random(0)  # noqa: S311
+        if kind == "frozenset" and any(
+            [*frozenset(shuffle.sample(made, len(made)))] != [*operand] for _ in range(32)
+        ):
+            raise ValueError("it has several orders")
+        return operand
+    found = _made_again(*made[0])
+    for method, *given in made[1:]:
+        answer = getattr(found, method)(*(_made_again(*each) for each in given))
+        found = found if answer is None else answer
+    return found
 
 
 def import_error(statement: str, package: str) -> str:

@@ -29,7 +29,7 @@ from tests.support.small_models import Cached
 from tests.support.tracing import cached, compiled, in_mode, misfits, not_in_2_12, since, traces_more
 from warmrank.inference import cache_compile
 from warmrank.worker import groups
-from warmrank.worker.errors import GroupError, PortInUse
+from warmrank.worker.errors import GroupError, NotPortable, PortInUse
 from warmrank.worker.rank.rank_worker import start_groups
 from warmrank.worker.rank.units import print_of
 from warmrank.worker.runtime.artifact import parse
@@ -188,6 +188,7 @@ def weighed(members: Any) -> int:
 ORDERED: dict[str, Callable[[Any], Any]] = {
     "printed": lambda self: ord(str(self.members)[2]),
     "made here": lambda self: weighed({"a", "b", "c", "dd", "ee"}),
+    "made of sets": lambda self: weighed(({"a", "b"} | set(["c", "dd"])) - {"b"} ^ {"ee", "f"}),  # noqa: C405
 }
 
 
@@ -218,6 +219,44 @@ def test_set_made_of_a_sequence_is_traced_in_the_order_that_it_has(members: Any,
     assert torch.equal(cache_compile(module.forward, cache_dir=tmp_path)(PAIR), module(PAIR))
 
 
+def changed(members: set[Any]) -> set[Any]:
+    members.update(["q", "ff"], {"g"})
+    members.discard("a")
+    members -= {"q"}
+    return members
+
+
+MADE: dict[str, Callable[[Any], Any]] = {
+    "union": lambda self: weighed({"a", "b"} | set("cde")),
+    "intersection": lambda self: weighed(set("abcdefgh").intersection([*"hgf"], {"g", "h"})),
+    "difference": lambda self: weighed(frozenset("abcdefgh") - set("bd")),
+    "of numbers": lambda self: weighed(str(each) for each in {9, 17} ^ {4, 33}.copy()),
+    "changed": lambda self: weighed(changed(set("abc"))),
+    "lost its first": lambda self: ord(set("abcd").pop()),
+    "only asked": lambda self: len({"a", self} - {self}) + 2 * ({"a", PAIR.dtype} == {PAIR.dtype, "a"}),
+}
+
+
+@since("2.13", "Dynamo traces fewer methods of sets")
+@pytest.mark.parametrize("ask", MADE.values(), ids=MADE)
+def test_set_made_of_sets_is_traced_in_the_order_that_it_has(ask: Any, tmp_path: Path) -> None:
+    module = AsksSet(ask)
+    for outcome in ("compiled", "loaded"):
+        function = cache_compile(module.forward, cache_dir=tmp_path)
+        assert torch.equal(function(PAIR), module(PAIR))
+        assert function.last_result is not None
+        assert function.last_result.outcome == outcome
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda self: self.members | {"f"}, lambda self: changed(self.members)], ids=["made", "changed"]
+)
+def test_order_of_a_set_that_hangs_on_one_from_before_the_call_is_refused(ask: Any, tmp_path: Path) -> None:
+    module = AsksSet(lambda self: weighed(ask(self)))
+    with pytest.raises(NotPortable, match=r"order of a set .* sorted"):
+        cache_compile(module.forward, cache_dir=tmp_path)(PAIR)
+
+
 def test_set_of_the_same_members_in_another_order_does_not_fit() -> None:
     module = AsksSet(lambda self: sum(place * number for place, number in enumerate(self.members)))
     module.members = {0, 8}  # the order of numbers follows from how they came in
@@ -243,6 +282,7 @@ class Rearranges(nn.Module):
         mean = einops.reduce(heads, "h b d -> b d", "mean")
         packed, shapes = einops.pack([mean, einops.repeat(mean, "b d -> b (d k)", k=3)], "b *")
         products = einops.einsum(mean, mean, "b d, c d -> b c")
+        products = products + einops.rearrange(products, "... c -> c ...")
         return self.split(x).sum(1), products, *einops.unpack(packed, shapes, "b *")
 
 

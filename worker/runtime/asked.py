@@ -38,7 +38,7 @@ _GROUP = "group"
 _NONE = "none"
 _GROUPS = "torch.distributed"
 _IMPORTS = "warmrank.worker.repeatable:import_error"
-_INSTALLED = "importlib", _IMPORTS
+_AT_LOADS = "importlib", _IMPORTS, "warmrank.worker.repeatable:order_of_set"
 _MODULE = "module"
 _LOGGER = "logger"
 # What functions raise where the process lacks what they ask for.
@@ -148,9 +148,9 @@ def watch(calls: Sequence[Call]) -> Callable[[], bool]:
     """A function that says whether results that hold now still do, in a microsecond or two.
 
     What depends on groups is asked again only where groups came or went, an import that fails only where
-    modules that it looks for did, and what is installed only by a load.
+    modules that it looks for did; what is installed, and orders of sets, only by a load.
     """
-    here = [(*_bound(call), call[3]) for call in calls if not call[0].startswith((_GROUPS, *_INSTALLED))]
+    here = [(*_bound(call), call[3]) for call in calls if not call[0].startswith((_GROUPS, *_AT_LOADS))]
     of_groups = [call for call in calls if call[0].startswith(_GROUPS)]
     of_imports = [call for call in calls if call[0] == _IMPORTS]
     sought = sorted({name for call in of_imports for name in modules_sought(*_bound(call)[1])})

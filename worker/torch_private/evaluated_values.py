@@ -4,7 +4,7 @@
 * Constants (a member of an enum, a class, a tuple): their methods of the user's that run untraced, in files
   of ``_EVALUATING``, are refused; so is ``is`` between equal ones, an accident of the process.
 * Orders of sets and hashes of strings, which differ by process. A set that the caller brings must have its
-  members in the traced order; so must one that the function makes of a list or tuple, and leaves so, which is
+  members in the traced order; so must one that the function makes of constants (`evaluated_sets`), which is
   traced in the order that Python gives it. Else the outcome follows from how strings are hashed, which
   `HASHED` stands for, or from addresses, which is refused. What a function that keeps its results
   (``functools.lru_cache``) makes of constants counts as a whole, if it changes nothing.
@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import enum
 import functools
-import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FrameType, MethodType
+from types import CodeType, FrameType, MethodType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -31,8 +29,18 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.lazy import LazyVariableTracker
 
 from warmrank.worker.keys.code import is_pinned_module, is_users_function
-from warmrank.worker.repeatable import PLAIN, kept_result, order_of_set
+from warmrank.worker.repeatable import PLAIN, kept_result
 from warmrank.worker.torch_private.evaluated_calls import EVALUATING, PRINTING, callers
+from warmrank.worker.torch_private.evaluated_sets import (
+    EMPTY,
+    FILLING,
+    MAKING,
+    NewSets,
+    has_hash_of_address,
+    is_number,
+    kind_of,
+    values,
+)
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import (
     steps_in,
@@ -66,25 +74,15 @@ _NOT_ASKED: Final = frozenset(
     }
 )  # fmt: skip
 _NO_ORDER: Final = (
-    "the order of a set that was made of other sets, or lost members, hangs on how Python made it, which is "
-    "not followed; go over sorted(...) of it, or over a list"
+    "the order of a set that was made of sets from before the call, of what is no constant, or of a literal "
+    "that Python may fill in several orders, hangs on how Python made it, which is not followed; go over "
+    "sorted(...) of it, or over a list"
 )
 _UNORDERED: Final = (set, frozenset, len, any, all, min, max)
 _POLYFILLS: Final = "torch._dynamo.polyfills"
 _ALGEBRA: Final = "set_"
-"""Functions by which Dynamo makes sets of sets: of what order, their results forget."""
+"""Start of names of functions by which Dynamo makes sets of sets."""
 _TAKING: Final = ("extend", "extendleft", "__iadd__", "__init__")
-_NUMBERS: Final = (bool, int, float, complex)
-
-
-@dataclass(slots=True)
-class _NewSet:
-    """A set that the trace makes; one whose ``filled`` are not its members has an order of other making."""
-
-    variable: Any
-    filled: list[Any]  # keys in the order of the filling
-    num_literal: int = 0  # the first so many of them by a literal
-    is_in_order: bool = False  # that Python gives it
 
 
 class ValueHooks:
@@ -94,7 +92,7 @@ class ValueHooks:
         self._evaluations, self._refuse = evaluations, evaluations.refuse
         self._seen: set[type] = set()
         self._methods: set[CodeType] = set()  # of constants that the trace came upon
-        self._new: dict[int, _NewSet] = {}  # by their variables
+        self._new = NewSets()
         self._of_torch: dict[
             int, Any
         ] = {}  # sets that code of torch made: its own order of them is of no account
@@ -111,7 +109,7 @@ class ValueHooks:
     @steps_in(_KEY_OF_OLD, "__init__", is_optional=True)
     def _realize_key(self, original: Any, key: Any, variable: Any) -> None:
         LazyVariableTracker.realize_all(variable)
-        if not _TELLS_METHODS_APART and _kind_of(variable) is MethodType:
+        if not _TELLS_METHODS_APART and kind_of(variable) is MethodType:
             self._refuse(
                 "before torch 2.12, a method as a key of a dict or set is found by its function alone, so "
                 "methods of two objects are taken for one; keep a dict by a name"
@@ -179,7 +177,7 @@ class ValueHooks:
         answer = original(tx, args, kwargs)
         if is_pinned_module(tx.f_globals.get("__name__")):
             return answer
-        if all(_kind_of(arg) is MethodType for arg in args):
+        if all(kind_of(arg) is MethodType for arg in args):
             self._refuse(
                 "`is` between methods says whether one look made both, for each look makes another; compare "
                 "them with =="
@@ -208,7 +206,7 @@ class ValueHooks:
         original(variable, *args, **kwargs)
         caller = sys._getframe(2)
         if caller.f_code.co_name == "BUILD_SET":  # the instruction
-            self._note_added(_NewSet(variable, []))
+            self._new.fill(variable, EMPTY, ())
             self._note_maker(variable, caller.f_locals["self"])
 
     @steps_in_variables("call_method(tx, name, args, kwargs)")
@@ -219,10 +217,22 @@ class ValueHooks:
             self._note_sets(args, tx)
         elif name == "__hash__":
             self._note_hashes([variable])
-        before = self._new.get(id(variable))
+        if kind_of(variable) not in (set, frozenset):
+            return original(variable, tx, name, args, kwargs)
+        if name == "pop" and not args and variable in self._new and variable.items:
+            first = next(values(variable.items))
+            original(variable, tx, "remove", [first], kwargs)
+            self._new.keep(variable, None)  # the next one is not the first
+            return first
+        step = self._new.step_of(name, args)
+        if name not in FILLING and step is None:  # other changes end it, see `_mutation`
+            return original(variable, tx, name, args, kwargs)
+        before, known = self._new.operand(variable), [*variable.items]
         made = original(variable, tx, name, args, kwargs)
-        if before is not None and name in ("add", "update"):  # other changes end it, see `_mutation`
-            self._note_added(before, *(args if name == "update" else ()))
+        if step is None:
+            self._new.fill(variable, before, known, *(args if name == "update" else ()))
+        elif made is not variable or name != "copy":  # that of a frozenset
+            self._new.note(made if isinstance(made, self._sets) else variable, before, *step)
         return made
 
     @steps_in(_BUILTIN, "call_sorted", "_call_min_max")
@@ -266,17 +276,29 @@ class ValueHooks:
             self._note_sets(args, tx)
         is_unordered = builtin.fn in _UNORDERED and not kwargs
         self._sorting += is_unordered
+        of = [self._new.operand(each) for each in args] if builtin.fn in (*MAKING, frozenset) else []
         try:
             made = original(builtin, tx, args, kwargs)
         finally:
             self._sorting -= is_unordered
-        if builtin.fn in (set, frozenset) and (not args or _kind_of(args[0]) in (list, tuple)):
-            self._note_added(_NewSet(made, []))
-        elif builtin.fn is frozenset:
-            self._new[id(made)] = _NewSet(made, [])
+        if isinstance(made, self._sets):
+            self._note_made(tx, builtin.fn, made, args, of)
         if builtin.fn in (set, frozenset):
             self._note_maker(made, tx)
         return made
+
+    def _note_made(self, tx: Any, function: Any, made: Any, args: Any, of: list[Any]) -> None:
+        """Note how a set was made by a class, or an operator, of what was noted of its operands before."""
+        if function in MAKING:
+            self._new.note(made, of[0], MAKING[function], *of[1:])
+        elif function not in (set, frozenset):
+            return
+        elif _is_algebra(tx):
+            self._new.keep(made, None)
+        elif function is frozenset and args and kind_of(args[0]) is frozenset:
+            self._new.keep(made, of[0])
+        else:
+            self._new.fill(made, EMPTY, (), *args)
 
     def _note_maker(self, variable: Any, tx: Any) -> None:
         if not _is_for_users(tx):
@@ -284,7 +306,7 @@ class ValueHooks:
 
     @steps_in(_EFFECTS, "mutation(var)")
     def _mutation(self, original: Any, effects: Any, variable: Any) -> Any:
-        self._new.pop(id(variable), None)
+        self._new.forget(variable)
         if id(variable) in self._remembered:
             self._refuse_kept(f"changes what {self._remembered[id(variable)][1]} returns, which")
         return original(effects, variable)
@@ -331,62 +353,34 @@ class ValueHooks:
             self._remembered[id(made)] = made, function.__qualname__
         return made
 
-    def _note_added(self, new: _NewSet, *taken: Any) -> None:
-        """Note what a new set got, as long as Python can say its order: one by one, or all from a literal."""
-        variable, known = new.variable, dict.fromkeys(new.filled)
-        added = [key for key in variable.items if key not in known]
-        if any(not key.vt.is_python_constant() or _has_hash_of_address(key.vt) for key in added):
-            return
-        num_literal = new.num_literal
-        if not all(_kind_of(each) in (list, tuple) for each in taken):
-            is_literal = len(taken) == 1 and _kind_of(taken[0]) is frozenset and taken[0].source is None
-            if new.filled or not is_literal:
-                self._new.pop(id(variable), None)
-                return
-            num_literal = len(added)
-        self._new[id(variable)] = _NewSet(variable, [*new.filled, *added], num_literal)
-
     def _note_sets(self, variables: Iterable[Any], tx: Any) -> None:
         for item in variables:
             variable = item.realize()
-            new = self._new.get(id(variable))
             # The set of a literal is filled from a constant one.
-            is_constant = _kind_of(variable) is frozenset and new is None
+            is_constant = kind_of(variable) is frozenset and variable not in self._new
             is_indifferent = (is_constant or id(variable) in self._of_torch) and not _is_for_users(tx)
             if not isinstance(variable, self._sets) or is_indifferent:
                 continue
             if item.source is not None:
                 self._evaluations.note("order", source_name(item.source), None)
-            elif new is not None and {*new.filled} == {*variable.items}:
-                self._put_in_order(new)
-            else:
+                if not tx.output.side_effects.is_modified(variable):
+                    continue
+            if not _is_algebra(tx) and not self._new.put_in_order(variable, self._note_call):
                 members = getattr(variable, "items", None)  # none: a class of the user's around a set
-                self._note_hashes([variable] if members is None else _values(members))
+                self._note_hashes([variable] if members is None else values(members))
                 if len(variable.items) > 1 and not is_constant and _is_for_users(tx):
                     self._refuse(_NO_ORDER)
 
     def _note_hashes(self, variables: Iterable[Any]) -> None:
         """Note that hashes count, unless those of numbers; refuse those of addresses."""
         for variable in variables:
-            if _has_hash_of_address(variable):
+            if has_hash_of_address(variable):
                 self._refuse(
                     f"{variable.python_type().__qualname__} objects hash by their addresses, on which hash() "
                     "and the order of a set hang, and which no other process has; use a list or a number"
                 )
-            elif not _is_number(variable):
+            elif not is_number(variable):
                 self._note_call(hash, (HASHED,), hash(HASHED))
-
-    def _put_in_order(self, new: _NewSet) -> None:
-        """Trace a set in the order that Python gives it, a condition unless its members are numbers."""
-        if new.is_in_order:
-            return
-        given = {key.vt.as_python_constant(): key for key in new.filled}
-        order = order_of_set(new.num_literal, *given)
-        if not all(_is_number(key.vt) for key in new.filled):
-            self._note_call(order_of_set, (new.num_literal, *given), order)
-        items = new.variable.items
-        new.variable.items = {given[member]: items[given[member]] for member in order}
-        new.is_in_order = True
 
     def _note_call(self, *call: Any) -> None:
         if self._held is None:
@@ -424,14 +418,6 @@ def _one_of_many(variable: Any) -> tuple[Any, ...]:
     return () if is_one else (value,)
 
 
-def _kind_of(variable: Any) -> type | None:
-    try:
-        kind: type = variable.python_type()
-    except NotImplementedError:
-        return None
-    return kind
-
-
 def _set_classes() -> tuple[type[Any], ...]:
     """Variables of sets whose order follows from hashes."""
     names = {"SetVariable", "FrozensetVariable", "UserDefinedSetVariable"}
@@ -445,11 +431,21 @@ def _set_classes() -> tuple[type[Any], ...]:
 
 def _is_for_users(tx: Any) -> bool:
     """True if the order of a set counts for the user's code; torch's own goes over sets in any."""
+    *_, asking = _asking(tx)
+    return asking is not None and not is_pinned_module(asking.f_globals.get("__name__"))
+
+
+def _is_algebra(tx: Any) -> bool:
+    """True if Dynamo makes a set of sets by a function of its own, which asks for no order."""
+    return any(each.f_code.co_name.startswith(_ALGEBRA) for each in [*_asking(tx)][:-1])
+
+
+def _asking(tx: Any) -> Iterator[Any]:
+    """Functions by which Dynamo does what Python's code of C does, innermost first, and their caller."""
     while tx is not None and str(tx.f_globals.get("__name__")).startswith(_POLYFILLS):
-        if tx.f_code.co_name.startswith(_ALGEBRA):
-            return False
+        yield tx
         tx = getattr(tx, "parent", None)
-    return tx is not None and not is_pinned_module(tx.f_globals.get("__name__"))
+    yield tx
 
 
 def _kept_call(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any] | None:
@@ -461,34 +457,6 @@ def _kept_call(function: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any] | 
         return kept_result, (name, constants, named), kept_result(name, constants, named)
     except Exception:  # noqa: BLE001 - whatever the function and its arguments raise
         return None
-
-
-def _is_number(variable: Any) -> bool:
-    return variable.is_python_constant() and isinstance(variable.as_python_constant(), _NUMBERS)
-
-
-def _values(members: Iterable[Any]) -> Iterator[Any]:
-    """Variables of a container's members, which may be keys around them."""
-    return (getattr(member, "vt", member) for member in members)
-
-
-def _has_hash_of_address(variable: Any) -> bool:
-    variable = variable.realize()
-    if isinstance(members := vars(variable).get("items"), list | tuple | set | dict):
-        return any(map(_has_hash_of_address, _values(members)))
-    if variable.is_python_constant():
-        return _is_hashed_by_address(variable.as_python_constant())
-    return _hash_by_address(variable.python_type())
-
-
-def _is_hashed_by_address(value: Any) -> bool:
-    if isinstance(value, tuple | frozenset):
-        return any(map(_is_hashed_by_address, value))
-    return (isinstance(value, float) and math.isnan(value)) or _hash_by_address(type(value))
-
-
-def _hash_by_address(kind: Any) -> bool:
-    return kind.__hash__ is object.__hash__ or issubclass(kind, (MethodType, BuiltinFunctionType))
 
 
 PROBES = {

@@ -466,14 +466,18 @@ _IN_PYTHONS_ORDER = (
     "len(({9, 4} | {17}) - {4} ^ {9, 3}) + ({9} <= {9, 4} | {2})", "looped#()",
 )  # fmt: skip
 _OF_SETS = (
-    "placed#({9, 4} | {17, 2})", "placed#(set({9, 4, 2, 17}))", "placed#(frozenset({9, 4, 2, 17}))", "placed#(updated#({9, 4}, {17, 2}))",
-    "placed#(without#(added#([9, 4, 2, 17]), 4))", "({9, 4} | {17, 2}).pop() + 1",
+    "placed#({9, 4} | {17, 2})", "placed#({9, 4} ^ {4, 17})", "placed#(set([9, 4, 2, 33, 17]) & {9, 33})", "placed#({9, 4} - {4} | {17})",
+    "placed#(frozenset([9, 17]).union([33], {2}))", "placed#(set(n * 8 for n in range(9)).difference([16, 40]))", "placed#(set(set([9, 4, 2, 17])))",
+    "placed#(frozenset({9, 17}))", "placed#(updated#({9, 4}, {17, 2}))", "placed#(without#(added#([9, 4, 2, 17]), 4))", "({9, 4} | {17, 2}).pop() + 1",
 )  # fmt: skip
 # Processes hash strings otherwise; where that counts, what one compiled does not fit the other.
 SETS = (
     *(asking(f"set that is made / {ask}", ask, top=_FILLED) for ask in _IN_PYTHONS_ORDER),
-    *(asking(f"set that is made of sets / {ask}", ask, refused="order of a set .* sorted", top=_FILLED) for ask in _OF_SETS),
-    asking("order of a set that lost a member", "weighed#(less#(['a', 'b']))", refused="order of a set", top=_WEIGHED),
+    *(asking(f"set that is made of sets / {ask}", ask, top=_FILLED) for ask in _OF_SETS),
+    asking("order of a set that lost a member", "weighed#(less#(['a', 'b']))", said="order", top=_WEIGHED),
+    asking("order of a set of a literal", "placed#({9, 17, 33} | {2})", refused="order of a set .* sorted", top=_FILLED),
+    asking("order of a set that was changed", "placed#(more#(self.s#, 17))", refused="order of a set .* sorted", top=_FILLED, init="self.s# = {9, 4}"),
+    asking("order of a set from before", "placed#(PAIR# | {7, 1})", refused="order of a set .* sorted", top="PAIR# = {9, 4}\n" + _FILLED.partition("\n")[2]),
     *(
         asking(f"order or hash / {ask}", ask, said="hash|order" if ask in _HASHED else "", top=_WEIGHED, init="self.s# = {'a', 'b', 'c', 'dd', 'ee'}")
         for ask in (*_HASHED, *_INDIFFERENT)
