@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.fx import symbolic_trace
 
-from tests.support.tracing import cached, compiles_ahead, in_mode
+from tests.support.tracing import cached, compiles_ahead, in_mode, outcome
 from warmrank.worker.errors import BadFunction, NotPortable, StateChanged
 from warmrank.worker.torch_private import unchanged
 from warmrank.worker.torch_private.unchanged import TensorWatch, Watched
@@ -489,3 +489,26 @@ def test_other_value_in_its_place_is_seen(other: Any) -> None:
     known = Metadata(tensors)
     assert same(known, tensors) == [True] * 6
     assert same(known, (other,)) == [False] * 6
+
+
+class Tells(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[Any] = [told]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * len(self.told[0].__class__.__name__)
+
+
+def told() -> None:
+    """A function."""
+
+
+def test_class_of_a_function_is_followed(cache: Path) -> None:
+    model = Tells()
+    for way in ("compiled", "loaded"):
+        function = cached(model.forward, cache)
+        for each in (told, model.forward, nn.Identity()):
+            model.told = [each]
+            assert torch.equal(function(X), model(X))
+            assert outcome(function) == way

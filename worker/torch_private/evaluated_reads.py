@@ -285,6 +285,8 @@ def _guarded(tx: Any, variable: Any, name: str, answer: Any) -> Any:
         annotations = _annotations(tx, vars(variable).get("fn"), variable.source)
         return answer if annotations is None else annotations
     if isinstance(_value_of(answer), _DESCRIPTORS) and not isinstance(_value_of(variable), type):
+        if name == "__class__":  # of a function
+            return VariableTracker.build(tx, type).call_function(tx, [variable], {})
         raise _untraced(type(variable).__name__.removesuffix("Variable"), name)  # as ``__builtins__``
     cls = vars(variable).get("value")  # of some others a property, which makes constants of all members
     if not isinstance(cls, type) or variable.source is None:
