@@ -473,3 +473,30 @@ def test_container_with_own_methods_is_not_copied_as_a_whole(cache: Path) -> Non
     model = Chosen(lambda x, y: dict(Results(x + y))["first"])
     with pytest.raises(NotPortable, match="takes a Results as a whole"):
         cached(model.forward, cache)(torch.ones(3), 2.0)
+
+
+def test_distribution_that_checks_values_is_refused_with_a_remedy(cache: Path) -> None:
+    model, x = Chosen(lambda x, y: torch.distributions.Normal(x, 1.0, **y).log_prob(x + 1)), torch.ones(3)
+    function = cached(model.forward, cache)
+    with pytest.raises(NotPortable, match="pass validate_args=False"):
+        function(x, {"validate_args": True})
+    assert torch.equal(function(x, {"validate_args": False}), model(x, {"validate_args": False}))
+
+
+class Limited(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.limits: Any = torch.finfo(torch.bfloat16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.limits.max + self.limits.bits + len(self.limits.dtype)
+
+
+def test_limits_of_a_dtype_may_be_an_attribute(cache: Path) -> None:
+    model, x = Limited(), torch.ones(3)
+    for way in ("compiled", "loaded"):
+        function = cached(model.forward, cache)
+        for limits in (torch.finfo(torch.float32), torch.finfo(torch.float16), torch.iinfo(torch.int8)):
+            model.limits = limits
+            assert torch.equal(function(x), model(x))
+            assert outcome(function) == way

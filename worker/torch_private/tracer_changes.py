@@ -1,5 +1,6 @@
 """Changes to Dynamo for one trace: more Python has a graph, and no accident becomes a condition.
 
+* What ``torch.finfo`` says is guarded by its dtype.
 * Modules of torch's settings are modules like others: since torch 2.14 Dynamo traces how they look one up,
   through objects that no later process has.
 * NumPy scalars are constants, computed with by NumPy; ``operator.itemgetter`` and its kin are made anew
@@ -68,6 +69,7 @@ from torch._dynamo.variables.functions import (
 )
 from torch._dynamo.variables.misc import DeletedVariable, IgnoredFunctionVariable, LoggingLoggerVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable, tracing_state_functions
+from torch.distributions.constraints import is_dependent
 from torch.nn.modules.activation import _is_make_fx_tracing
 from torch.nn.utils import parametrize
 from torch.utils._config_module import ConfigModule
@@ -145,6 +147,10 @@ class TracerChanges:
             return variable
         if isinstance(value, torch.autocast):
             return _autocast(builder, value)
+        if type(value) in (torch.finfo, torch.iinfo):
+            builder.install_guards(GuardBuilder.TYPE_MATCH)
+            install_guard(AttrSource(builder.source, "dtype").make_guard(GuardBuilder.EQUALS_MATCH))
+            return VariableTracker.build(builder.tx, value)
         if type(value) in (torch.no_grad, torch.enable_grad):
             builder.install_guards(GuardBuilder.TYPE_MATCH)
             return TorchCtxManagerClassVariable(type(value)).call_function(builder.tx, [], {})
@@ -284,6 +290,17 @@ class TracerChanges:
             args = [*variable.self_args(), *args]
             variable = UserFunctionVariable(instead)
         return original(variable, tx, args, kwargs)
+
+    @steps_in("torch._dynamo.variables.functions:SkipFunctionVariable", "call_function(tx, args, kwargs)")
+    def _call_skipped(self, original: Any, variable: Any, *call: Any) -> Any:
+        if variable.value is is_dependent:
+            msg = (
+                "torch.distributions looks at the values that a distribution is given, which no graph can; "
+                "pass validate_args=False, or call Distribution.set_default_validate_args(False) before, as "
+                "torch.compile does for the whole process"
+            )
+            raise NotPortable(msg, what="torch.distributions")
+        return original(variable, *call)
 
     @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "bind_args")
     def _bind(self, original: Any, variable: Any, *call: Any) -> Any:
