@@ -141,12 +141,16 @@ def _method(func: Any) -> MethodType:
     """The method that is cached; of a decorator that takes only ``(*args, **kwargs)``, one with a module."""
     import torch
 
+    is_partial = type(func) is functools.partial
+    if is_partial and len(func.args) == 1 and not func.keywords:  # as accelerate's hooks and others patch one
+        func = MethodType(func.func, *func.args)
     name = getattr(func, "__qualname__", "")
     if not isinstance(func, MethodType) or not isinstance(func.__self__, torch.nn.Module):
         is_method = isinstance(func, MethodType)
         what = f"method of {type(func.__self__).__name__}" if is_method else type(func).__name__
         got = f"{name} ({what})" if name else f"a {what}"
-        raise BadFunction(f"cache_compile takes a bound method of an nn.Module, got {got}; pass self.method")
+        remedy = "cache a method that calls it" if is_partial else "pass self.method"
+        raise BadFunction(f"cache_compile takes a bound method of an nn.Module, got {got}; {remedy}")
     function = func.__func__
     if not isinstance(function, FunctionType):
         raise BadFunction(

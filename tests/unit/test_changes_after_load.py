@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -512,3 +513,21 @@ def test_class_of_a_function_is_followed(cache: Path) -> None:
             model.told = [each]
             assert torch.equal(function(X), model(X))
             assert outcome(function) == way
+
+
+def with_hook(module: Any, x: torch.Tensor) -> Any:
+    return module.old_forward(x + 1) * module.scale
+
+
+def test_forward_that_a_partial_replaces_is_cached(cache: Path) -> None:
+    model: Any = Model()
+    model.old_forward, model.scale = model.forward, 2.0
+    model.forward = functools.update_wrapper(functools.partial(with_hook, model), model.forward)
+    for way in ("compiled", "loaded"):
+        function = cached(model.forward, cache)
+        for scale in (2.0, 3.0):
+            model.scale = scale
+            assert torch.equal(function(X), model(X))
+            assert outcome(function) == way
+    with pytest.raises(BadFunction, match="cache a method that calls it"):
+        cached(functools.partial(model.old_forward, X), cache)
