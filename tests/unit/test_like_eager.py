@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -500,3 +501,13 @@ def test_limits_of_a_dtype_may_be_an_attribute(cache: Path) -> None:
             model.limits = limits
             assert torch.equal(function(x), model(x))
             assert outcome(function) == way
+
+
+def test_lock_is_refused_with_a_remedy(cache: Path) -> None:
+    with pytest.raises(NotPortable, match=r"takes a lock, .* call the function once without the cache"):
+        cached(Chosen(held).forward, cache)(torch.ones(3), threading.Lock())
+
+
+def held(x: torch.Tensor, lock: Any) -> torch.Tensor:
+    with lock:
+        return x + 1

@@ -35,6 +35,7 @@ import logging
 import math
 import operator
 import re
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -93,6 +94,7 @@ _FUNCTIONS = (
 )  # fmt: skip
 
 
+_LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
 _DISPATCH: Final = functools.singledispatch(lambda _: None).dispatch.__code__
 _ARITHMETIC: Final = (
     operator.truediv, operator.floordiv, operator.mod, operator.pow, divmod, pow,
@@ -301,6 +303,21 @@ class TracerChanges:
             )
             raise NotPortable(msg, what="torch.distributions")
         return original(variable, *call)
+
+    @steps_in(
+        "torch._dynamo.symbolic_convert:InstructionTranslatorBase",
+        "unsupported_ctx_graph_break(ctx)",
+        is_optional=True,
+    )
+    def _enter(self, original: Any, *context: Any) -> Any:
+        if isinstance(vars(context[-1].realize()).get("value"), _LOCKS):
+            msg = (
+                "the function takes a lock, which what is compiled would not hold; take it around the call. "
+                "Where it guards what is done once (the first output_hidden_states=True of a transformers "
+                "model), call the function once without the cache before"
+            )
+            raise NotPortable(msg, what="lock")
+        return original(*context)
 
     @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "bind_args")
     def _bind(self, original: Any, variable: Any, *call: Any) -> Any:
