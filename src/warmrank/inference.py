@@ -149,7 +149,7 @@ def _method(func: Any) -> MethodType:
         is_method = isinstance(func, MethodType)
         what = f"method of {type(func.__self__).__name__}" if is_method else type(func).__name__
         got = f"{name} ({what})" if name else f"a {what}"
-        remedy = "cache a method that calls it" if is_partial else "pass self.method"
+        remedy = "pass self.method" + (", or a method that calls the partial" if is_partial else "")
         raise BadFunction(f"cache_compile takes a bound method of an nn.Module, got {got}; {remedy}")
     function = func.__func__
     if not isinstance(function, FunctionType):

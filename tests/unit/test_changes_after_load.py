@@ -529,5 +529,5 @@ def test_forward_that_a_partial_replaces_is_cached(cache: Path) -> None:
             model.scale = scale
             assert torch.equal(function(X), model(X))
             assert outcome(function) == way
-    with pytest.raises(BadFunction, match="cache a method that calls it"):
+    with pytest.raises(BadFunction, match="or a method that calls the partial"):
         cached(functools.partial(model.old_forward, X), cache)
