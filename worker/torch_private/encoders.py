@@ -17,7 +17,7 @@ from torch.nn.modules import transformer
 _forward: Final = transformer.TransformerEncoder.forward
 
 
-def forward_forward(
+def encoder_forward(
     encoder: Any,
     src: torch.Tensor,
     mask: torch.Tensor | None = None,
@@ -38,14 +38,18 @@ def forward_forward(
         or torch.is_autocast_enabled()
     ):
         return _forward(encoder, src, mask, src_key_padding_mask, is_causal)
-    padded = src_key_padding_mask.bool()  # of floats that are added all but zeros
+    padded = src_key_padding_mask.bool()
     filled = padded & (padded[:, 1:] | ~padded[:, :-1]).all()
     if not getattr(encoder, "mask_check", True):  # then as if it came last
         lengths = padded.logical_not().sum(1, keepdim=True)
-        filled = padded = torch.arange(src.size(1), device=src.device) >= lengths
+        src_key_padding_mask = filled = torch.arange(src.size(1), device=src.device) >= lengths
+    elif (
+        src_key_padding_mask.is_floating_point()
+    ):  # what is added elsewhere; where it comes last, all but zeros
+        src_key_padding_mask = src_key_padding_mask.masked_fill(filled, float("-inf"))
     output = src
     for layer in encoder.layers:
-        output = layer(output, is_causal=False, src_key_padding_mask=padded)
+        output = layer(output, is_causal=False, src_key_padding_mask=src_key_padding_mask)
     output = torch.where(filled[:, :, None], 0.0, output)
     return output if encoder.norm is None else encoder.norm(output)
 
@@ -64,6 +68,6 @@ def is_said_to_be_causal(
 
 
 TRACED_INSTEAD: Mapping[object, Any] = {
-    _forward: forward_forward,
+    _forward: encoder_forward,
     transformer._detect_is_causal_mask: is_said_to_be_causal,
 }
