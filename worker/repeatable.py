@@ -43,7 +43,7 @@ def _made_again(kind: str, *made: Any) -> Any:
         return made[0]
     if kind != "made":
         operand = _OPERANDS[kind](made)
-        shuffle = Random(0)  # noqa: S311
+        shuffle = Random(0)  # noqa: S311 - the same each time
         if kind == "frozenset" and any(
             [*frozenset(shuffle.sample(made, len(made)))] != [*operand] for _ in range(32)
         ):

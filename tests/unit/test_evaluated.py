@@ -188,7 +188,7 @@ def weighed(members: Any) -> int:
 ORDERED: dict[str, Callable[[Any], Any]] = {
     "printed": lambda self: ord(str(self.members)[2]),
     "made here": lambda self: weighed({"a", "b", "c", "dd", "ee"}),
-    "made of sets": lambda self: weighed(({"a", "b"} | set(["c", "dd"])) - {"b"} ^ {"ee", "f"}),  # noqa: C405
+    "made of sets": lambda self: weighed(({"a", "b"} | set(["c", "dd"])) - {"b"} ^ {"ee", "f"}),  # noqa: C405 - made so by users
 }
 
 

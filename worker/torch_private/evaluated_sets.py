@@ -58,7 +58,7 @@ class NewSets:
         self._new.pop(id(variable), None)
 
     def operand(self, variable: Any) -> tuple[Any, ...] | None:
-        """What a set is made of, or with, as `order_of_set` takes it; None where nobody can make it again."""
+        """A set, or what it is made with, for `order_of_set`; None where nobody can make it again."""
         variable = variable.realize()
         if variable in self:
             return self._new[id(variable)].made
@@ -128,7 +128,7 @@ class NewSets:
 
 
 def _made(before: tuple[Any, ...] | None, method: str, *given: tuple[Any, ...] | None) -> Any:
-    """What a method makes of operands; None where nobody can make it again."""
+    """Operand for the result of a method; None where nobody can make it again."""
     if before is None or None in given:
         return None
     start, *steps = before[1:] if before[0] == "made" else (before,)
@@ -137,7 +137,7 @@ def _made(before: tuple[Any, ...] | None, method: str, *given: tuple[Any, ...] |
 
 def _literal(constant: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """A set of the code's constants, filled so that it has the order of the process; None if that fails."""
-    shuffle = Random(0)  # noqa: S311
+    shuffle = Random(0)  # noqa: S311 - the same each time
     tried = (constant[1:], *(shuffle.sample(constant[1:], len(constant) - 1) for _ in range(200)))
     return next((("literal", *each) for each in tried if (*frozenset(each),) == constant[1:]), None)
 
