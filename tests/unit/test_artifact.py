@@ -334,7 +334,7 @@ class KeywordOnly(nn.Module):
 
 def frame_of(method: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Frame, Trace]:
     trace = traced(method, *args, **kwargs)
-    return portable_frame(trace, function_of(bound(method)))[0], trace
+    return portable_frame(trace, function_of(bound(method))), trace
 
 
 def test_error_that_passes_through_a_frame_can_be_printed() -> None:

@@ -21,7 +21,7 @@ import marshal
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -159,7 +159,8 @@ def compile_call(  # noqa: PLR0913 - a call, and how it is compiled
                     raise
                 traced, (lowered, facts, built) = _of_these_sizes(attempt, error, method.__qualname__)
         roles = tuple(sorted(map(role_of, group_names(lowered.graph))))
-        frame, classes = portable_frame(traced, function)
+        frame = portable_frame(traced, function)
+        classes = constants.classes_in([*_encoded_in(frame)])
         portable = translate(traced, state, roles, function, arguments_of(method, args, kwargs), classes)
         guards = replace(portable, runtime_state=declared)
         facts, guards = gears.recorded(traced.lowered, facts, guards)
@@ -328,9 +329,8 @@ def _counted(found: Iterable[str]) -> str:
     return "\n".join(f"{count} x {text}" for text, count in Counter(found).most_common())
 
 
-def portable_frame(trace: Trace, function: FunctionType) -> tuple[Frame, list[list[str]]]:
-    """The portable frame of a trace, and the classes that it makes objects of: see `constants.classes_in`."""
-    encoded: list[Any] = []
+def portable_frame(trace: Trace, function: FunctionType) -> Frame:
+    """The portable frame of a trace."""
     for instruction in dis.get_instructions(trace.frame):
         if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             msg = (
@@ -357,9 +357,17 @@ def portable_frame(trace: Trace, function: FunctionType) -> tuple[Frame, list[li
                 names["imports"][renames[name]] = value.__name__
             else:
                 names["objects"][renames[name]] = _encode_object(name, function)
-    code = marshal.dumps(_canonical(trace.frame, renames, encoded), _MARSHAL_VERSION)
-    found = constants.classes_in([*names["objects"].values(), *encoded])
-    return Frame(code=code, names=names), [*found]
+    return Frame(code=marshal.dumps(_canonical(trace.frame, renames), _MARSHAL_VERSION), names=names)
+
+
+def _encoded_in(frame: Frame) -> Iterator[Any]:
+    """JSON forms of the constants that a frame holds."""
+    yield from frame.names["objects"].values()
+    codes = [marshal.loads(frame.code)]  # noqa: S302 - it was made here
+    for code in codes:  # which grows
+        codes += [value for value in code.co_consts if isinstance(value, CodeType)]
+        held = (value for value in code.co_consts if isinstance(value, tuple))
+        yield from (json.loads(value[1]) for value in held if value[:1] == (PLACEHOLDER,))
 
 
 def _encode_object(name: str, function: FunctionType) -> Any:
@@ -373,8 +381,7 @@ def _encode_object(name: str, function: FunctionType) -> Any:
         raise errors.NotPortable(msg, what=name) from error
 
 
-def _canonical(code: CodeType, renames: Mapping[str, str], encoded: list[Any]) -> CodeType:
-    """The code with ``renames`` and without places; what its constants were ``encoded`` to is added there."""
+def _canonical(code: CodeType, renames: Mapping[str, str]) -> CodeType:
     # A line table with every instruction on the first line; without one, no traceback can be printed. Source
     # of the form: CPython's ``Objects/locations.md`` (3.11 and later). An entry covers up to 8 code units; 13
     # is the kind without columns; the distance to the line before, 0, follows.
@@ -382,21 +389,20 @@ def _canonical(code: CodeType, renames: Mapping[str, str], encoded: list[Any]) -
     entries = (min(8, num_units - start) for start in range(0, num_units, 8))
     return code.replace(
         co_names=tuple(renames.get(name, name) for name in code.co_names),
-        co_consts=tuple(_canonical_constant(item, renames, encoded) for item in code.co_consts),
+        co_consts=tuple(_canonical_constant(item, renames) for item in code.co_consts),
         co_filename="<warmrank frame>",
         co_firstlineno=1,
         co_linetable=b"".join(bytes((0x80 | 13 << 3 | length - 1, 0)) for length in entries),
     )
 
 
-def _canonical_constant(value: Any, renames: Mapping[str, str], encoded: list[Any]) -> Any:
+def _canonical_constant(value: Any, renames: Mapping[str, str]) -> Any:
     if isinstance(value, CodeType):
-        return _canonical(value, renames, encoded)
+        return _canonical(value, renames)
     if _is_literal(value):
         return value
     try:
-        encoded.append(constants.encode(value))
-        return (PLACEHOLDER, json.dumps(encoded[-1], sort_keys=True))
+        return (PLACEHOLDER, json.dumps(constants.encode(value), sort_keys=True))
     except errors.NotPortable as error:
         msg = (
             "the function returns, or keeps, what only this process has, such as a function that it makes "

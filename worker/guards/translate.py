@@ -52,7 +52,7 @@ def translate(
     roles: tuple[str, ...],
     function: types.FunctionType,
     arguments: Mapping[str, Any],
-    classes: Iterable[list[str]] = (),
+    classes: Iterable[list[str]],
 ) -> PortableGuards:
     """The portable guards of a trace of a function with these arguments, by parameter name.
 

@@ -19,13 +19,13 @@ from torch._dynamo.utils import (
     numpy_to_tensor_wrapper,
 )
 from torch._dynamo.variables.misc import get_tnp_to_np_map
-from torch.fx.node import map_arg
+from torch.fx.node import Node, map_arg
 from torch.utils._pytree import tree_leaves
 
 from warmrank.worker.errors import NotPortable
 
 if TYPE_CHECKING:
-    from torch.fx import GraphModule, Node
+    from torch.fx import GraphModule
 
 _WRITING: Final = frozenset(
     {
@@ -46,12 +46,13 @@ class _NotMade(Exception):
 def refuse_other_results(graph_module: GraphModule) -> None:
     """Raise `NotPortable` where NumPy's own result has another dtype, or shares memory otherwise."""
     nodes, arrays = graph_module.graph.nodes, _Arrays()
+    calls = [(node, *call) for node in nodes if (call := _called(node)) is not None]
+    if not calls:
+        return
+    writes = any(map(_writes, nodes))
     returned = tree_leaves([node.args for node in nodes if node.op == "output"])
-    kept = {_storage(value) for value in (node.meta.get("example_value") for node in returned if node)}
-    for node in nodes:
-        if (call := _called(node)) is None:
-            continue
-        name, function = call
+    kept = {_storage(node.meta.get("example_value")) for node in returned if isinstance(node, Node)}
+    for node, name, function in calls:
         try:
             args, kwargs = map_arg((node.args, node.kwargs), arrays.of_node)
             with np.errstate(all="ignore"):
@@ -67,8 +68,7 @@ def refuse_other_results(graph_module: GraphModule) -> None:
             if result.dtype.name != _dtype(value):
                 _refuse(name, f"gives {result.dtype.name}, where torch gives {_dtype(value)}")
             shares = any(np.may_share_memory(result, array) for array in given)
-            matters = _storage(value) in kept or any(map(_writes, nodes))
-            if matters and shares != arrays.lies_in(value, given):
+            if (writes or _storage(value) in kept) and shares != arrays.lies_in(value, given):
                 _refuse(name, f"makes a {'view' if shares else 'copy'}, where torch does not")
 
 
