@@ -24,8 +24,7 @@ from warmrank.worker.runtime.runner import CaptureOptions, runner_for
 from warmrank.worker.settings import kind_of
 from warmrank.worker.torch_private import facts as torch_facts
 from warmrank.worker.torch_private.lowering import lower
-from warmrank.worker.torch_private.symbols import make_static
-from warmrank.worker.torch_private.tracer_changes import make_floats_constants
+from warmrank.worker.torch_private.symbols import make_floats_constants, make_static
 from warmrank.worker.torch_private.warm import known_groups
 
 if TYPE_CHECKING:

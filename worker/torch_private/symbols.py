@@ -1,4 +1,4 @@
-"""Symbolic sizes of a trace: their symbols and conditions.
+"""Symbolic sizes and numbers of a trace: their symbols and conditions.
 
 Relied on: ``ShapeEnv.guards`` holds the conditions on symbols so far, whose ``expr`` is a sympy expression;
 ``PythonPrinter`` writes one as Python, which evaluates to the same over ``SymInt``.
@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._dynamo.exc import TensorifyScalarRestartAnalysis
+from torch._dynamo.symbolic_convert import TensorifyState
 from torch._guards import TracingContext
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as shapes_config
@@ -102,6 +104,20 @@ class _SizeHooks:
         elif getattr(tensor, "dim_gears", None):
             msg = f"{readable(name)} has gears, but is no argument of the call; only arguments may have them"
             self.refused.append(GearError(msg, input=name))
+
+
+def make_floats_constants(graph_module: GraphModule) -> None:
+    """Let Dynamo trace again with floats, which it made inputs of a graph, as constants that are guarded.
+
+    Raises:
+        TensorifyScalarRestartAnalysis: there are such inputs; Dynamo begins again.
+    """
+    fakes = (node.meta.get("example_value") for node in graph_module.graph.nodes if node.op == "placeholder")
+    memos = [memo for fake in fakes if (memo := getattr(fake, "item_memo", None)) is not None]
+    for memo in memos:
+        TensorifyState.specialize(memo.node._expr.name)
+    if memos:
+        raise TensorifyScalarRestartAnalysis
 
 
 def make_static(graph_module: GraphModule, example_inputs: Sequence[Any]) -> None:

@@ -5,7 +5,6 @@
   through objects that no later process has.
 * NumPy scalars are constants, computed with by NumPy; ``operator.itemgetter`` and its kin are made anew
   within the trace; ``ContextVar.get()`` gives the variable's value, guarded under ``var.get()``.
-* Calls that tell people something are left out. What a call asks a logger (its level) is a condition.
 * A missing key is guarded, also where ``ObservedKeyError`` is caught; so are variables that functions of
   the standard library read.
 * ``functools.cached_property`` takes no lock, as from Python 3.12 on; ``functools.partialmethod`` binds its
@@ -31,28 +30,24 @@ import copy
 import copyreg
 import functools
 import inspect
-import logging
 import math
 import operator
 import re
 import threading
-import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextvars import ContextVar
 from types import FunctionType, MethodType, WrapperDescriptorType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
-import torch._dynamo.config as dynamo_config
 from torch._dynamo.exc import (
     ObservedKeyError,
-    TensorifyScalarRestartAnalysis,
 )
 from torch._dynamo.guards import GuardBuilder, install_guard
-from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource, TypeSource
-from torch._dynamo.symbolic_convert import InstructionTranslator, TensorifyState
+from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
+from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import (
     PythonModuleVariable,
     TorchCtxManagerClassVariable,
@@ -68,7 +63,7 @@ from torch._dynamo.variables.functions import (
     UserFunctionVariable,
     UserMethodVariable,
 )
-from torch._dynamo.variables.misc import DeletedVariable, IgnoredFunctionVariable, LoggingLoggerVariable
+from torch._dynamo.variables.misc import DeletedVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable, tracing_state_functions
 from torch.distributions.constraints import is_dependent
 from torch.nn.modules.activation import _is_make_fx_tracing
@@ -82,18 +77,7 @@ from warmrank.worker.torch_private.containers import is_own
 from warmrank.worker.torch_private.encoders import TRACED_INSTEAD, leaves_padding
 from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
 
-if TYPE_CHECKING:
-    from torch.fx import GraphModule
-
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
-_log = logging.getLogger("torchair")
-_TELLING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log")
-_FUNCTIONS = (
-    print, warnings.warn, warnings.warn_explicit, warnings.simplefilter, warnings.filterwarnings,
-    *(getattr(logging, name) for name in _TELLING),
-)  # fmt: skip
-
-
 _LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
 _DISPATCH: Final = functools.singledispatch(lambda _: None).dispatch.__code__
 _ARITHMETIC: Final = (
@@ -107,22 +91,15 @@ _TEXTS: Final = {"s": str, "r": repr, "a": ascii}
 class TracerChanges:
     """Steps in where Dynamo is to trace, guard or leave out what the module's docstring says."""
 
-    def __init__(self, name: str, note_call: Callable[..., None]) -> None:
-        """``note_call`` takes function, arguments and result of a call that the graph relies on."""
-        self._name = name  # of the traced function
-        self._note_call = note_call
-        self._left_out: dict[str, None] = {}
+    def __init__(self) -> None:
         self._is_asking = False  # `copy` for an address
 
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
-        """Put the changes in place; then say which calls were left out."""
-        methods = (getattr(logging.Logger, name) for name in _TELLING)
+        """Put the changes in place."""
         handlers: Any = PolyfilledFunctionVariable._get_polyfill_handlers()
         of_torch: Any = TorchInGraphFunctionVariable._get_handlers()
-        ignored = {*dynamo_config.ignore_logging_functions, *_FUNCTIONS, *methods}
         with (
-            dynamo_config.patch(ignore_logging_functions=ignored),
             intercepted(self),
             replaced(functools.cached_property, "__get__", get_cached),  # which Dynamo traces
             replaced(functools.partialmethod, "__get__", get_partial),  # likewise
@@ -133,15 +110,10 @@ class TracerChanges:
             else contextlib.nullcontext(),  # up to torch 2.12, which copies nothing so
         ):
             yield
-        if self._left_out:
-            told = ", ".join(sorted(self._left_out))
-            _log.warning("%s calls %s; a compiled function leaves that out", self._name, told)
 
     @steps_in("torch._dynamo.variables.builder:VariableBuilder", "_wrap(value)")
     def _wrap(self, original: Any, builder: Any, value: Any) -> Any:
         """A variable for an object of the caller's."""
-        if value is logging.getLogger:
-            return _LoggerLookup(value)
         if isinstance(value, ConfigModule):
             builder.install_guards(GuardBuilder.MODULE_MATCH)
             variable = PythonModuleVariable(value, source=builder.source)
@@ -249,36 +221,6 @@ class TracerChanges:
             args = [VariableTracker.build(tx, list).call_function(tx, args[:1], {}), *args[1:]]
         return original(variable, tx, args, kwargs)
 
-    @steps_in("torch._dynamo.variables.misc:IgnoredFunctionVariable", "call_function(tx, args, kwargs)")
-    def _ignore(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
-        self._left_out[variable.value.__qualname__] = None
-        return original(variable, *args, **kwargs)
-
-    @steps_in("torch._dynamo.variables.misc:LoggingLoggerVariable", "call_method(tx, name, args, kwargs)")
-    def _call_logger(self, original: Any, variable: Any, *call: Any) -> Any:
-        tx, method, args, kwargs = call
-        if method in _TELLING:
-            self._left_out[f"{type(variable.value).__qualname__}.{method}"] = None
-        elif method == "isEnabledFor" and args and args[0].is_python_constant():
-            return self._is_enabled(variable, tx, args[0].as_python_constant())
-        elif (added := _added(variable, tx, method)) is not None:
-            return added.call_function(tx, [variable, *args], kwargs)
-        return original(variable, *call)
-
-    def _is_enabled(self, variable: Any, tx: Any, level: int) -> Any:
-        """A logger's answer; what it depends on is guarded, and asked again of one that the code looks up."""
-        logger, source = variable.value, variable.source
-        if source is not None:
-            of_level = CallFunctionNoArgsSource(AttrSource(source, "getEffectiveLevel"))
-            VariableTracker.build(tx, logger.getEffectiveLevel(), of_level).realize()
-            VariableTracker.build(tx, logger.disabled, AttrSource(source, "disabled")).realize()
-            of_manager = AttrSource(AttrSource(source, "manager"), "disable")
-            VariableTracker.build(tx, logger.manager.disable, of_manager).realize()
-        enabled = logger.isEnabledFor(level)
-        if source is None:
-            self._note_call(logging.Logger.isEnabledFor, (logger, level), enabled)
-        return VariableTracker.build(tx, enabled)
-
     @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "call_function(tx, args, kwargs)")
     def _call(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if getattr(variable.fn, "__code__", None) is _DISPATCH:
@@ -356,6 +298,9 @@ class TracerChanges:
         return None
 
     @steps_in(
+        "torch._dynamo.variables.functions:UserFunctionVariable", "is_python_equal(other)", is_optional=True
+    )
+    @steps_in(
         "torch._dynamo.variables.user_defined:UserDefinedObjectVariable",
         "is_python_equal(other)",
         is_optional=True,  # up to torch 2.13
@@ -367,13 +312,6 @@ class TracerChanges:
             return bool(original(variable, other))
         answer = variable.call_method(InstructionTranslator.current_tx(), "__eq__", [other], {})
         return answer.as_python_constant() is True
-
-    @steps_in(
-        "torch._dynamo.variables.functions:UserFunctionVariable", "is_python_equal(other)", is_optional=True
-    )
-    def _is_equal_key(self, original: Any, variable: Any, other: Any) -> bool:
-        method = _bound(variable)
-        return bool(original(variable, other)) if method is None else method == _bound(other)
 
     @steps_in(
         "torch._dynamo.variables.functions:BaseUserFunctionVariable",
@@ -495,37 +433,6 @@ class _Getter(UserDefinedObjectVariable):
         named = {name: VariableTracker.build(tx, item) for name, item in keywords.items()}
         anew = VariableTracker.build(tx, cls).call_function(tx, made, named)
         return anew.call_function(tx, args, kwargs)
-
-
-class _LoggerLookup(IgnoredFunctionVariable):
-    """``logging.getLogger``, called with a name."""
-
-    def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
-        del tx, kwargs
-        return LoggingLoggerVariable(self.value(*(item.as_python_constant() for item in args)))
-
-
-def _added(variable: Any, tx: Any, method: str) -> Any:
-    """A method that somebody added to the class of loggers, to be traced; None for those of Python."""
-    function = inspect.getattr_static(type(variable.value), method, None)
-    module = getattr(function, "__module__", "logging")
-    if module == "logging" or variable.source is None:
-        return None
-    return VariableTracker.build(tx, function, AttrSource(TypeSource(variable.source), method))
-
-
-def make_floats_constants(graph_module: GraphModule) -> None:
-    """Let Dynamo trace again with floats, which it made inputs of a graph, as constants that are guarded.
-
-    Raises:
-        TensorifyScalarRestartAnalysis: there are such inputs; Dynamo begins again.
-    """
-    fakes = (node.meta.get("example_value") for node in graph_module.graph.nodes if node.op == "placeholder")
-    memos = [memo for fake in fakes if (memo := getattr(fake, "item_memo", None)) is not None]
-    for memo in memos:
-        TensorifyState.specialize(memo.node._expr.name)
-    if memos:
-        raise TensorifyScalarRestartAnalysis
 
 
 def _bound(variable: Any) -> tuple[Any, int] | None:

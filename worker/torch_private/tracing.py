@@ -54,6 +54,7 @@ from warmrank.worker.torch_private.lowering import (
 from warmrank.worker.torch_private.numpy_calls import refuse_other_results
 from warmrank.worker.torch_private.patching import intercepted, steps_in
 from warmrank.worker.torch_private.raised import Raising, ShapeNotes, raised_by
+from warmrank.worker.torch_private.telling import Telling
 from warmrank.worker.torch_private.tracer_changes import TracerChanges
 from warmrank.worker.torch_private.views import ViewsByThemselves
 from warmrank.worker.torch_private.warm import REGISTRIES, SETTING_NAMES, dict_keys, settings
@@ -248,7 +249,8 @@ def trace(
             started = perf_counter()
             notes = TraceNotes(name, evaluated.note, free or (), switches)
             with (
-                TracerChanges(name, evaluated.note_call).made(),
+                TracerChanges().made(),
+                Telling(name, evaluated.note_call).left_out(),
                 ViewsByThemselves().made(),
                 intercepted(Containers(), Lifetimes(), Raising(evaluated.note_call), notes),
             ):
