@@ -34,9 +34,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks.running import arguments, machine, write  # noqa: E402 - also where nothing is installed
-from tests.support.netns import Node, why_not  # noqa: E402
-from tests.support.netns_cluster import Cluster, CountingStore, ray_nodes  # noqa: E402
-from tests.support.s3_server import ENVIRONMENT  # noqa: E402
+from tests.support.netns import Node, why_not  # noqa: E402 - likewise
+from tests.support.netns_cluster import Cluster, CountingStore, ray_nodes  # noqa: E402 - likewise
+from tests.support.s3_server import ENVIRONMENT  # noqa: E402 - likewise
 
 STORE_INDEX = 200
 LIMIT_S = 600.0
@@ -151,7 +151,7 @@ def fill(config_file: Path, sizes: list[int]) -> None:
     config = load(config_file)
     work = Path.cwd() / f"work-{config.name}"
     store, here = open_store(check_store(config)), environment()
-    functions = {f"Model.f{n}": random.Random(n).randbytes(size) for n, size in enumerate(sizes)}  # noqa: S311
+    functions = {f"Model.f{n}": random.Random(n).randbytes(size) for n, size in enumerate(sizes)}  # noqa: S311 - the same each time
     manifest = make_partition(work, world_size=1, environment=here, functions=functions)
     ref = store.publish_partition(launch_key(config), manifest, work).ref
     record = make_record((ref,), launch_key=launch_key(config), environment=here, created=CREATED)

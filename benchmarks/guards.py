@@ -24,11 +24,11 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 import torch  # noqa: E402 - also where nothing is installed
 
-from benchmarks.running import arguments, machine, write  # noqa: E402
-from warmrank.inference import cache_compile  # noqa: E402
-from warmrank.worker.runtime.function import CachedFunction  # noqa: E402
-from warmrank.worker.runtime.variant import Variant  # noqa: E402
-from warmrank.worker.torch_private.warm import ambient  # noqa: E402
+from benchmarks.running import arguments, machine, write  # noqa: E402 - likewise
+from warmrank.inference import cache_compile  # noqa: E402 - likewise
+from warmrank.worker.runtime.function import CachedFunction  # noqa: E402 - likewise
+from warmrank.worker.runtime.variant import Variant  # noqa: E402 - likewise
+from warmrank.worker.torch_private.warm import ambient  # noqa: E402 - likewise
 
 MODES = ("always", "once", "skip")
 X = torch.ones(2, 4)

@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks.launch_parts.report import report, summary  # noqa: E402 - also where nothing is installed
-from benchmarks.running import arguments, child, machine, write  # noqa: E402
+from benchmarks.running import arguments, child, machine, write  # noqa: E402 - likewise
 
 LAUNCHES = ("cold", "unaudited", "warm", "node")
 WARM_WAYS = ("warm", "build", "groups")  # those whose wall seconds are compared, so most often repeated

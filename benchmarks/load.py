@@ -36,9 +36,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks.load_parts.process import measure  # noqa: E402 - also where nothing is installed
-from benchmarks.load_parts.report import report, summary  # noqa: E402
-from benchmarks.load_parts.ways import FILL, WARM, WAYS, Task  # noqa: E402
-from benchmarks.running import arguments, child, machine, write  # noqa: E402
+from benchmarks.load_parts.report import report, summary  # noqa: E402 - likewise
+from benchmarks.load_parts.ways import FILL, WARM, WAYS, Task  # noqa: E402 - likewise
+from benchmarks.running import arguments, child, machine, write  # noqa: E402 - likewise
 
 LEAVES_NOTHING = ("eager", "mega_cache")  # ways with no filling process of their own
 

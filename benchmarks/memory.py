@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks.memory_parts.process import SMALL, Modes, Shape, alone, measure  # noqa: E402 - also where nothing is installed
-from benchmarks.running import arguments, child, machine, write  # noqa: E402
+from benchmarks.running import arguments, child, machine, write  # noqa: E402 - likewise
 
 MIB = 1 << 20
 LIMIT = 1.1

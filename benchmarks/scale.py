@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks.running import arguments, child, machine, write  # noqa: E402 - also where nothing is installed
-from benchmarks.scale_parts.report import report, summary, verdict  # noqa: E402
+from benchmarks.scale_parts.report import report, summary, verdict  # noqa: E402 - likewise
 
 RANKS = (16, 64, 256, 1024, 4096, 16384)
 CALLS = "calls"

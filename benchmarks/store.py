@@ -30,10 +30,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks import running  # noqa: E402 - also where nothing is installed
-from benchmarks.store_parts.timing import shell  # noqa: E402
-from benchmarks.store_parts.tree import MIB, SMALL, Shape  # noqa: E402
-from benchmarks.store_parts.unique import UNIQUE, UNIQUE_SMALL, unique  # noqa: E402
-from benchmarks.store_parts.verbs import fetch_memory, launch, verbs  # noqa: E402
+from benchmarks.store_parts.timing import shell  # noqa: E402 - likewise
+from benchmarks.store_parts.tree import MIB, SMALL, Shape  # noqa: E402 - likewise
+from benchmarks.store_parts.unique import UNIQUE, UNIQUE_SMALL, unique  # noqa: E402 - likewise
+from benchmarks.store_parts.verbs import fetch_memory, launch, verbs  # noqa: E402 - likewise
 
 XFS_BYTES = 12 << 30  # sparse
 

@@ -147,6 +147,6 @@ def _launcher_of(config: Any, gang: Gang, handles: list[Any]) -> RayLauncher:
     charges = {placement.rank: Charge(pid=1, mark="", log=Path("rank.log")) for placement in gang.placements}
     watch.guard(gang, charges)
     launcher = RayLauncher(config)
-    launcher._watch = watch  # noqa: SLF001
-    launcher._actors = [None] * len(gang.placements)  # noqa: SLF001
+    launcher._watch = watch  # noqa: SLF001 - likewise
+    launcher._actors = [None] * len(gang.placements)  # noqa: SLF001 - likewise
     return launcher

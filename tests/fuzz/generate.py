@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.fuzz.parts import code, evaluated, identity, language, tensors
+from tests.fuzz.parts import code, evaluated, identity, language, sets, tensors
 from tests.fuzz.places import placed
 from tests.fuzz.program import NOTHING, Change, Pair, Part, Program, Trial
 from tests.fuzz.ranks import ranked
@@ -72,7 +72,7 @@ _GROUPS = (
     identity.CLASSES,
     tensors.OPERATORS,
     tensors.SIZES,
-    [part for part in (*evaluated.EVALUATED, *language.LANGUAGE) if not part.refused],
+    [part for part in (*evaluated.EVALUATED, *sets.SETS, *language.LANGUAGE) if not part.refused],
 )
 
 

@@ -25,6 +25,7 @@ from tests.fuzz.parts.calls import AHEAD, CALLED, HIGHER_ORDER, OF_ONE_HASH_SEED
 from tests.fuzz.parts.code import CODE
 from tests.fuzz.parts.evaluated import EVALUATED
 from tests.fuzz.parts.language import LANGUAGE
+from tests.fuzz.parts.sets import SETS
 from tests.fuzz.parts.stale import CASES, trials
 from tests.fuzz.parts.tensors import OPERATORS
 from tests.fuzz.program import NOTHING, Change, Pair, Part, Program, Trial
@@ -73,7 +74,7 @@ def test_a_minute_of_pairs_equals_eager(servers: Servers) -> None:
     assert not failures(fuzzed(servers, SLOW_FIRST, seconds=60))
 
 
-TABLE = {part.name: part.numbered(0) for part in (*EVALUATED, *LANGUAGE, *OPERATORS, *CODE)}
+TABLE = {part.name: part.numbered(0) for part in (*EVALUATED, *SETS, *LANGUAGE, *OPERATORS, *CODE)}
 BY_CHANCE = {part.name for part in CODE}
 """The fuzzer comes upon these by itself."""
 MADE_SETS = [name for name in TABLE if "set that is made" in name and "placed#(set(" in name]
