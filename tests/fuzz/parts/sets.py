@@ -55,7 +55,7 @@ _OF_SETS = (
 SETS = (
     *(asking(f"set that is made / {ask}", ask, top=_FILLED) for ask in _IN_PYTHONS_ORDER),
     *(asking(f"set that is made of sets / {ask}", ask, top=_FILLED) for ask in _OF_SETS),
-    asking("order of a set that lost a member", "weighed#(less#(['a', 'b']))", said="order", top=_WEIGHED),
+    asking("order of a set that lost a member", "weighed#(less#(['a', 'b', 'c', 'dd', 'ee']))", said="order", top=_WEIGHED),
     asking("order of a set of a literal", "placed#({9, 17, 33} | {2})", refused="order of a set .* sorted", top=_FILLED),
     asking("order of a set that was changed", "placed#(more#(self.s#, 17))", refused="order of a set .* sorted", top=_FILLED, init="self.s# = {9, 4}"),
     asking("order of a set from before", "placed#(PAIR# | {7, 1})", refused="order of a set .* sorted", top="PAIR# = {9, 4}\n" + _FILLED.partition("\n")[2]),
