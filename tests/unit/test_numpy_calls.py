@@ -63,6 +63,8 @@ TAKEN: dict[str, Callable[[Any], Any]] = {
     "a copy that is written to": written(lambda a: a * 2),
     "functions": lambda a: np.concatenate([np.maximum(a, 3), np.clip(a, 10, 99), np.argsort(a)]),
     "in place": lambda a: np.add(a, 1, out=a),
+    "sizes": lambda a: np.arange(len(a)) * np.sqrt(a.shape[0]) + np.full((a.size,), a.shape[0]),
+    "other dtypes": lambda a: a.astype(np.int32) + np.zeros(len(a), dtype=np.int32),
 }
 
 
@@ -75,3 +77,40 @@ def test_what_both_make_alike_equals_eager(what: str, cache: Path) -> None:
         (_, found), (_, expected) = function(ours), model(eagers)
         np.testing.assert_array_equal(found, expected, strict=True)
         assert torch.equal(ours, eagers)
+
+
+class Numbers(nn.Module):
+    def __init__(self, compute: Callable[[Any, int], Any]) -> None:
+        super().__init__()
+        self.compute = compute
+
+    def forward(self, x: torch.Tensor, scalar: Any, number: int) -> Any:
+        return x + 1, self.compute(scalar, number)
+
+
+SCALARS: dict[str, Callable[[Any, int], Any]] = {
+    "sum": lambda scalar, number: number + scalar,
+    "quotient": lambda scalar, number: scalar / number,
+    "comparison": lambda scalar, number: (scalar > number, scalar == number),
+    "larger": lambda scalar, number: (max(scalar, number), min([number, scalar])),
+    "methods": lambda scalar, number: (scalar.item() + number, scalar.astype(np.float16), scalar.round()),
+}
+
+
+@pytest.mark.parametrize("what", SCALARS)
+@pytest.mark.parametrize("scalar", [np.int64(12), np.float32(12.25), np.float64(2.5)], ids=repr)
+def test_scalars_of_numpy_compute_with_numbers_that_vary(what: str, scalar: Any, cache: Path) -> None:
+    model = Numbers(SCALARS[what])
+    function = cached(model.forward, cache)
+    for number in (10, 7):
+        (_, found), (_, expected) = (
+            function(torch.ones(2), scalar, number),
+            model(torch.ones(2), scalar, number),
+        )
+        assert repr(found) == repr(expected)
+
+
+def test_a_bool_of_numpy_is_refused_where_torch_takes_it_for_a_float(cache: Path) -> None:
+    function = cached(Numbers(lambda scalar, number: torch.full((number,), scalar)).forward, cache)
+    with pytest.raises(NotPortable, match=r"1\.0.*give the operator bool\(value\)"):
+        function(torch.ones(2), np.True_, 3)

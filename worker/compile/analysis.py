@@ -99,7 +99,17 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
         input_names=tuple(readable(item.source) for item in lowered.inputs),
         module_inputs=tuple(sorted(of_module)),
         anchored_inputs=tuple(sorted(anchored)),
+        moving=_moving(lowered.graph.graph.nodes),
     )
+
+
+def _moving(nodes: Iterable[Node]) -> str:
+    """The first operator that puts other memory behind an input; empty if there is none."""
+    for node in nodes:
+        is_moving = node.op == "call_function" and torch.Tag.inplace_view in getattr(node.target, "tags", ())
+        if is_moving and getattr(node.args[0], "op", "") == "placeholder":
+            return str(node.target)
+    return ""
 
 
 def _inputs_behind(nodes: Iterable[Node], aliases: dict[Node, frozenset[int]]) -> frozenset[int]:

@@ -317,10 +317,10 @@ def _words(described: Sequence[Sequence[Any]], index: int) -> tuple[Any, ...]:
 def _capture(artifact: artifacts.Artifact, engine: Engine) -> dict[str, Any]:
     """The facts, apart from those that stand with the inputs and outputs."""
     facts = asdict(artifact.facts)
-    for name in ("input_classes", "input_names", "module_inputs", "num_outputs", "aliased_outputs"):
+    elsewhere = ("input_classes", "input_names", "module_inputs", "num_outputs", "aliased_outputs")
+    for name in (*elsewhere, "data_dependent", "moving"):
         facts.pop(name, None)
-    operator = facts.pop("data_dependent", "")
-    can_be = f"no: {operator}'s result depends on data" if operator else "yes"
+    can_be = f"no: {why}" if (why := artifact.facts.uncapturable) else "yes"
     if engine.captures_itself:
         can_be = f"yes, by engine {artifact.engine} itself"
     elif not engine.captured:

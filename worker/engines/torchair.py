@@ -132,12 +132,12 @@ def _refuse(site: Site, call: CapturedCall, facts: GraphFacts) -> None:
     if facts.random:
         msg = f"{facts.random} draws random numbers, which TorchAir does not cache; use engine graph"
         raise NotPortable(msg, what=facts.random)
-    if facts.data_dependent and config.mode != "max-autotune":
+    if facts.uncapturable and config.mode != "max-autotune":
         msg = (
-            f"{facts.data_dependent}'s result depends on data, so TorchAir cannot capture "
-            "it; use engine graph, or move it out of the cached function"
+            f"{facts.uncapturable}, so TorchAir cannot capture it; use engine graph, or move it out of the "
+            "cached function"
         )
-        raise NotPortable(msg, what=facts.data_dependent)
+        raise NotPortable(msg, what=facts.data_dependent or facts.moving)
     frozen = config.experimental_config.frozen_parameter or config.npugraphex_config.frozen_parameter
     for index, value in enumerate(call.example_inputs) if frozen else ():
         if index not in facts.module_inputs and getattr(value, "_dynamo_static_input_type", None):

@@ -224,8 +224,8 @@ def _order(gears: GearFacts, combination: Combination) -> tuple[int, Combination
 
 def _unpaddable(gears: GearFacts, lowered: LoweredGraph, symbols: Symbols, facts: GraphFacts) -> str:
     """The reason why inputs of this graph cannot be padded; empty if they can."""
-    if facts.data_dependent:
-        return f"{facts.data_dependent}'s result depends on data"
+    if facts.uncapturable:
+        return facts.uncapturable
     if facts.random:
         return f"{facts.random} draws random numbers, and a larger graph draws others"
     sources = [readable(item.source) for item in lowered.inputs]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from warmrank.worker.gears.model import GearFacts
     from warmrank.worker.runtime.asked import Call
 
-FORMAT = 5
+FORMAT = 6
 ABOUT = "about"
 MAGIC = b"warmrank-artifact "
 PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -69,6 +69,7 @@ class GraphFacts(Value):
         aliased_outputs: positions of outputs that share memory with an input.
         data_dependent: the first operator whose result's size depends on values (``aten.nonzero``), or which
             runs one graph or another: such a graph cannot be captured. Empty if there is none.
+        moving: the first operator that puts other memory behind an input (``x.data = y``), likewise.
         random: the first operator that draws random numbers; empty if there is none.
         input_names: where each input comes from, for people: ``self.layers.0.weight``.
         module_inputs: positions of the inputs that are tensors of the module, not of the call.
@@ -84,6 +85,14 @@ class GraphFacts(Value):
     module_inputs: tuple[int, ...] = ()
     anchored_inputs: tuple[int, ...] = ()
     gears: GearFacts | None = None
+    moving: str = ""
+
+    @property
+    def uncapturable(self) -> str:
+        """The reason why such a graph cannot be captured; empty if it can."""
+        if self.data_dependent:
+            return f"{self.data_dependent}'s result depends on data"
+        return self.moving and f"{self.moving} puts other memory behind an input"
 
 
 def readable(source: str) -> str:

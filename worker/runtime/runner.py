@@ -296,8 +296,8 @@ class GraphRunner:
             return
         if options.eager:
             self.tally.never = "asked for (debug.run_eagerly)"
-        elif facts.data_dependent:
-            self.tally.never = f"{facts.data_dependent}'s result depends on data"
+        elif facts.uncapturable:
+            self.tally.never = facts.uncapturable
         elif facts.random and backend.kind == "cpu":
             # Run operator by operator it draws what the function itself would.
             self.tally.never = f"{facts.random} draws random numbers, for which a CPU graph has no generator"

@@ -168,9 +168,12 @@ class ReadHooks:
 
     @steps_in(_BUILTIN, "call_isinstance", "call_issubclass")
     def _ask_kind(self, original: Any, builtin: Any, tx: Any, left: Any, right: Any) -> Any:
-        kind, answer = original.__name__.removeprefix("call_is"), original(builtin, tx, left, right)
-        if right.is_python_constant() and answer.is_python_constant():
-            classes = tuple(_classes(right.as_python_constant()))
+        kind = original.__name__.removeprefix("call_is")
+        classes = tuple(_classes(right.as_python_constant())) if right.is_python_constant() else ()
+        if kind == "instance" and torch.autograd.Variable in classes:  # as which all tensors pass
+            right = VariableTracker.build(tx, (*classes, torch.Tensor))
+        answer = original(builtin, tx, left, right)
+        if classes and answer.is_python_constant():
             answered = [cls for cls in classes if self._is_answered(cls, f"__{kind}check__")]
             if answered and left.source is not None:
                 detail = classes, answer.as_python_constant()

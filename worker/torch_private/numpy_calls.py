@@ -1,32 +1,52 @@
-"""Calls of NumPy in a trace, which Dynamo has torch compute: refused where NumPy itself makes something else.
+"""NumPy in a trace: its scalars are constants that compute as NumPy does, and its calls are checked.
 
-Each is made once more, by NumPy, on arrays of ones with the same layouts. Torch computes some in another
+Dynamo has torch compute what NumPy is asked for. Each call is made once more, by NumPy, on arrays of ones
+with the same layouts, and refused where NumPy itself makes something else: torch computes some in another
 dtype, and makes copies of what NumPy makes views of, or the other way round, which counts where somebody
 writes to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 import torch
+from torch._dynamo.symbolic_convert import compare_op_handlers
 from torch._dynamo.utils import (
     numpy_attr_wrapper,
     numpy_method_wrapper,
     numpy_operator_wrapper,
     numpy_to_tensor_wrapper,
 )
+from torch._dynamo.variables import TupleVariable
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.misc import get_tnp_to_np_map
+from torch._dynamo.variables.tensor import SymNodeVariable
 from torch.fx.node import Node, map_arg
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from warmrank.worker.errors import NotPortable
+from warmrank.worker.torch_private.patching import replaced
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
+_BINARY: Final = (
+    "add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift",
+)  # fmt: skip
+OPERATORS: Final = frozenset(
+    [getattr(operator, name) for name in (*_BINARY, "eq", "ne", "lt", "le", "gt", "ge")]
+    + [getattr(operator, f"i{name.rstrip('_')}") for name in _BINARY]
+    + [divmod, pow]
+)
+"""Python's own, of two operands."""
+_METHODS: Final = frozenset({"astype", "conjugate", "is_integer", "item", "round", "tolist"})
 _WRITING: Final = frozenset(
     {
         "setitem", "__setitem__", "fill", "itemset", "partition", "put", "resize", "sort", "copyto", "place",
@@ -37,6 +57,71 @@ _WRITING: Final = frozenset(
 )  # fmt: skip
 _MAX_BYTES: Final = 1 << 26
 """Larger arrays are not made, and so not compared."""
+
+
+class NumpyScalar(ConstantVariable):
+    """A scalar of NumPy's, which computes with it."""
+
+    def __init__(self, value: Any, **kwargs: Any) -> None:
+        super().__init__(value.item(), **kwargs)
+        self.value = value
+
+    def as_proxy(self) -> Any:
+        """The number of Python's that torch takes it for."""
+        if isinstance(self.value, np.bool_):
+            msg = (
+                "torch takes a bool of NumPy's for 1.0, and computes in floats, which is not followed; give "
+                "the operator bool(value), or float(value)"
+            )
+            raise NotPortable(msg, what="numpy.bool_")
+        return self.value.item()
+
+    def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """What NumPy's own method gives, as `item` does."""
+        given = [arg.realize() for arg in args]
+        if name in _METHODS and not kwargs and all(arg.is_python_constant() for arg in given):
+            made = getattr(self.value, name)(*[arg.as_python_constant() for arg in given])
+            return VariableTracker.build(tx, made)
+        return super().call_method(tx, name, args, kwargs)
+
+    def reconstruct(self, codegen: Any) -> None:
+        """Load it."""
+        codegen.append_output(codegen.create_load_const_unchecked(self.value))
+
+
+def made_by_numpy(tx: Any, operate: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """The result of an operator on constants of which one is a scalar of NumPy's; None for others.
+
+    Sizes and numbers that vary become constants: there is no scalar of NumPy's of a symbolic value.
+    """
+    given = [arg.realize() for arg in args]
+    if not any(isinstance(arg, NumpyScalar) for arg in given):
+        return None
+    if not all(isinstance(arg, ConstantVariable | SymNodeVariable) for arg in given):
+        return None
+    values = [arg.value if isinstance(arg, ConstantVariable) else arg.evaluate_expr() for arg in given]
+    try:
+        made = operate(*values)
+    except (TypeError, ValueError, ArithmeticError):
+        return None  # Dynamo raises it for the function
+    if isinstance(made, tuple):  # of divmod
+        return TupleVariable([VariableTracker.build(tx, item) for item in made])
+    return VariableTracker.build(tx, made)
+
+
+@contextlib.contextmanager
+def comparing_by_numpy() -> Iterator[None]:
+    """Have NumPy compare its scalars with numbers that vary, which Dynamo does before it asks for a call."""
+
+    def compare(original: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        made = made_by_numpy(tx, original.__self__.fn, args)
+        return original(tx, args, kwargs) if made is None else made
+
+    with contextlib.ExitStack() as stack:
+        for sign in ("==", "!=", "<", "<=", ">", ">="):
+            step = functools.partial(compare, compare_op_handlers[sign])
+            stack.enter_context(replaced(compare_op_handlers, sign, step))
+        yield
 
 
 class _NotMade(Exception):
@@ -54,7 +139,7 @@ def refuse_other_results(graph_module: GraphModule) -> None:
     kept = {_storage(node.meta.get("example_value")) for node in returned if isinstance(node, Node)}
     for node, name, function in calls:
         try:
-            args, kwargs = map_arg((node.args, node.kwargs), arrays.of_node)
+            args, kwargs = tree_map(_of_numpy, map_arg((node.args, node.kwargs), arrays.of_node))
             with np.errstate(all="ignore"):
                 made = function(*args, **kwargs)
         except TypeError as error:
@@ -106,7 +191,11 @@ def _storage(value: Any) -> int:
 
 
 def _dtype(value: torch.Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")
+    return _dtype_name(value.dtype)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 class _Arrays:
@@ -116,10 +205,10 @@ class _Arrays:
         self._buffers: dict[int, np.ndarray[Any, Any]] = {}
 
     def of_node(self, node: Node) -> Any:
-        """The array for a node's tensor; any other value as it is."""
+        """The array for a node's tensor; of a symbolic number the one of the traced call."""
         value = node.meta.get("example_value")
         if not isinstance(value, torch.Tensor):
-            return value
+            return _hint(value) if isinstance(value, torch.SymInt | torch.SymFloat) else value
         try:
             dtype = np.dtype(_dtype(value))
         except TypeError:
@@ -140,9 +229,14 @@ class _Arrays:
         return buffer is not None and any(np.may_share_memory(buffer, array) for array in arrays)
 
 
-def _hint(size: int | torch.SymInt) -> int:
-    """A size, without a guard: of a symbolic one that of the traced call."""
+def _hint(size: Any) -> Any:
+    """A size or number, without a guard: of a symbolic one that of the traced call."""
     hint = size if isinstance(size, int) else size.node.hint
     if hint is None:
         raise _NotMade
-    return int(hint)
+    return hint
+
+
+def _of_numpy(value: Any) -> Any:
+    """NumPy's own for a dtype of torch's, any other value as it is."""
+    return getattr(np, _dtype_name(value)) if isinstance(value, torch.dtype) else value

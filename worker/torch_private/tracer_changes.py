@@ -20,6 +20,7 @@
 * A dict of the caller's whose order changes (``move_to_end``) has the new order after the call.
 * Copies and repetitions of a deque have its limit, as in torch 2.14 and 2.15.
 * Bound methods are compared by function and object.
+* ``torch.autograd.Variable``, of the days before torch 0.4, makes a tensor of the same memory.
 * ``torch.addcdiv`` with a number stays one operator: quotient, product and sum round otherwise.
 """
 
@@ -55,7 +56,6 @@ from torch._dynamo.variables import (
     UserDefinedObjectVariable,
 )
 from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.ctx_manager import AutocastModeVariable, GenericContextWrappingVariable
 from torch._dynamo.variables.functions import (
     FunctoolsPartialVariable,
@@ -75,15 +75,17 @@ from warmrank.worker.keys.code import globals_module, is_pinned_module, is_users
 from warmrank.worker.repeatable import get_cached, get_partial, get_reduced
 from warmrank.worker.torch_private.containers import is_own
 from warmrank.worker.torch_private.encoders import TRACED_INSTEAD, leaves_padding
+from warmrank.worker.torch_private.numpy_calls import (
+    OPERATORS,
+    NumpyScalar,
+    comparing_by_numpy,
+    made_by_numpy,
+)
 from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
 
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
 _DISPATCH: Final = functools.singledispatch(lambda _: None).dispatch.__code__
-_ARITHMETIC: Final = (
-    operator.truediv, operator.floordiv, operator.mod, operator.pow, divmod, pow,
-    operator.itruediv, operator.ifloordiv, operator.imod, operator.ipow,
-)  # fmt: skip
 _CONVERSION: Final = re.compile(r"%[#0 +-]*\d*(?:\.\d+)?[hlL]?(.)")
 _TEXTS: Final = {"s": str, "r": repr, "a": ascii}
 
@@ -104,6 +106,7 @@ class TracerChanges:
             replaced(functools.cached_property, "__get__", get_cached),  # which Dynamo traces
             replaced(functools.partialmethod, "__get__", get_partial),  # likewise
             replaced(of_torch, torch.addcdiv, functools.partial(_addcdiv, of_torch[torch.addcdiv])),
+            comparing_by_numpy(),
             replaced(tracing_state_functions(), _is_make_fx_tracing, False),
             replaced(handlers, object.__reduce_ex__, get_reduced)
             if object.__reduce_ex__ in handlers
@@ -129,7 +132,7 @@ class TracerChanges:
             builder.install_guards(GuardBuilder.TYPE_MATCH)
             return TorchCtxManagerClassVariable(type(value)).call_function(builder.tx, [], {})
         if isinstance(value, np.generic) and value.dtype.kind in "biufc":
-            make: Any = _NumpyScalar
+            make: Any = NumpyScalar
         elif isinstance(value, _GETTERS):
             make = _Getter
         elif isinstance(value, ContextVar):
@@ -146,11 +149,11 @@ class TracerChanges:
 
     @steps_in("torch._dynamo.variables.constant:ConstantVariable", "create(value)")
     def _create_constant(self, original: Any, value: Any, **kwargs: Any) -> Any:
-        return (_NumpyScalar if isinstance(value, np.generic) else original)(value, **kwargs)
+        return (NumpyScalar if isinstance(value, np.generic) else original)(value, **kwargs)
 
     @steps_in("torch._dynamo.variables.builder:SourcelessBuilder", "create(tx, value)")
     def _create_without_source(self, original: Any, tx: Any, value: Any) -> Any:
-        return _NumpyScalar(value) if isinstance(value, np.generic) else original(tx, value)
+        return NumpyScalar(value) if isinstance(value, np.generic) else original(tx, value)
 
     @steps_in("torch._dynamo.variables:ConstDictVariable", "getitem_const_raise_exception_if_absent")
     def _get_item(self, original: Any, variable: Any, tx: Any, key: Any) -> Any:
@@ -195,6 +198,8 @@ class TracerChanges:
             return VariableTracker.build(tx, dict).call_function(tx, args, kwargs)
         if variable.value is functools.partial and args:
             args, kwargs = _flattened(args, kwargs)
+        if variable.value is torch.autograd.Variable and _is_plain(args, kwargs):
+            return args[0].call_method(tx, "detach", [], {})
         return original(variable, tx, args, kwargs)
 
     @steps_in("torch._dynamo.variables.misc:SuperVariable", "call_method(tx, name, args, kwargs)")
@@ -280,9 +285,14 @@ class TracerChanges:
         elif variable.fn in (operator.eq, operator.ne) and any(map(_bound, args)):
             is_equal = _bound(args[0]) == _bound(args[1])
             return VariableTracker.build(tx, is_equal is (variable.fn is operator.eq))
-        elif variable.fn in _ARITHMETIC and (made := _made_by_numpy(tx, variable.fn, args)) is not None:
+        elif variable.fn in OPERATORS and (made := made_by_numpy(tx, variable.fn, args)) is not None:
             return made
         return original(variable, tx, args, kwargs)
+
+    @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "_call_min_max_binary(tx, a, b)")
+    def _call_min_max(self, original: Any, variable: Any, tx: Any, *args: Any) -> Any:
+        made = None if None in args else made_by_numpy(tx, variable.fn, args)
+        return original(variable, tx, *args) if made is None else made
 
     @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "_format_value(fmt_spec, flags)")
     def _format(self, original: Any, tx: Any, spec: Any, flags: int) -> Any:
@@ -376,35 +386,6 @@ def _autocast(builder: Any, value: Any) -> Any:
     return AutocastModeVariable([getattr(value, name) for name in fields], source=builder.source)
 
 
-class _NumpyScalar(ConstantVariable):
-    """A scalar of NumPy's, which computes with it."""
-
-    def __init__(self, value: Any, **kwargs: Any) -> None:
-        super().__init__(value.item(), **kwargs)
-        self.value = value
-
-    def as_proxy(self) -> Any:
-        return self.value.item()
-
-    def reconstruct(self, codegen: Any) -> None:
-        codegen.append_output(codegen.create_load_const_unchecked(self.value))
-
-
-def _made_by_numpy(tx: Any, operate: Any, args: Any) -> Any:
-    """The result of an operator on constants of which one is a scalar of NumPy's; None for others."""
-    given = [arg.realize() for arg in args]
-    is_constant = all(isinstance(arg, ConstantVariable) for arg in given)
-    if not is_constant or not any(isinstance(arg, _NumpyScalar) for arg in given):
-        return None
-    try:
-        made = operate(*(arg.value for arg in given))
-    except (TypeError, ValueError, ArithmeticError):
-        return None  # Dynamo raises it for the function
-    if isinstance(made, tuple):  # of divmod
-        return TupleVariable([VariableTracker.build(tx, item) for item in made])
-    return VariableTracker.build(tx, made)
-
-
 class _ContextVariable(UserDefinedObjectVariable):
     """A ``ContextVar``."""
 
@@ -451,6 +432,13 @@ def _flattened(args: Any, kwargs: Any) -> tuple[Any, Any]:
     if not isinstance(function, FunctoolsPartialVariable):
         return args, kwargs
     return [function.func, *function.args, *args[1:]], {**function.keywords, **kwargs}
+
+
+def _is_plain(args: Any, kwargs: Any) -> bool:
+    """True if ``Variable`` is given a tensor, and shall not require gradients, which all do without."""
+    is_asked = kwargs.get("requires_grad")
+    is_none = is_asked is None or (is_asked.is_python_constant() and not is_asked.as_python_constant())
+    return len(args) == 1 and kwargs.keys() <= {"requires_grad"} and is_none and args[0].realize().is_tensor()
 
 
 def _refuse_deleter(cls: type, name: Any) -> None:
