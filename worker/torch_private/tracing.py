@@ -53,6 +53,7 @@ from warmrank.worker.torch_private.lowering import (
 )
 from warmrank.worker.torch_private.numpy_calls import refuse_other_results
 from warmrank.worker.torch_private.patching import intercepted, steps_in
+from warmrank.worker.torch_private.positions import Positions
 from warmrank.worker.torch_private.raised import Raising, ShapeNotes, raised_by
 from warmrank.worker.torch_private.telling import Telling
 from warmrank.worker.torch_private.tracer_changes import TracerChanges
@@ -252,7 +253,7 @@ def trace(
                 TracerChanges().made(),
                 Telling(name, evaluated.note_call).left_out(),
                 ViewsByThemselves().made(),
-                intercepted(Containers(), Lifetimes(), Raising(evaluated.note_call), notes),
+                intercepted(Containers(), Lifetimes(), Raising(evaluated.note_call), Positions(), notes),
             ):
                 captured = _capture(method, name, args, dict(kwargs))
             if free is not None and not free and (counters := notes.counters()):

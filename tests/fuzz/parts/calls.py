@@ -25,6 +25,7 @@ class Called:
 
 _PROGRAM = ("context", "tolerance", "dynamic")
 ONE, TWO = "[a(N(3, 4))]", "[a(N(3, 4)), a(N(5, 4))]"
+_POSITIONS = "[a(N(3, 4), N(3, 4, seed=1), torch.tensor(at)) for at in (2, 0, -1)]"
 THREE = "[a(N(3, 4, seed=seed)) for seed in range(3)]"
 
 
@@ -132,6 +133,8 @@ VALUES = {
     "list of integers": _row("compiled compiled ran", "[a(N(3, 4), [1, 2]), a(N(3, 4), [1, 2, 3]), a(N(3, 4), [1, 5])]", "y = x * sum(given)", params="given"),
     "list or not": _row("compiled compiled compiled compiled", "(lambda x: [a(x, [x + 1, x + 2]), a(x, [x + 1, x + 2, x + 3]), a(x, 5), a(x, x + 1)])(N(3, 4))", "y = x + len(given) + given[0] if isinstance(given, list) else x * given", params="given"),
     "other memory behind an input": _row("compiled ran ran", "[a(N(3, 4), N(3, 4, seed=seed)) for seed in range(3)]", "x.data = other * 2\nx.add_(1)\nself.w.data = self.w.data + x\ny = x * self.w", params="other", init="self.w = nn.Parameter(torch.ones(3, 4))"),
+    "writes at a position": _row("compiled ran ran", _POSITIONS, "cache[:, at] = x[:, 0]\ncache[at - 1, 1:] = 2\ncache[..., None, at] = x.mean()\ny = x + cache", params="cache, at"),
+    "reads at a position": _row("compiled ran compiled", _POSITIONS, "seen = cache[at]\ncache.add_(1)\nbest = x.sum(1).argmax()\nreturn seen, x[:, at] * 2, x[best, None], cache[1:, at.item()], x[best.item() - 1, 1:]", params="cache, at"),
     "variables of old": _row("compiled ran", TWO, "y = Variable(x[:, :2]) + Variable(torch.ones(2), requires_grad=False)\ny = y * 2 if isinstance(x, Variable) and not isinstance(3, (Variable, str)) else y", top="from torch.autograd import Variable"),
     "tensor for a number": _row("compiled ran", "[a(N(3, 4), torch.tensor(2)), a(N(3, 4), torch.tensor(3))]", "y = x * count", params="count"),
     "loop over an integer": _row("compiled compiled", "[a(N(3, 4), 3), a(N(3, 4), 4)]", "for index in range(count):\n    y = y + index", params="count"),
