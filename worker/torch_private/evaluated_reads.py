@@ -171,7 +171,8 @@ class ReadHooks:
         kind = original.__name__.removeprefix("call_is")
         classes = tuple(_classes(right.as_python_constant())) if right.is_python_constant() else ()
         if kind == "instance" and torch.autograd.Variable in classes:  # as which all tensors pass
-            right = VariableTracker.build(tx, (*classes, torch.Tensor))
+            plain = (torch.Tensor if cls is torch.autograd.Variable else cls for cls in classes)
+            right = VariableTracker.build(tx, tuple(plain))
         answer = original(builtin, tx, left, right)
         if classes and answer.is_python_constant():
             answered = [cls for cls in classes if self._is_answered(cls, f"__{kind}check__")]
