@@ -47,12 +47,13 @@ class _Index:
     @classmethod
     def of(cls, tx: Any, base: VariableTracker, index: VariableTracker) -> _Index | None:
         """None for any other index, also for one beside other tensors."""
+        base = base.realize()
+        if type(base) is not TensorVariable:  # not an array of NumPy's, either
+            return None
         index = index.realize()
         items = [item.realize() for item in index.items] if isinstance(index, TupleVariable) else [index]
         is_alone = len(items) == 1 and isinstance(items[0], SymNodeVariable)  # which torch traces
         if is_alone or not any(map(_is_position, items)) or not all(map(_is_known, items)):
-            return None
-        if not isinstance(base := base.realize(), TensorVariable):
             return None
         everything = ConstantVariable.create(None)
         whole = [SliceVariable([everything] * 3) if _is_position(item) else item for item in items]
@@ -104,7 +105,7 @@ def _example(variable: Any) -> Any:
 def _is_position(item: Any) -> bool:
     if isinstance(item, SymNodeVariable):
         return _is_of_data(item.as_proxy().node)
-    value = _example(item) if isinstance(item, TensorVariable) else None
+    value = _example(item) if type(item) is TensorVariable else None
     return isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype in _DTYPES
 
 
