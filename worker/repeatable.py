@@ -165,6 +165,16 @@ def get_container_copied(self: Any) -> Any:
     return deque(self, self.maxlen) if isinstance(self, deque) else defaultdict(self.default_factory, self)
 
 
+def get_item(self: Any, name: str) -> Any:
+    """``__getattr__`` of a dict's class, where that is ``dict.__getitem__``."""
+    return dict.__getitem__(self, name)
+
+
+def get_item_if_there(self: Any, name: str) -> Any:
+    """The same, where that is ``dict.get``."""
+    return dict.get(self, name)
+
+
 def get_raised(error: Any, text: str) -> None:
     """Raise an error, for code of C."""
     raise error(text)

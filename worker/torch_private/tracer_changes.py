@@ -19,6 +19,7 @@
   class says of its state; not by ``__slots__``.
 * A dict of the caller's whose order changes (``move_to_end``) has the new order after the call.
 * Copies and repetitions of a deque have its limit, as in torch 2.14 and 2.15.
+* ``__getattr__ = dict.__getitem__`` (or ``dict.get``) of a dict's class is followed.
 * Bound methods are compared by function and object.
 * ``torch.autograd.Variable``, of the days before torch 0.4, makes a tensor of the same memory.
 * ``torch.addcdiv`` with a number stays one operator: quotient, product and sum round otherwise.
@@ -72,7 +73,7 @@ from torch.utils._config_module import ConfigModule
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import globals_module, is_pinned_module, is_users_function
-from warmrank.worker.repeatable import get_cached, get_partial, get_reduced
+from warmrank.worker.repeatable import get_cached, get_item, get_item_if_there, get_partial, get_reduced
 from warmrank.worker.torch_private.containers import is_own
 from warmrank.worker.torch_private.encoders import TRACED_INSTEAD, leaves_padding
 from warmrank.worker.torch_private.numpy_calls import (
@@ -86,6 +87,7 @@ from warmrank.worker.torch_private.patching import intercepted, replaced, steps_
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
 _DISPATCH: Final = functools.singledispatch(lambda _: None).dispatch.__code__
+_GET_ITEM: Final = ((dict.__getitem__, get_item), (dict.get, get_item_if_there))
 _CONVERSION: Final = re.compile(r"%[#0 +-]*\d*(?:\.\d+)?[hlL]?(.)")
 _TEXTS: Final = {"s": str, "r": repr, "a": ascii}
 
@@ -174,6 +176,11 @@ class TracerChanges:
     @steps_in("torch._dynamo.symbolic_convert", "is_stdlib(mod)")
     def _is_stdlib(self, _original: Any, _module: Any) -> bool:
         return False
+
+    @steps_in("torch._dynamo.variables.user_defined:UserDefinedObjectVariable", "_check_for_getattr")
+    def _getattr(self, original: Any, variable: Any) -> Any:
+        found = original(variable)
+        return next((traced for of_dict, traced in _GET_ITEM if found is of_dict), found)
 
     @steps_in("torch._guards:InvokeSubgraphCache", "add_reuse_entry", is_optional=True)  # from torch 2.12 on
     def _reuse_no_region(self, *_args: Any, **_kwargs: Any) -> None:

@@ -20,6 +20,13 @@ ENUMS = (
 
 _ENDS = "E# = []\nclass O#:\n    number = 3\n    def __del__(self): E#.append(1)\ndef used#(held):\n    number = held.number\n    del held\n    return number + len(E#)"
 _REPLACED = "puts another object in place"
+_ITEMS = "class O#(dict):\n    __getattr__ = dict.%s"
+ITEMS = (
+    asking("attribute that is an item", "self.o#.a + self.o#.b.a", "m.o#.b['a'] = 5", top=_ITEMS % "__getitem__", init="self.o# = O#(a=2, b=O#(a=3))"),
+    asking("attribute that may be an item", "self.o#.a or 3", "m.o#['a'] = 5", top=_ITEMS % "get", init="self.o# = O#(b=2)"),
+    asking("attribute of a dict before its item", "self.o#.a", "vars(m.o#)['a'] = 5", top=_ITEMS % "__getitem__", init="self.o# = O#(a=2)"),
+)  # fmt: skip
+
 ENDS = (
     asking("object that ends in the call", "used#(O#())", refused="__del__", top=_ENDS),
     asking("object that ends with its attribute", "2 if setattr(self, 'o#', None) is None and E# else 3", refused=_REPLACED, top=_ENDS, init="self.o# = O#()"),
@@ -116,4 +123,4 @@ USUAL = (
     asking("number of threads", "torch.get_num_threads()", "torch.set_num_threads(torch.get_num_threads() + 1)", said="threads"),
 )  # fmt: skip
 
-LANGUAGE = (*COPIES, *USUAL, *ENUMS, *ENDS, *IMPORTS, *KEEPING, *CLASSES, *BASES)
+LANGUAGE = (*COPIES, *USUAL, *ENUMS, *ITEMS, *ENDS, *IMPORTS, *KEEPING, *CLASSES, *BASES)
