@@ -114,6 +114,7 @@ def compiled_and_saved(
     from warmrank.worker.torch_private import facts
 
     facts.require("compile", "trial")
+    function_dir = function.place().function_dir  # where it was looked for: a trace may fill the module
     if function.variants and function.options.on_recompile == "abandon":
         if not function.abandoned:
             warnings.warn(
@@ -123,13 +124,13 @@ def compiled_and_saved(
                 stacklevel=3,
             )
         function.abandoned = True
-        files.remove(function.place().function_dir)
+        files.remove(function_dir)
     if not function.abandoned:
         ensure_cache_dir(function.root())
     compiled = _compiled(function, args, kwargs, function.options)
     started = perf_counter()
     stored = files.save(
-        function.place().function_dir,
+        function_dir,
         compiled.artifact,
         compiled.files,
         withheld=withheld,
