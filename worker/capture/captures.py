@@ -253,7 +253,14 @@ class Captures:
             captured = runner.backend.capture(
                 runner.graph, intact, copied=copied, aliased=aliased, pool=pool.pool, warm_up=warm_up
             )
-        entry = Entry(layout, captured, inputs, copied, clone_output=self._options.clone_output)
+        entry = Entry(
+            layout,
+            captured,
+            inputs,
+            copied,
+            clone_output=self._options.clone_output,
+            stored=runner.facts.stored_outputs,
+        )
         pool.add(entry, runner.facts.aliased_outputs)
         return entry
 
@@ -346,9 +353,12 @@ class Entry:
         copied: frozenset[int],
         *,
         clone_output: bool,
+        stored: tuple[int, ...],
     ) -> None:
         self.captured = captured
-        self.hand_out = hand_out(captured.outputs, captured.origins, len(inputs), clone=clone_output)
+        self.hand_out = hand_out(
+            captured.outputs, captured.origins, len(inputs), clone=clone_output, stored=stored
+        )
         self.shapes = shapes_of(layout, inputs)
         self._key = layout.key(inputs)
         self._layout = layout

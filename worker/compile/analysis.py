@@ -30,7 +30,8 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
 
     A user input that an output shares memory with counts as ``state``: it must not be cloned, or the
     caller would hold a view of the clone. So does one that `as_strided` looks at, because a clone holds
-    nothing of the memory around it. Random numbers may be drawn on devices of kind ``random_on``;
+    nothing of the memory around it. A tensor of the module that each call puts another one in place of is a
+    user input. Random numbers may be drawn on devices of kind ``random_on``;
     empty: nowhere.
 
     Raises:
@@ -76,10 +77,13 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
     returned_inputs = [_inputs_behind([value] if hasattr(value, "op") else [], aliases) for value in returned]
     in_place = anchored.union(*returned_inputs)
     prefix = f"L[{self_name!r}]"
+    replaced = tuple(f"{path}{mark}" for path in lowered.replaced for mark in (".", "["))
     of_module = {
         index
         for index, item in enumerate(lowered.inputs)
-        if item.is_tensor and item.source.startswith(prefix)
+        if item.is_tensor
+        and item.source.startswith(prefix)
+        and not (item.source in lowered.replaced or item.source.startswith(replaced))
     }
     kept = of_module | in_place
     classes = tuple(
@@ -100,6 +104,7 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
         module_inputs=tuple(sorted(of_module)),
         anchored_inputs=tuple(sorted(anchored)),
         moving=_moving(lowered.graph.graph.nodes),
+        stored_outputs=lowered.stored,
     )
 
 

@@ -123,6 +123,7 @@ def compile_call(  # noqa: PLR0913 - a call, and how it is compiled
         # TorchAir runs the passes and writes the dumps that belong to its own graph.
         lowered = traced_graph if engine.captures_itself else prepared(traced_graph, options.config)
         random_on = device_kind if options.rng == "allow" else ""
+        lowered = replace(lowered, stored=traced_graph.stored, replaced=traced_graph.replaced)
         facts = analyse(lowered, function.__code__.co_varnames[0], random_on=random_on)
         gears.refuse_constants()
         site = Site(

@@ -17,7 +17,7 @@ from warmrank.worker.runtime import constants
 from warmrank.worker.runtime.artifact import Node
 from warmrank.worker.runtime.check import resolve, roots_of
 from warmrank.worker.torch_private.dynamo_guards import TracedGuard
-from warmrank.worker.torch_private.tracing import TracedWrite
+from warmrank.worker.torch_private.trace_notes import TracedWrite
 
 # Dynamo's name for the globals of a function that was made by `exec`, followed by an address.
 UNNAMED_SCOPE = "___unnamed_scope"

@@ -70,6 +70,7 @@ class GraphFacts(Value):
         data_dependent: the first operator whose result's size depends on values (``aten.nonzero``), or which
             runs one graph or another: such a graph cannot be captured. Empty if there is none.
         moving: the first operator that puts other memory behind an input (``x.data = y``), likewise.
+        stored_outputs: positions of outputs that a call puts into objects which were there before it.
         random: the first operator that draws random numbers; empty if there is none.
         input_names: where each input comes from, for people: ``self.layers.0.weight``.
         module_inputs: positions of the inputs that are tensors of the module, not of the call.
@@ -86,6 +87,7 @@ class GraphFacts(Value):
     anchored_inputs: tuple[int, ...] = ()
     gears: GearFacts | None = None
     moving: str = ""
+    stored_outputs: tuple[int, ...] = ()
 
     @property
     def uncapturable(self) -> str:

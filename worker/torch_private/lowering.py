@@ -269,6 +269,8 @@ class LoweredGraph(Value):
     graph: GraphModule
     inputs: tuple[TracedInput, ...]
     captured: CapturedCall | None = None
+    stored: tuple[int, ...] = ()  # outputs that the frame puts into objects from before the call
+    replaced: frozenset[str] = frozenset()  # sources that lead to other objects afterwards
 
 
 def lower(graph_module: GraphModule, decompositions: Mapping[Any, Callable[..., Any]]) -> LoweredGraph:

@@ -131,12 +131,20 @@ def _origin(value: torch.Tensor, known: Sequence[Any]) -> Origin | None:
 
 
 def hand_out(
-    outputs: Sequence[Any], origins: Sequence[Origin | None], num_inputs: int, *, clone: bool
+    outputs: Sequence[Any],
+    origins: Sequence[Origin | None],
+    num_inputs: int,
+    *,
+    clone: bool,
+    stored: Collection[int] = (),
 ) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """Function from a call's inputs to its outputs, after a replay that left ``outputs`` at fixed addresses.
 
-    With ``clone``, outputs that lie in memory of the graph's own are copied.
+    With ``clone``, outputs that lie in memory of the graph's own are copied. So is, as a whole, memory of its
+    own in which ``stored`` outputs lie, by their positions: what they share stays shared.
     """
+    tensors = (outputs[index] for index in stored)
+    kept = {identity_of(value) for value in tensors if isinstance(value, torch.Tensor)}
     makers: list[Callable[[Sequence[Any]], Any]] = []
     for value, origin in zip(outputs, origins, strict=True):
         if origin is not None and (
@@ -145,7 +153,8 @@ def hand_out(
         ):
             makers.append(_again(value, origin))
         else:
-            makers.append(_own(value, clone=clone))
+            is_kept = isinstance(value, torch.Tensor) and identity_of(value) in kept
+            makers.append(_with_memory(value) if is_kept and not clone else _own(value, clone=clone))
 
     def handed_out(inputs: Sequence[Any]) -> tuple[Any, ...]:
         known = list(inputs)
@@ -161,6 +170,18 @@ def _own(value: Any, *, clone: bool) -> Callable[[Sequence[Any]], Any]:
         return lambda _: value
     make = value.clone if clone else value.detach
     return lambda _: make()
+
+
+def _with_memory(value: torch.Tensor) -> Callable[[Sequence[Any]], Any]:
+    storage: Any = value.untyped_storage()
+    place = place_of(0, value)
+
+    def make(_: Sequence[Any]) -> torch.Tensor:
+        with torch.inference_mode(mode=False):
+            empty = torch.empty(0, dtype=place.dtype, device=storage.device)
+            return lazily(empty.set_(storage.clone(), place.offset, place.size, place.stride), place)
+
+    return make
 
 
 def _again(value: torch.Tensor, origin: Origin) -> Callable[[Sequence[Any]], Any]:

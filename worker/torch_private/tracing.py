@@ -15,8 +15,7 @@ import logging
 import re
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from time import perf_counter
 from types import CodeType, ModuleType, NoneType
@@ -31,9 +30,6 @@ from torch._dynamo import convert_frame
 from torch._dynamo.eval_frame import set_enable_dynamic
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import dynamo_timed, get_metrics_context
-from torch._dynamo.variables import ConstantVariable, DeletedVariable
-from torch._dynamo.variables.base import AttributeMutationNew, ValueMutationNew
-from torch._dynamo.variables.lists import DequeVariable
 from torch._guards import TracingContext, tracing
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
@@ -45,108 +41,23 @@ from warmrank.worker.torch_private.dynamo_guards import GuardTree, TracedGuard, 
 from warmrank.worker.torch_private.evaluated import Evaluations
 from warmrank.worker.torch_private.lifetimes import Lifetimes
 from warmrank.worker.torch_private.lowering import (
-    SETS_SWITCH,
     CapturedCall,
     LoweredGraph,
     lower,
-    source_name,
 )
 from warmrank.worker.torch_private.numpy_calls import refuse_other_results
 from warmrank.worker.torch_private.patching import intercepted, steps_in
 from warmrank.worker.torch_private.positions import Positions
 from warmrank.worker.torch_private.raised import Raising, ShapeNotes, raised_by
 from warmrank.worker.torch_private.telling import Telling
+from warmrank.worker.torch_private.trace_notes import TracedWrite, TraceNotes, switches_kept
 from warmrank.worker.torch_private.tracer_changes import TracerChanges
 from warmrank.worker.torch_private.views import ViewsByThemselves
-from warmrank.worker.torch_private.warm import REGISTRIES, SETTING_NAMES, dict_keys, settings
+from warmrank.worker.torch_private.warm import REGISTRIES, dict_keys
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
-
-
-class TracedWrite(Value):
-    """A Python object that the frame writes to, and which of its attributes; none for a container."""
-
-    source: str
-    attribute: str
-
-
-class TraceNotes:
-    """Steps in where Dynamo looks at objects and writes the frame."""
-
-    def __init__(
-        self,
-        function: str,
-        note: Callable[[str, str, Any], None],
-        free: Container[str],
-        switches: Mapping[str, Any],
-    ) -> None:
-        """Take the function's name, and the switches of the process before it is traced.
-
-        Args:
-            function: its name.
-            note: takes a fact about an object (kind, expression, detail).
-            free: integers that stay symbols.
-            switches: of the process, by their names.
-        """
-        self._function, self._note, self._free, self._switches = function, note, free, switches
-        self.objects: dict[str, Any] = {}  # that it looked at, by their source expressions
-        self.writes: dict[TracedWrite, None] = {}  # of the frame, in their order
-
-    @steps_in("torch._dynamo.variables.builder:VariableBuilder", "__call__(value)")
-    def _build(self, original: Any, builder: Any, value: Any) -> Any:
-        self.objects[source_name(builder.source)] = value
-        variable = original(builder, value)
-        if type(value) is deque:  # Dynamo takes each for one without a limit
-            variable.maxlen = ConstantVariable.create(value.maxlen)
-        return variable
-
-    @steps_in("torch._dynamo.variables.builder", "is_dynamic_source(source_name)")
-    def _is_symbol(self, original: Any, name: str, *dimension: Any) -> Any:
-        return name in self._free or original(name, *dimension)
-
-    def counters(self) -> frozenset[str]:
-        """Integers that the frame reads and may write: attributes, and members of containers."""
-        integers = {name for name, value in self.objects.items() if type(value) is int}
-        return frozenset(
-            name
-            for write in self.writes
-            for name in integers
-            if name in (f"{write.source}.{write.attribute}", f"{write.source}.__dict__[{write.attribute!r}]")
-            or (not write.attribute and name.rpartition("[")[0] == write.source)
-        )
-
-    @steps_in("torch._dynamo.side_effects:SideEffects", "codegen_update_mutated")
-    def _update(self, original: Any, effects: Any, *args: Any, **kwargs: Any) -> None:
-        """Note what the frame writes to; refuse a switch of the process that stays changed."""
-        left = _switches()
-        if changed := [name for name in left if left[name] != self._switches[name]]:
-            msg = f"{self._function} {SETS_SWITCH} ({', '.join(changed)})"
-            raise NotPortable(msg, what=changed[0])
-        for variable in effects._get_modified_vars():
-            if isinstance(variable, DequeVariable):  # whose members are within its limit, as the frame's are
-                variable.maxlen = ConstantVariable.create(None)
-            if isinstance(variable.mutation_type, AttributeMutationNew | ValueMutationNew):
-                continue
-            local = getattr(variable, "local_name", None)
-            source = f"L[{local!r}]"
-            if variable.source is not None:
-                try:
-                    source = source_name(variable.source)
-                except NotImplementedError:
-                    continue  # made by the tracer itself, so no condition hangs on it
-            names = effects.store_attr_mutations.get(variable, {}) if local is None else {}
-            self.writes.update((TracedWrite(source=source, attribute=name), None) for name in names or ("",))
-            for name in (name for name in names if isinstance(names[name], DeletedVariable)):
-                self._note_presence(source, vars(variable).get("value"), name)
-        original(effects, *args, **kwargs)
-
-    def _note_presence(self, source: str, value: Any, name: str) -> None:
-        """Note whether an attribute is there that the call deletes: the frame deletes what was there."""
-        self._note("has_attr" if hasattr(value, name) else "no_attr", source, name)
-        if hasattr(value, "__dict__"):
-            self._note("has_key" if name in vars(value) else "no_key", f"{source}.__dict__", name)
 
 
 class _Counts(Exception):
@@ -161,22 +72,6 @@ Built = TypeVar("Built")
 _KEPT_NAMES = re.compile(
     r"^(___|__(builtins_dict|compiled_fn|resume_at_|import_|object_|warmrank_))|_\d+_c\d+$"
 )
-# How switches of the process are set, by their names in `warm.SETTINGS`; Dynamo puts the others back itself.
-_SETTERS: dict[str, Callable[..., None]] = {
-    "flash attention": torch._C._set_sdp_use_flash,
-    "memory-efficient attention": torch._C._set_sdp_use_mem_efficient,
-    "math attention": torch._C._set_sdp_use_math,
-    "cudnn attention": torch._C._set_sdp_use_cudnn,
-    "mkldnn": torch._C._set_mkldnn_enabled,
-    "mkldnn deterministic": torch._C._set_mkldnn_deterministic,
-    "cudnn": torch._C._set_cudnn_enabled,
-    "cudnn deterministic": torch._C._set_cudnn_deterministic,
-    "cudnn benchmark": torch._C._set_cudnn_benchmark,
-    "fp16 accumulation": torch._C._set_cublas_allow_fp16_accumulation,
-    "tf32 matmul": torch._C._set_cublas_allow_tf32,
-    "tf32 cudnn": torch._C._set_cudnn_allow_tf32,
-    "float32 matmul precision": torch.set_float32_matmul_precision,
-}
 # Beginnings of names of settings of torch's.
 _KEPT_SETTINGS = (
     "capture_", "trace_", "enable_trace_", "allow_", "error_on_",
@@ -244,7 +139,7 @@ def trace(
             dynamo_timed("warmrank"),
             _tracing_settings(dynamic),
             evaluated.noted(),
-            _switches_kept() as switches,
+            switches_kept() as switches,
             _tensors_forgotten(),
         ):
             started = perf_counter()
@@ -280,7 +175,9 @@ def trace(
                     frame=environment.bytecode,
                     context=context,
                 )
-                lowered = replace(lower(given.graph_module, decompositions), captured=call)
+                lowered = lower(given.graph_module, decompositions)
+                stored = notes.stored(given.graph_module)
+                lowered = replace(lowered, captured=call, stored=stored, replaced=frozenset(notes.replaced))
                 # Who makes fake tensors of the inputs anew must not see bases either.
                 with ViewsByThemselves().made():
                     built = build(lowered)
@@ -320,18 +217,6 @@ def trace(
         return attempt(None)
 
 
-@contextlib.contextmanager
-def _switches_kept() -> Iterator[dict[str, Any]]:
-    """Put switches of the process back that a trace changed; gives their values before it."""
-    before = _switches()
-    try:
-        yield before
-    finally:
-        for name, put in _SETTERS.items():  # asked anew each time: one setter may set the next switch, too
-            if before[name] not in (_switches()[name], "mixed"):
-                put(before[name])
-
-
 class _Descriptions:
     """Descriptions of tensors of this thread's traces; Dynamo drops them for its own backends only."""
 
@@ -360,10 +245,6 @@ def _tensors_forgotten() -> Iterator[None]:
         for describer in descriptions.made:
             describer.lookup_tensor.clear()
             describer.lookup_storage.clear()
-
-
-def _switches() -> dict[str, Any]:
-    return dict(zip(SETTING_NAMES, settings(), strict=True))
 
 
 def _guards(output: Any, function: Any, name: str) -> tuple[tuple[TracedGuard, ...], GuardTree]:
