@@ -498,3 +498,15 @@ def test_operator_that_returns_nothing_is_refused_by_name(tmp_path: Path) -> Non
     function = cache_compile(Operators().noting, config=in_mode("max-autotune"), cache_dir=tmp_path)
     with pytest.raises(NotPortable, match=r"warmrank_tests\.noted\.default returns nothing(?s:.*)noted\(x\)"):
         function(torch.ones(3))
+
+
+class Rounding(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        half, short = x.half(), (x * 1.1).bfloat16()
+        return short.float(), short * 1.5 + short, half * 1.5 + half, torch.rms_norm(half, (8,)).float() * 2
+
+
+def test_sixteen_bits_are_rounded_to_as_in_eager(tmp_path: Path) -> None:
+    function = cache_compile(Rounding().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(function(x), Rounding()(x), rtol=0, atol=0)

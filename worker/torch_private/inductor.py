@@ -157,6 +157,8 @@ def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, An
         "compile_threads": 1,
         "keep_output_stride": True,
         "fallback_random": False,
+        # Else it leaves out what rounds to 16 bits in between.
+        "emulate_precision_casts": True,
         "size_asserts": True,
         "post_grad_custom_post_pass": _read_before_overwritten,
     }
