@@ -16,6 +16,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Literal
 
+from warmrank.worker.errors import BadConfig
 from warmrank.worker.values import Value
 
 DEFAULT_CACHE_DIR = ".torchair_cache"
@@ -27,6 +28,7 @@ _ASCEND_ROOT = Path("/usr/local/Ascend")
 # link `cann`, earlier ones into `ascend-toolkit/<version>` beside a link `latest`.
 # https://www.hiascend.com/document/detail/en/CANNCommunityEdition/850/softwareinst/instg/instg_0000.html
 _CANN_HOMES = ("cann", "ascend-toolkit/latest", "latest", "nnae/latest", "nnrt/latest")
+_YES, _NO = ("1", "true", "yes", "on"), ("", "0", "false", "no", "off")
 DeviceKind = Literal["cpu", "cuda", "npu"]
 # Every type of a torch device is its own kind. Tests, whose emulated NPU keeps its tensors on the CPU, say
 # otherwise, once.
@@ -43,8 +45,12 @@ class Settings:
 
     @property
     def no_compile(self) -> bool:
-        """``WARMRANK_NO_COMPILE`` is 1: a miss is an error."""
-        return os.environ.get("WARMRANK_NO_COMPILE") == "1"
+        """``WARMRANK_NO_COMPILE``: a miss is an error; raises `BadConfig` for neither yes nor no."""
+        text = os.environ.get("WARMRANK_NO_COMPILE", "").strip().lower()
+        if text not in (*_YES, *_NO):
+            msg = f"WARMRANK_NO_COMPILE={text}: expected 1 or 0, true or false, yes or no, on or off"
+            raise BadConfig(msg)
+        return text in _YES
 
     @property
     def journal(self) -> Path | None:

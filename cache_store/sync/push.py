@@ -57,7 +57,9 @@ class PushReport:
 def push(documents: Documents, tool: str, root: Path, components: Mapping[str, str]) -> PushReport:
     """Store the directory ``root`` of ``tool`` under named components.
 
-    Raises `Untrusted`: there is no key to sign with; nothing was written.
+    Raises:
+        Untrusted: there is no key to sign with; nothing was written.
+        UnusableCache: it holds no file, and would hide what was pushed before.
     """
     root = Path(os.path.abspath(root))  # noqa: PTH100 - the tool wrote this path, not the resolved one
     trust = documents.trust
@@ -66,6 +68,14 @@ def push(documents: Documents, tool: str, root: Path, components: Mapping[str, s
     check_marks(root, policy, trust.revoked)
     left_out: list[str] = []
     files = _read_all(tool, root, left_out)
+    if not files:
+        raise UnusableCache(
+            what="directory",
+            where=str(root),
+            expected="files to push",
+            actual="; ".join(left_out) or "none",
+            remedy="let the tool fill it first; to take what was pushed before out of use, evict it",
+        )
     listing = make_listing(tool, components, root, files.values())  # refuses what it cannot hold
     key = listing_key(tool, dict(components))
     trust.seal("directory", key, b"")  # without a key to sign with nothing is written at all

@@ -291,8 +291,8 @@ class ExecNode:
             done.problems.append(f"directories of tools are not pushed: {error}")
             return done
         for tool, (directory, components) in self._tools.items():
-            if not directory.is_dir():
-                done.said.append(f"{tool}: nothing to push: the command made no {directory}")
+            if not directory.is_dir() or not any(directory.iterdir()):
+                done.said.append(f"{tool}: nothing to push: the command made nothing in {directory}")
                 continue
             try:
                 pushed = store.push_directory(tool, directory, components)
