@@ -186,6 +186,16 @@ class CacheOptions:
     keys: Annotated[list[str] | None, Option("--key", metavar="NAME[=VALUE]")] = None
     caches: Annotated[list[str] | None, Option("--cache", metavar="TOOL:VARIABLE")] = None
 
+    def refuse_beside(self, config: Path) -> None:
+        """Refuse what a config says itself; variables of the environment are for commands without one."""
+        found = {"WARMRANK_STORE": self.store, "WARMRANK_SIGNING_KEY": self.signing_key}
+        given = [name for name, value in found.items() if str(value) not in ("None", os.environ.get(name))]
+        if given or self.keys or self.caches:
+            raise BadArgument(
+                f"--store, --signing-key, --key and --cache go without a config; {config} names its own: "
+                "change it there, or with --set"
+            )
+
     def as_config(self) -> Config:
         """A config of the store alone.
 
@@ -271,6 +281,10 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
         grace_s=grace,
         hosts=group if hosts.nnodes > 1 else None,
     )
+    if named is not None:
+        caches.refuse_beside(named)
+    elif overrides:
+        raise BadArgument("--set changes a config, and none is given before --")
     loaded = caches.as_config() if named is None else load_config(named, overrides)
     place = named or Path(_NO_CONFIG)
     refuse_what_fails(loaded, place, overrides, reads_only=publish_when == "none", starts_ray=False)

@@ -33,6 +33,7 @@ from warmrank.orchestrator.stores import decided
 T = TypeVar("T")
 
 EXIT_LOST = 1
+_SIGNALLED = 128  # a command that a signal ended has this and the signal's number
 _CLOSE_S = 60.0
 _CALLS_AT_ONCE = 4  # A poll, a signal and a publish go on side by side
 _LONGEST_LINE = 1 << 16  # bytes held back until a line ends; a progress bar or a binary file may have no end
@@ -308,7 +309,8 @@ class Run:
             publisher.give_up(f"the command ended, and never was it so that {when}")
         elif not publisher.has_begun and self._exit_code:
             remedy = "for a server that is stopped by a signal, name its port: --publish-when PORT"
-            publisher.give_up(f"the command ended with status {self._exit_code} ({remedy})")
+            told = f" ({remedy})" if self._exit_code > _SIGNALLED else ""
+            publisher.give_up(f"the command ended with status {self._exit_code}{told}")
         publisher.begin()
         deadline = time.monotonic() + commit_s
         while not publisher.is_over:

@@ -77,7 +77,7 @@ def table_of(*columns: str, rows: Iterable[Sequence[str | Text]] = (), title: st
             justify="right" if column.startswith(">") else "left",
             no_wrap=name != column,
             min_width=len(name),
-            overflow="fold",
+            overflow="fold" if name == column else "ellipsis",  # on a narrow terminal, 18… and not 18 m
         )
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))

@@ -76,3 +76,17 @@ def test_neither_config_nor_store_is_an_error_that_names_both(tmp_path):
     assert done.returncode == 2
     assert "CONFIG" in done.stderr
     assert "WARMRANK_STORE" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["own.yaml", "--store", "elsewhere"], "go without a config; own.yaml names its own"),
+        (["own.yaml", "--key", "model=x"], "go without a config"),
+        (["--store", "here", "--set", "ranks=2"], "--set changes a config"),
+    ],
+)
+def test_options_that_would_have_no_effect_are_errors(words, said, tmp_path):
+    done = warmrank("exec", *words, "--", "true", home=tmp_path / "home", COLUMNS="200")
+    assert done.returncode == 2
+    assert said in done.stderr

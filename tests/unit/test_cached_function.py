@@ -26,7 +26,14 @@ from tests.support.small_models import Plain, Unfit
 from tests.support.tracing import ROWS, cached, files, model_of, outcome, reason
 from warmrank.inference import cache_compile, get_backend
 from warmrank.worker.configs.compiler_config import CompilerConfig
-from warmrank.worker.errors import BackwardNotSupported, BadConfig, BadFunction, CompileForbidden, RandomOp
+from warmrank.worker.errors import (
+    BackwardNotSupported,
+    BadConfig,
+    BadFunction,
+    CompileForbidden,
+    GraphBreak,
+    RandomOp,
+)
 from warmrank.worker.runtime.find import model_directory
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -93,8 +100,9 @@ def test_damaged_artifact_is_set_aside_never_unpickled_and_compiled_once_more(
     assert not (tmp_path / "exploded").exists()
 
 
-def test_compiling_that_is_forbidden_is_an_error_with_the_reason(cache, monkeypatch):
-    monkeypatch.setenv("WARMRANK_NO_COMPILE", "1")
+@pytest.mark.parametrize("text", ["1", "true", "Yes"])
+def test_compiling_that_is_forbidden_is_an_error_with_the_reason(text, cache, monkeypatch):
+    monkeypatch.setenv("WARMRANK_NO_COMPILE", text)
     with pytest.raises(
         CompileForbidden,
         match=r"Plain.affine would have to be compiled, which is forbidden here: the cache holds",
@@ -102,6 +110,19 @@ def test_compiling_that_is_forbidden_is_an_error_with_the_reason(cache, monkeypa
         cached(Plain().affine, cache)(ROWS)
     assert raised.value.reason == "the cache holds nothing for Plain.affine"
     assert not cache.exists()
+
+
+def test_nested_tensor_is_refused_by_name_also_after_another(cache: Path) -> None:
+    function = cached(Plain().affine, cache)
+    function(ROWS)
+    with pytest.raises(GraphBreak, match="NestedTensor"):
+        function(torch.nested.nested_tensor([ROWS[:1], ROWS]))
+
+
+def test_neither_yes_nor_no_is_an_error(cache, monkeypatch):
+    monkeypatch.setenv("WARMRANK_NO_COMPILE", "maybe")
+    with pytest.raises(BadConfig, match="WARMRANK_NO_COMPILE=maybe: expected 1 or 0"):
+        cached(Plain().affine, cache)(ROWS)
 
 
 def test_artifact_for_an_argument_with_gradients_is_not_used_where_they_are_recorded(cache: Path) -> None:

@@ -126,6 +126,14 @@ def test_require_refuses_to_push_without_a_key_and_to_pull_what_is_unsigned(root
         pull(require, "mine", tmp_path / "elsewhere", COMPONENTS)
 
 
+def test_empty_directory_does_not_hide_what_was_pushed(documents, cache, tmp_path):
+    push(documents, "mine", cache, COMPONENTS)
+    (tmp_path / "empty").mkdir(mode=0o700)
+    with pytest.raises(UnusableCache, match="expected files to push"):
+        push(documents, "mine", tmp_path / "empty", COMPONENTS)
+    assert pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS).num_files > 0
+
+
 @pytest.mark.parametrize("tool", ["torchair", "inductor", "mine"])
 @pytest.mark.parametrize("has_files", [False, True])
 def test_pulled_files_that_nobody_signed_mark_their_directory(documents, cache, tmp_path, tool, has_files):

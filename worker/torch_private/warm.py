@@ -346,6 +346,9 @@ class Metadata:
 def metadata_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Comparable with ``==`` inside one process; of a parameter without a shape yet, as of an empty one."""
     with torch._C.DisableTorchFunctionSubclass():
+        if tensor.is_nested:  # whose rows have sizes of their own
+            kind = type(tensor), tensor.dtype, tensor.device, "nested", tensor.requires_grad
+            return (*kind, None, None, False, False)
         strides = tensor.stride() if tensor.layout is torch.strided else None
         lazy_bits = tensor.is_conj(), tensor.is_neg()
         return (
