@@ -112,6 +112,7 @@ def test_compiling_that_is_forbidden_is_an_error_with_the_reason(text, cache, mo
     assert not cache.exists()
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensor_is_refused_by_name_also_after_another(cache: Path) -> None:
     function = cached(Plain().affine, cache)
     function(ROWS)
