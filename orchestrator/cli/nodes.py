@@ -222,10 +222,13 @@ class CacheOptions:
             del tools["vllm"]
         tools |= {tool: variable for tool, _, variable in (cache.partition(":") for cache in caches)}
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+        store = named_store(self.store, signing_key=self.signing_key)
+        # What came out of one store, perhaps unsigned, must not go into another one.
+        own = key_of(known | given | {"store": store.location})[:12]
         return Config(
             name="exec",
-            store=named_store(self.store, signing_key=self.signing_key),
-            cache_dir=home / "warmrank" / "exec" / key_of(known | given)[:12],
+            store=store,
+            cache_dir=home / "warmrank" / "exec" / own,
             exec=ExecConfig(
                 sync=tuple(
                     SyncedCache(tool=tool, variable=variable, path=os.environ.get(variable, ""))

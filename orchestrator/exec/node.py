@@ -131,10 +131,10 @@ def parse_when(text: str) -> When:
     match = _PORT.fullmatch(text)
     if match is not None and 0 < int(match["port"]) < 2**16:
         return When(kind="port", host=(match["host"] or "").strip("[]"), port=int(match["port"]))
-    if match is not None or not text:
+    if match is not None or not text or (":" in text and "/" not in text):
         msg = (
             f"--publish-when {text!r}: expected exit, none, a port from 1 to 65535 (or HOST:PORT), or the "
-            "path of a file (./NAME for one whose name is a number)"
+            "path of a file (./NAME for one whose name is a number or has a colon)"
         )
         raise BadArgument(msg)
     return When(kind="file", path=text)
