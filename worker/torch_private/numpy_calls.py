@@ -77,7 +77,7 @@ class NumpyScalar(ConstantVariable):
         return self.value.item()
 
     def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """What NumPy's own method gives, as `item` does."""
+        """The answer of NumPy's own method, such as `item`."""
         given = [arg.realize() for arg in args]
         if name in _METHODS and not kwargs and all(arg.is_python_constant() for arg in given):
             made = getattr(self.value, name)(*[arg.as_python_constant() for arg in given])

@@ -70,7 +70,7 @@ class _Index:
         return cls(tx, view, positions)
 
     def read(self) -> Any:
-        """What lies there, as a view."""
+        """A view of the elements there."""
         made: Any = self.view
         select = VariableTracker.build(self.tx, torch.select)
         for dim, position in reversed(list(enumerate(self.positions))):
