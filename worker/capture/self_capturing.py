@@ -37,6 +37,7 @@ class SelfCapturingRunner(GraphRunner):
         super().__init__(graph, facts, backend, CaptureOptions(limit=options.limit))
         self.lock = _ONE_AT_A_TIME
         self._capturing = graph
+        self._stored = frozenset(facts.stored_outputs)
         self._prepared: dict[Shapes, None] = {}
         written, *read = (
             [index for index, found in enumerate(facts.input_classes) if found == kind]
@@ -84,7 +85,13 @@ class SelfCapturingRunner(GraphRunner):
             self.tally.eager["TorchAir runs the function eagerly"] += 1
         elif self.tally.captures == before:
             self.tally.replays += 1
-        return outputs
+        if not self._stored:
+            return outputs
+        # The next replay would overwrite what an object holds.
+        return tuple(
+            value.clone() if index in self._stored and isinstance(value, torch.Tensor) else value
+            for index, value in enumerate(outputs)
+        )
 
     def _call(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Outputs of the engine.

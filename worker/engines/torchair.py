@@ -163,12 +163,6 @@ def _refuse(site: Site, call: CapturedCall, facts: GraphFacts) -> None:
             "views that stay inside of the tensor (view, narrow, unfold), or engine graph"
         )
         raise NotPortable(msg, what=argument, instead="graph")
-    if facts.stored_outputs and not config.debug.aclgraph.enable_output_clone:
-        msg = (
-            f"{name} keeps results in objects, which TorchAir's next replay overwrites there; set "
-            "debug.aclgraph.enable_output_clone, return them instead, or use engine graph"
-        )
-        raise NotPortable(msg, what="stored results", instead="graph")
     if facts.aliased_outputs:
         msg = (
             f"output {facts.aliased_outputs[0]} of {name} is a view of an input, and TorchAir's cache "

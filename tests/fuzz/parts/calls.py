@@ -200,12 +200,14 @@ _LIBRARY = {
 
 _DISTINCT_THEN_SAME = "(lambda x: [a(N(3, 4), N(3, 4, seed=1)), a(x, x)])(N(3, 4))"
 _VIEWS = "(lambda held: [a(held[0:2], N(2, 4, seed=1)), a(held[0:2], held[1:3]), a(held[0:2], N(2, 4, seed=2)), a(held[0:2], held[2:4])])(N(8, 4))"
+_TURNS = "(lambda *states: [a(N(3, 4, seed=call), states[call % 2]) for call in range(6)])({'h': N(3, 4)}, {'h': N(3, 4, seed=9)})"
 _SLIDING = "N(12).as_strided((3, 4), (2, 1))"
 _MEMORY = {
     "KV cache": _row("compiled compiled ran", _rows(1, 2, 3), "self.cache[: x.shape[0]] = self.layer(x)\ny = self.cache.sum(0) + x", init=f"self.cache = nn.Buffer(torch.zeros(8, 4))\n{_LINEAR}"),
     "plain tensor as an attribute": _row("compiled ran ran", THREE, "self.total.add_(x)\ny = self.total * 2", init="self.total = torch.zeros(3, 4)"),
     "replaces a buffer": _row("compiled ran ran", THREE, "self.total = self.total + x.clone()\ny = self.total * 2", init="self.total = nn.Buffer(torch.zeros(3, 4))"),
     "grows a cache": _row("compiled compiled ran", THREE, "self.cache = torch.cat([self.cache, x])\ny = self.cache.sum(0)", init="self.cache = torch.zeros(0, 4)"),
+    "states in turns": _row("compiled ran ran ran ran ran", _TURNS, "state['h'] = state['h'] * 0.5 + x\ny = state['h'] * 2", params="state"),
     "counts its calls": _row("compiled ran ran", THREE, "self.count += 1\ny = x * self.count", init="self.count = 0"),
     "flips a flag": _row("compiled compiled ran", THREE, "if self.begins:\n    self.begins = False\n    return x + 1\ny = x * 2", init="self.begins = True"),
     "appends to a list": _row("compiled compiled", f"{THREE}[:2]", "self.history.append(x * 2)\ny = x + len(self.history)", init="self.history = []"),
