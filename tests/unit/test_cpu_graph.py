@@ -382,3 +382,30 @@ def test_replay_refuses_a_result_of_another_shape(library: torch.library.Library
     captured = capture(lambda x: (torch.ops.warmrank_test.unsteady(x),), X)
     with pytest.raises(StateChanged, match=r"of torch.float32 \(2,\), .* it is torch.float32 \(1,\) now"):
         captured.replay()
+
+
+@torch.library.custom_op("warmrank_cpu_graph::grow", mutates_args=("x",))
+def grow(x: torch.Tensor, y: torch.Tensor) -> None:
+    """Puts a longer tensor in place of its argument, which no schema says."""
+    x.set_(torch.cat([x, y]))
+
+
+@grow.register_fake
+def _(x: torch.Tensor, y: torch.Tensor) -> None:
+    del x, y
+
+
+class Growing(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        made = y * 2
+        torch.ops.warmrank_cpu_graph.grow(x, y)
+        return made
+
+
+@pytest.mark.usefixtures("no_grad")
+def test_tensor_that_an_operator_moves_is_moved_in_every_call(cache: Path) -> None:
+    function = cached(Growing().forward, cache)
+    for call in range(3):
+        x, y = torch.zeros(2), torch.full((3,), float(call))
+        assert torch.equal(function(x, y), y * 2)
+        assert x.tolist() == [0.0, 0.0, *y.tolist()]

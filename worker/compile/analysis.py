@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # They count from the beginning of the storage, and reach beyond the tensor's own elements.
 _ABSOLUTE = frozenset(f"aten::as_strided{kind}" for kind in ("", "_", "_copy", "_scatter"))
 
+_MOVING = frozenset({"aten::shallow_copy_data_"})  # ``x.data = y`` from torch 2.15 on, without the tag
+
 
 def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> GraphFacts:
     """Facts of a traced graph; ``self_name`` is the name by which the traced function knows its module.
@@ -111,8 +113,9 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
 def _moving(nodes: Iterable[Node]) -> str:
     """The first operator that puts other memory behind an input; empty if there is none."""
     for node in nodes:
-        is_moving = node.op == "call_function" and torch.Tag.inplace_view in getattr(node.target, "tags", ())
-        if is_moving and getattr(node.args[0], "op", "") == "placeholder":
+        tags = getattr(node.target, "tags", ())
+        is_moving = torch.Tag.inplace_view in tags or operators.schema_name(node.target) in _MOVING
+        if node.op == "call_function" and is_moving and getattr(node.args[0], "op", "") == "placeholder":
             return str(node.target)
     return ""
 

@@ -35,6 +35,7 @@ from warmrank.worker.torch_private.places import (
     Origin,
     Place,
     check,
+    follow,
     hand_out,
     identity_of,
     ordinary,
@@ -182,6 +183,7 @@ def record(
             raise recorder.refused
         recording.outputs = tuple([recorder.replaced(value) for value in results])
     except NotCapturable as error:
+        follow(inputs, seen)
         error.outputs = hand_out(results, origins(seen, results, ()), len(inputs), clone=False)(inputs)
         raise
     recording.results, recording.origins = results, origins(seen, results, copied)

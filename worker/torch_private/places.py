@@ -54,6 +54,16 @@ def ordinary(tensor: torch.Tensor) -> torch.Tensor:
     return lazily(plain.requires_grad_(tensor.requires_grad), place_of(0, tensor))
 
 
+def follow(tensors: Sequence[Any], ordinaries: Sequence[Any]) -> None:
+    """Give tensors the memory and layout that an operator gave the `ordinary` ones that stood for them."""
+    for tensor, plain in zip(tensors, ordinaries, strict=True):
+        if isinstance(tensor, torch.Tensor):
+            place = place_of(identity_of(plain), plain)
+            if place != place_of(identity_of(tensor), tensor):
+                with torch.no_grad():
+                    tensor.set_(plain.untyped_storage(), place.offset, place.size, place.stride)
+
+
 def lazily(tensor: torch.Tensor, place: Place) -> torch.Tensor:
     """The tensor with the bits of its place, by which kernels conjugate or negate what they read."""
     if place.conjugate:
