@@ -8,15 +8,12 @@ writes to them.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 import torch
-from torch._dynamo.symbolic_convert import compare_op_handlers
 from torch._dynamo.utils import (
     numpy_attr_wrapper,
     numpy_method_wrapper,
@@ -32,7 +29,6 @@ from torch.fx.node import Node, map_arg
 from torch.utils._pytree import tree_leaves, tree_map
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.torch_private.patching import replaced
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -109,21 +105,6 @@ def made_by_numpy(tx: Any, operate: Callable[..., Any], args: Sequence[Any]) -> 
     return VariableTracker.build(tx, made)
 
 
-@contextlib.contextmanager
-def comparing_by_numpy() -> Iterator[None]:
-    """Have NumPy compare its scalars with numbers that vary, which Dynamo does before it asks for a call."""
-
-    def compare(original: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        made = made_by_numpy(tx, original.__self__.fn, args)
-        return original(tx, args, kwargs) if made is None else made
-
-    with contextlib.ExitStack() as stack:
-        for sign in ("==", "!=", "<", "<=", ">", ">="):
-            step = functools.partial(compare, compare_op_handlers[sign])
-            stack.enter_context(replaced(compare_op_handlers, sign, step))
-        yield
-
-
 class _NotMade(Exception):
     """There is no such array."""
 
@@ -150,8 +131,8 @@ def refuse_other_results(graph_module: GraphModule) -> None:
         results = [value for value in tree_leaves(made) if isinstance(value, np.ndarray | np.generic)]
         traced = [it for it in tree_leaves(node.meta.get("example_value")) if isinstance(it, torch.Tensor)]
         for value, result in zip(traced, results, strict=False):
-            if result.dtype.name != _dtype(value):
-                _refuse(name, f"gives {result.dtype.name}, where torch gives {_dtype(value)}")
+            if result.dtype.name != _name_of(value.dtype):
+                _refuse(name, f"gives {result.dtype.name}, where torch gives {_name_of(value.dtype)}")
             shares = any(np.may_share_memory(result, array) for array in given)
             if (writes or _storage(value) in kept) and shares != arrays.lies_in(value, given):
                 _refuse(name, f"makes a {'view' if shares else 'copy'}, where torch does not")
@@ -190,11 +171,7 @@ def _storage(value: Any) -> int:
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else 0
 
 
-def _dtype(value: torch.Tensor) -> str:
-    return _dtype_name(value.dtype)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
+def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -210,7 +187,7 @@ class _Arrays:
         if not isinstance(value, torch.Tensor):
             return _hint(value) if isinstance(value, torch.SymInt | torch.SymFloat) else value
         try:
-            dtype = np.dtype(_dtype(value))
+            dtype = np.dtype(_name_of(value.dtype))
         except TypeError:
             raise _NotMade from None
         size_bytes = _hint(value.untyped_storage().nbytes())
@@ -239,4 +216,4 @@ def _hint(size: Any) -> Any:
 
 def _of_numpy(value: Any) -> Any:
     """NumPy's own for a dtype of torch's, any other value as it is."""
-    return getattr(np, _dtype_name(value)) if isinstance(value, torch.dtype) else value
+    return getattr(np, _name_of(value)) if isinstance(value, torch.dtype) else value

@@ -79,7 +79,6 @@ from warmrank.worker.torch_private.encoders import TRACED_INSTEAD, leaves_paddin
 from warmrank.worker.torch_private.numpy_calls import (
     OPERATORS,
     NumpyScalar,
-    comparing_by_numpy,
     made_by_numpy,
 )
 from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
@@ -108,7 +107,6 @@ class TracerChanges:
             replaced(functools.cached_property, "__get__", get_cached),  # which Dynamo traces
             replaced(functools.partialmethod, "__get__", get_partial),  # likewise
             replaced(of_torch, torch.addcdiv, functools.partial(_addcdiv, of_torch[torch.addcdiv])),
-            comparing_by_numpy(),
             replaced(tracing_state_functions(), _is_make_fx_tracing, False),
             replaced(handlers, object.__reduce_ex__, get_reduced)
             if object.__reduce_ex__ in handlers
@@ -298,8 +296,15 @@ class TracerChanges:
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "_call_min_max_binary(tx, a, b)")
     def _call_min_max(self, original: Any, variable: Any, tx: Any, *args: Any) -> Any:
-        made = None if None in args else made_by_numpy(tx, variable.fn, args)
+        is_known = all(arg is not None for arg in args)
+        made = made_by_numpy(tx, variable.fn, args) if is_known else None
         return original(variable, tx, *args) if made is None else made
+
+    # What a comparison calls, which looks at numbers that vary before it asks for `call_function`.
+    @steps_in("torch._dynamo.symbolic_convert:compare_op_handlers", "==", "!=", "<", "<=", ">", ">=")
+    def _compare_numbers(self, original: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        made = made_by_numpy(tx, original.__self__.fn, args)
+        return original(tx, args, kwargs) if made is None else made
 
     @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "_format_value(fmt_spec, flags)")
     def _format(self, original: Any, tx: Any, spec: Any, flags: int) -> Any:
