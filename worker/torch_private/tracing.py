@@ -26,10 +26,10 @@ import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
 import torch.fx.experimental._config as shapes_config
-from torch._dynamo import convert_frame
+from torch._dynamo import convert_frame, output_graph
 from torch._dynamo.eval_frame import set_enable_dynamic
 from torch._dynamo.exc import TorchDynamoException
-from torch._dynamo.utils import dynamo_timed, get_metrics_context
+from torch._dynamo.utils import count_calls, dynamo_timed, get_metrics_context
 from torch._guards import TracingContext, tracing
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
@@ -46,7 +46,7 @@ from warmrank.worker.torch_private.lowering import (
     lower,
 )
 from warmrank.worker.torch_private.numpy_calls import refuse_other_results
-from warmrank.worker.torch_private.patching import intercepted, steps_in
+from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
 from warmrank.worker.torch_private.positions import Positions
 from warmrank.worker.torch_private.raised import Raising, ShapeNotes, raised_by
 from warmrank.worker.torch_private.telling import Telling
@@ -149,6 +149,7 @@ def trace(
                 Telling(name, evaluated.note_call).left_out(),
                 ViewsByThemselves().made(),
                 intercepted(Containers(), Lifetimes(), Raising(evaluated.note_call), Positions(), notes),
+                replaced(output_graph, "count_calls", _count_calls),
             ):
                 captured = _capture(method, name, args, dict(kwargs))
             if free is not None and not free and (counters := notes.counters()):
@@ -156,11 +157,6 @@ def trace(
             if evaluated.refused:
                 raise NotPortable(evaluated.refused[0], what=evaluated.refused[0].partition(" ")[0])
             given, output = captured.backend_input, captured.graph_capture_output
-            if given is None:
-                msg = (
-                    f"{name} holds no tensor operation, so there is no graph; do not hand it to cache_compile"
-                )
-                raise GraphBreak(msg, function=name, reason="no tensor operation")
             _refuse_opaque(given.graph_module)
             refuse_other_results(given.graph_module)
             _refuse_names(output.traced_code)
@@ -215,6 +211,11 @@ def trace(
         return attempt(free)
     except WorkerError:  # not all that Python makes of numbers can be made of symbols
         return attempt(None)
+
+
+def _count_calls(graph: torch.fx.Graph) -> int:
+    """Calls of a graph, never 0 of them: a path that only hands arguments on has a graph as well."""
+    return max(1, count_calls(graph))
 
 
 class _Descriptions:

@@ -218,6 +218,7 @@ _MEMORY = {
     "writes to its input": _row("compiled ran", TWO, "x.mul_(2)\ny = x + 1"),
     "returns views of its input": _row("compiled ran", TWO, "return x, x.view(-1), x[0], x.t()"),
     "returns its own tensors": _row("compiled ran", TWO, "return self.weight, x * self.weight, self.weight[1:]", init="self.weight = nn.Parameter(torch.ones(4))"),
+    "no operator": _row("compiled ran compiled", "[a(N(3, 4), None), a(N(5, 4), None), a(N(3, 4), N(3, 4))]", "self.seen += 1\nif b is None:\n    return x, b, x.shape\ny = x * b", params="b", init="self.seen = 0"),
     "identity of inputs": _row("compiled compiled", _DISTINCT_THEN_SAME, "y = x * 5 if x is b else x + b", params="b"),
     "same tensor twice": _row("compiled compiled", _DISTINCT_THEN_SAME, "x.add_(1)\ny = x + b", params="b"),
     # The captured graph of the first call has a copy of ``b``, that of the second must not.
