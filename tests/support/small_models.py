@@ -126,6 +126,9 @@ class Faulty(nn.Module):
     def calls(self, x: torch.Tensor) -> Any:
         return self.linear(x, 3)
 
+    def overruns(self, x: torch.Tensor) -> torch.Tensor:
+        return x.sum(7)
+
     def misspells(self, x: torch.Tensor) -> Any:
         return x + no_such_name  # type: ignore[name-defined]  # noqa: F821
 

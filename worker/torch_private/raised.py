@@ -324,6 +324,8 @@ def _said(error: BaseException, handled: BaseException | None) -> tuple[BaseExce
     if kind in _OF_PYTHON and cause is not None and not _OF_TRACER.search(str(cause)):
         text = str(cause).replace("FakeTensor", "Tensor")
         return error, _printed(type(cause).__name__, text)
+    if isinstance(error, IndexError):  # of an operator, or of a size: not wrapped
+        return error, _printed("IndexError", str(error))
     return error, ""
 
 
