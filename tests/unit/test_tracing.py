@@ -115,7 +115,7 @@ def line_of(name: str, text: str) -> int:
         ("wants", "AttributeError: 'Faulty' object has no attribute 'nothing'", "nothing"),
         ("asserts", 'AssertionError: assert x.dim() > 3, "too flat"', "assert x"),
         ("calls", "TypeError: Too many positional arguments: got 3, expected 2", "linear"),
-        ("overruns", "IndexError: Dimension out of range (expected to be in range of [-2, 1], but got 7)", "sum"),
+        ("overruns", "IndexError: index 9 is out of bounds for dimension 0 with size 2", "x[9]"),
         ("misspells", "NameError: name 'no_such_name' is not defined", "no_such_name"),
     ],
 )
