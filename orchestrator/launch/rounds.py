@@ -16,6 +16,7 @@ from typing import NamedTuple
 from warmrank.cache_store.text import brief_names, grouped
 from warmrank.orchestrator.config.models import positions
 from warmrank.orchestrator.errors import (
+    OF_THE_FUNCTION,
     CompileForbidden,
     FailureKind,
     LaunchFailed,
@@ -129,15 +130,13 @@ def _retries(
     state: PlanState, failed: Iterable[Failed], placements: tuple[RankPlacement, ...]
 ) -> Iterator[str]:
     """Lines on compiles that ``failed`` just now and are tried again; equal causes grouped."""
-    classes = grouped((demand.class_key(state.cluster), demand) for demand in state.demands)
     tried = grouped((one.class_key, one) for one in state.failed)
     ranks = grouped(
-        ((one.class_key[0], one.reason), one.rank)
-        for one in failed
-        if not is_hopeless(classes[one.class_key], tried[one.class_key])
+        ((one.class_key[0], one.reason), one.rank) for one in failed if not is_hopeless(tried[one.class_key])
     )
     for (function, reason), found in ranks.items():
-        yield f"{function} did not compile on {_where(found, placements)}, and is tried once more: {reason}"
+        brief = reason.partition("\n")[0]
+        yield f"{function} did not compile on {_where(found, placements)}, and is tried once more: {brief}"
 
 
 def _failures(
@@ -153,13 +152,12 @@ def _failures(
     )
     found = []
     for (function, error, reason), ranks in tried.items():
-        remedy = (
-            f"see the logs of {_where(ranks, placements)}, who compiled it for "
-            f"{ranks_text(wanted[function])}; all else is kept in the ranks' cache directories, so that the "
-            "next launch compiles only what failed"
+        logs = f"see the logs of {_where(ranks, placements)}, who compiled it for "
+        remedy = "correct the function" if error in OF_THE_FUNCTION else logs + ranks_text(wanted[function])
+        remedy += (
+            "; all else is kept in the ranks' cache directories, so that the next launch compiles only what "
+            "failed"
         )
-        if error == FailureKind.FUNCTION_RAISED:
-            remedy = f"correct that line; {remedy}"
         kind, message = error or FailureKind.COMPILE_FAILED, reason.removeprefix(f"{error}: ")
         found += [
             WorkerFailure(

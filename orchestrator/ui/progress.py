@@ -115,8 +115,8 @@ class PlainLines:
     def _tell_results(self) -> None:
         """Print the outcomes of functions in this stage, equal ones together."""
         alike = grouped(
-            ((result.function, result.outcome if result.ok else "refused", result.reason), rank)
-            for rank, result in self._results
+            ((each.function, each.outcome if each.ok else "refused", each.reason.partition("\n")[0]), rank)
+            for rank, each in self._results
         )
         self._results.clear()
         lines = [

@@ -22,6 +22,7 @@ import torch._dynamo.config as dynamo_config
 from torch._dynamo.exc import (
     ObservedAttributeError,
     ObservedException,
+    TorchDynamoException,
     TorchRuntimeError,
     handle_observed_exception,
     observed_exception_map,
@@ -32,7 +33,7 @@ from torch.fx import map_arg
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from warmrank.worker import repeatable
-from warmrank.worker.errors import FunctionRaised, NotPortable
+from warmrank.worker.errors import FunctionRaised, GraphBreak, NotPortable
 from warmrank.worker.keys.code import is_pinned_module
 from warmrank.worker.torch_private.patching import steps_in
 
@@ -42,6 +43,10 @@ _OBSERVED: Final = "Observed exception"
 _ASSERTION: Final = "Data-dependent assertion failed (cannot compile partial graph)"
 """Dynamo says so of a value that it knows to be false; one that depends on data is asserted in the graph."""
 
+_OF_DYNAMO: Final = re.compile(
+    r"\n\s*For more details about this graph break.*|\n+from user code:\n.*|\nSet TORCHDYNAMO_VERBOSE.*",
+    re.DOTALL,
+)
 _NAME: Final = "failed to find name in frame builtins"
 # Kinds of break whose cause is an exception of an operator's, or of Python's.
 _OF_PYTHON: Final = (
@@ -276,19 +281,19 @@ def _is_caught(tx: Any, instruction: Any = None) -> bool:
     return False
 
 
-def raised_by(
+def error_of(
     method: Callable[..., Any],
     error: BaseException,
     shapes: Sequence[Any],
     handled: BaseException | None = None,
-) -> FunctionRaised | None:
-    """The error that the method raised itself; None where ``error``, Dynamo's, tells of a graph break.
+) -> FunctionRaised | GraphBreak:
+    """The error that the method raised itself, or the break of the graph that ``error``, Dynamo's, tells of.
 
     ``handled`` was being handled when the trace began: it caused nothing of this.
     """
     stopped, said = _said(error, handled)
     if not said:
-        return None
+        return _broken(method, error)
     name = getattr(method, "__qualname__", repr(method))
     where = _where(method, list(getattr(stopped, "real_stack", None) or ()))
     # The sizes of this call in place of Dynamo's symbols for them, which nobody wrote.
@@ -300,6 +305,21 @@ def raised_by(
         "cache to debug it."
     )
     return FunctionRaised(msg, function=name, reason=said, where=where)
+
+
+def _broken(method: Callable[..., Any], error: BaseException) -> GraphBreak:
+    """A break of the graph in Dynamo's words, but for those on Dynamo itself."""
+    name, said = getattr(method, "__qualname__", repr(method)), _OF_DYNAMO.split(str(error))[0].strip()
+    if not isinstance(error, TorchDynamoException):
+        said = f"Dynamo failed with {type(error).__name__}: {said}"
+    first, _, more = said.partition("\n")
+    reason = f"{first} ({_where(method, list(getattr(error, 'real_stack', None) or ()))})"
+    lines = (
+        f"{name} does not form one whole graph, which a cached function must: {reason}",
+        *filter(None, more.split("\n")),
+        "Move what breaks the graph out of the function, or split the function there.",
+    )
+    return GraphBreak("\n".join(lines), function=name, reason=reason)
 
 
 def _said(error: BaseException, handled: BaseException | None) -> tuple[BaseException, str]:

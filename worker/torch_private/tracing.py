@@ -28,12 +28,11 @@ import torch._inductor.config as inductor_config
 import torch.fx.experimental._config as shapes_config
 from torch._dynamo import convert_frame, output_graph
 from torch._dynamo.eval_frame import set_enable_dynamic
-from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import count_calls, dynamo_timed, get_metrics_context
 from torch._guards import TracingContext, tracing
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
-from warmrank.worker.errors import GraphBreak, NotPortable, WorkerError
+from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_read
 from warmrank.worker.torch_private.as_shipped import as_shipped
 from warmrank.worker.torch_private.containers import Containers
@@ -48,7 +47,7 @@ from warmrank.worker.torch_private.lowering import (
 from warmrank.worker.torch_private.numpy_calls import refuse_other_results
 from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
 from warmrank.worker.torch_private.positions import Positions
-from warmrank.worker.torch_private.raised import Raising, ShapeNotes, raised_by
+from warmrank.worker.torch_private.raised import Raising, ShapeNotes, error_of
 from warmrank.worker.torch_private.telling import Telling
 from warmrank.worker.torch_private.trace_notes import TracedWrite, TraceNotes, switches_kept
 from warmrank.worker.torch_private.tracer_changes import TracerChanges
@@ -151,7 +150,7 @@ def trace(
                 intercepted(Containers(), Lifetimes(), Raising(evaluated.note_call), Positions(), notes),
                 replaced(output_graph, "count_calls", _count_calls),
             ):
-                captured = _capture(method, name, args, dict(kwargs))
+                captured = _capture(method, args, dict(kwargs))
             if free is not None and not free and (counters := notes.counters()):
                 raise _Counts(counters)
             if evaluated.refused:
@@ -338,7 +337,7 @@ def _refuse_names(codes: Iterable[CodeType]) -> None:
                 raise NotPortable(msg, what=name)
 
 
-def _capture(method: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _capture(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     shapes = ShapeNotes()
     handled = sys.exception()  # the caller's, or that of an earlier attempt
     try:
@@ -347,16 +346,7 @@ def _capture(method: Callable[..., Any], name: str, args: tuple[Any, ...], kwarg
     except WorkerError:
         raise
     except Exception as error:  # the tracer's own are of all kinds
-        if raised := raised_by(method, error, shapes.environments, handled):
-            raise raised from error
-        reason = str(error).strip()
-        if not isinstance(error, TorchDynamoException):
-            reason = f"Dynamo failed with {type(error).__name__}: {reason}"
-        msg = (
-            f"{name} does not form one whole graph, which a cached function must:\n{reason}\n"
-            "Move what breaks the graph out of the function, or split the function there."
-        )
-        raise GraphBreak(msg, function=name, reason=reason) from error
+        raise error_of(method, error, shapes.environments, handled) from error
 
 
 @contextlib.contextmanager
