@@ -316,7 +316,7 @@ def _broken(method: Callable[..., Any], error: BaseException) -> GraphBreak:
     reason = f"{first} ({_where(method, list(getattr(error, 'real_stack', None) or ()))})"
     lines = (
         f"{name} does not form one whole graph, which a cached function must: {reason}",
-        *filter(None, more.split("\n")),
+        *filter(str.strip, more.split("\n")),
         "Move what breaks the graph out of the function, or split the function there.",
     )
     return GraphBreak("\n".join(lines), function=name, reason=reason)
