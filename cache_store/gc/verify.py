@@ -310,15 +310,14 @@ class _Audit:
         listings: Mapping[str, Iterable[str] | None],
         sizes: Mapping[str, int],
     ) -> None:
-        for name, ref in (
-            (name, ref) for name, record in records.items() if record for ref in record.partitions
-        ):
-            manifest = manifest_name(ref.manifest_key)
-            standing = manifests.get(manifest)
-            if manifest not in manifests and self.is_whole:
-                self.faults.append(f"{name}: the manifest of {ref.partition} is missing")
-            elif standing is not None and standing.sha256 != ref.manifest_sha256:
-                self.faults.append(f"{name}: the manifest of {ref.partition} is another one than it pins")
+        faults = {name: [*self._unpinned(record, manifests)] for name, record in records.items() if record}
+        whole = {name.rpartition("/")[0] for name, found in faults.items() if not found}
+        for name, found in faults.items():
+            self.faults.extend(f"{name}: {fault}" for fault in found)
+            # Launched again, it was recorded anew.
+            if found and self.repair and name.rpartition("/")[0] in whole:
+                self.documents.places.quarantine(name, found[0])
+                self.repairs.append(f"{name}: moved into quarantine; another record of this launch is whole")
         for name, standing in manifests.items():
             for entry in standing.manifest.artifacts if standing else ():
                 blob = blob_name(entry.sha256)
@@ -329,6 +328,18 @@ class _Audit:
         for name, blobs in listings.items() if self.is_whole else ():
             missing = (blob for blob in blobs or () if blob not in sizes)
             self.faults.extend(f"{name}: needs {blob}, which is missing" for blob in missing)
+
+    def _unpinned(
+        self, record: LaunchRecord, manifests: Mapping[str, StandingManifest | None]
+    ) -> Iterator[str]:
+        """What is wrong with the manifests that a record pins."""
+        for ref in record.partitions:
+            manifest = manifest_name(ref.manifest_key)
+            standing = manifests.get(manifest)
+            if manifest not in manifests and self.is_whole:
+                yield f"the manifest of {ref.partition} is missing"
+            elif standing is not None and standing.sha256 != ref.manifest_sha256:
+                yield f"the manifest of {ref.partition} is another one than it pins"
 
     def _check_debris(self, now_s: float) -> None:
         where = "" if self.is_writable else " where this place may be written"

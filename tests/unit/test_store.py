@@ -106,6 +106,15 @@ def test_manifest_that_a_launch_does_not_pin_is_found(audited, root, tmp_path):
     faults = audited.verify().faults
     assert len(faults) == 2
     assert all("another one than it pins" in fault for fault in faults)
+    (repair,) = audited.verify(repair=True).repairs
+    assert repair.endswith("moved into quarantine; another record of this launch is whole")
+    assert (len(audited.launches()), audited.verify().faults) == (1, ())
+
+
+def test_record_without_another_one_keeps_what_it_has(audited, root):
+    stored(root, "ac")[0].unlink()
+    assert audited.verify(repair=True).repairs == ()
+    assert len(audited.launches()) == 1
 
 
 @pytest.mark.parametrize("place", ["cas/sha256/ab/README", "ac/README", "launch/ab/README"])
