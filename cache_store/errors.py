@@ -123,7 +123,7 @@ class NotInStore(StoreError):
     """A miss."""
 
     _text: ClassVar[str] = "not in store: {what} at {where}; {remedy}"
-    remedy: str = "publish it, or launch once without --no-compile"
+    remedy: str = "publish it; a launch without --no-compile compiles it"
 
 
 class Conflict(StoreError):

@@ -312,7 +312,7 @@ def _private_key(path: Path, data: bytes) -> Ed25519PrivateKey:
     try:
         key = serialization.load_pem_private_key(data, password=None)
     except _BAD_PEM as error:
-        raise _no_key("private key", path, str(error)) from error
+        raise _no_key("private key", path, _label(data)) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise _no_key("private key", path, type(key).__name__)
     return key
@@ -322,10 +322,16 @@ def _public_key(path: Path, data: bytes) -> Ed25519PublicKey:
     try:
         key = serialization.load_pem_public_key(data)
     except _BAD_PEM as error:
-        raise _no_key("public key", path, str(error)) from error
+        raise _no_key("public key", path, _label(data)) from error
     if not isinstance(key, Ed25519PublicKey):
         raise _no_key("public key", path, type(key).__name__)
     return key
+
+
+def _label(data: bytes) -> str:
+    """What a PEM file says of its contents."""
+    found = re.search(rb"^-----BEGIN ([A-Z0-9 ]{1,40})-----", data, re.MULTILINE)
+    return f"an unusable {found[1].decode()}" if found else "no PEM"
 
 
 def _no_key(what: str, path: Path, actual: str) -> Corrupt:
