@@ -366,10 +366,11 @@ def reap_command(fd: str, lease_s: str, grace_s: str, *words: str) -> None:
     try:
         command = subprocess.Popen(words, process_group=0, preexec_fn=prepare_child)  # noqa: S603, PLW1509
     except OSError as error:
-        remedy = "give a path, or a name that PATH of the node finds"
+        status = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
+        known = "give a path, or a name that PATH of the node finds"
+        remedy = known if status == NOT_FOUND else "chmod +x it, and begin a script with #!"
         problem = f"the command {words[0]!r} cannot be run on this node: {error.strerror}; {remedy}"
         sys.stderr.write(f"warmrank: {problem}\n")
-        status = NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
     else:
         limits = {"lease_s": float(lease_s), "grace_s": float(grace_s)}
         status = CommandReaper(command.pid, channel, **limits).run()

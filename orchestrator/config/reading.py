@@ -294,6 +294,8 @@ def _translate(detail: ErrorDetails, place: str, overrides: tuple[str, ...]) -> 
         known += ["tiers"] if where[:-1] == ("store", "short") else []
         found, expected = f"an unknown key with value {found}", f"only {', '.join(known)}"
         nearest = _nearest(dotted, known) or _elsewhere(where[-1])
+        if nearest == key:  # of the other kind of workload, or of store
+            nearest, expected = "", f"{expected}; {where[-1]} does not go with {known[0]}"
     elif kind == "missing":
         found, expected = "nothing", f"this key: {_description(where)}"
     elif not where:

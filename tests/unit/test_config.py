@@ -548,6 +548,13 @@ def test_misspelt_key_names_file_key_value_and_nearest(file: Path) -> None:
     assert "did you mean timeouts.compile_s?" in text
 
 
+def test_keys_of_two_kinds_of_workload_are_not_each_others_remedy(file: Path) -> None:
+    file.write_text("workload: {entrypoint: model:workload, script: x.py}\nranks: 1\ncache_dir: cache\n")
+    text = refusal(file)
+    assert "only script, arguments; entrypoint does not go with script" in text
+    assert "did you mean" not in text
+
+
 axis = st.integers(min_value=1, max_value=4)
 
 
