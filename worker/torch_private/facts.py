@@ -72,6 +72,7 @@ FACTS: Final = {
         torch._dynamo.guards  make_guard_filter_entry(guard, builder)
         torch._dynamo.guards:CheckFunctionManager  build_guards(sorted_guards)
         torch._dynamo.guards:GuardBuilder  get_guard_manager_from_source MODULE_MATCH ID_MATCH
+        torch._dynamo.output_graph  count_calls(g)
         torch._dynamo.output_graph:OutputGraph  input_source_to_sizes_strides shape_env
         torch._dynamo.side_effects:SideEffects  track_object_existing _get_modified_vars store_attr_mutations
         torch._dynamo.source:AttrSource  base member
