@@ -8,7 +8,7 @@ from __future__ import annotations
 import copyreg
 import importlib.util
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from operator import attrgetter
 from random import Random
@@ -175,6 +175,23 @@ def get_item_if_there(self: Any, name: str) -> Any:
     return dict.get(self, name)
 
 
+def get_contained(sought: Any, items: Iterable[Any]) -> bool:
+    """``sought in items``."""
+    for item in items:  # noqa: SIM110 - a generator would be one more frame to trace
+        if item is sought or item == sought:
+            return True
+    return False
+
+
+def get_counted(items: Iterable[Any], sought: Any) -> int:
+    """``operator.countOf``."""
+    count = 0
+    for item in items:
+        if item is sought or item == sought:
+            count += 1
+    return count
+
+
 def get_raised(error: Any, text: str) -> None:
     """Raise an error, for code of C."""
     raise error(text)
@@ -211,3 +228,4 @@ def get_extreme(choose: Any, /, *items: Any, key: Any, **default: Any) -> Any:
 
 
 get_reduced.__torch_dynamo_polyfill__ = get_reduced  # type: ignore[attr-defined]  # that Dynamo is to trace it
+get_counted.__torch_dynamo_polyfill__ = get_counted  # type: ignore[attr-defined]  # likewise

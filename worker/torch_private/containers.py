@@ -9,7 +9,8 @@ wherever it is, as changes of it are lost; so is such a deque, whose changes ask
 
 Members of a list or tuple stay the objects that they are, also where all that they hold is constant: Dynamo
 computes with constants, and makes others of them. Changes in place are made by methods. Copies of Python's
-containers are made as their code of C makes them.
+containers are made as their code of C makes them, those of a deque with its limit. ``in``, and ``count``,
+find an object itself, or an equal one.
 
 Relied on (``tests/fuzz/parts/evaluated.py``): every call of a frame goes through ``call_function``, and
 every instruction through ``step``; methods of C's have the names ``_method_of`` finds.
@@ -29,6 +30,7 @@ import torch
 from torch._dynamo.variables import (
     BuiltinVariable,
     ConstDictVariable,
+    TensorVariable,
     TupleVariable,
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
@@ -47,11 +49,18 @@ from torch._dynamo.variables.misc import LambdaVariable
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module
-from warmrank.worker.repeatable import REDUCED, get_container_copied, get_container_reduced, get_extreme
+from warmrank.worker.repeatable import (
+    REDUCED,
+    get_contained,
+    get_container_copied,
+    get_container_reduced,
+    get_extreme,
+)
 from warmrank.worker.torch_private.patching import steps_in, steps_in_variables
 
 _REPEATS: Final = torch.__version__ >= "2.13"  # lists in place
 _BUILTIN: Any = getattr(builtin, "BaseBuiltinVariable", BuiltinVariable)  # from torch 2.13 on
+_COMPARED: Any = (TensorVariable, UserDefinedObjectVariable)  # whose ``==`` need not be a bool, nor True
 # Methods that matter where a container is taken as a whole, by its class; of the first class that fits.
 _ASKED: Final = {
     OrderedDict: frozenset(
@@ -126,6 +135,21 @@ class Containers:
         """True for arguments that Dynamo computes with; not where members of theirs go on."""
         return original(args, kwargs) and not any(map(_holds_containers, self._giving))
 
+    @steps_in("torch._dynamo.utils", "iter_contains(items, search, tx)")
+    @steps_in("torch._dynamo.variables.lists", "iter_contains(items, search, tx)")
+    def _contains(self, original: Any, items: Any, sought: Any, tx: Any, *args: Any) -> Any:
+        """Look for an object itself, or an equal one, in turn; Dynamo makes one value of all comparisons."""
+        items = [*items]
+        if not any(isinstance(each.realize(), _COMPARED) for each in (sought, *items)):
+            return original(items, sought, tx, *args)
+        contained: Any = VariableTracker.build(tx, get_contained)
+        return contained.call_function(tx, [sought, TupleVariable(items)], {})
+
+    @steps_in("torch._dynamo.variables.lists:RangeVariable", "sq_contains(tx, item)", is_optional=True)
+    def _range_contains(self, original: Any, variable: Any, tx: Any, item: Any) -> Any:
+        """As a bool: Dynamo counts."""
+        return VariableTracker.build(tx, bool(original(variable, tx, item).as_python_constant()))
+
     @steps_in("torch._dynamo.variables.functions", "check_unspec_or_constant_args(args)")
     def _are_constants_of_polyfill(self, original: Any, args: Any, kwargs: Any) -> Any:
         return original(args, kwargs) and not any(map(_holds_containers, args))
@@ -170,6 +194,14 @@ class Containers:
             if held.python_type() in REDUCED:
                 return VariableTracker.build(tx, copied).call_function(tx, [held], {})
         return original(variable, tx, name, args, kwargs)
+
+    @steps_in("torch._dynamo.variables.lists:BaseListVariable", "modified", is_optional=True)
+    @steps_in("torch._dynamo.variables.lists:BaseListVariable", "sq_repeat_impl", is_optional=True)
+    def _made_of_deque(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
+        made = original(variable, *args, **kwargs)
+        if variable.python_type() is not deque:
+            return made
+        return type(made)(made.items, maxlen=variable.maxlen, mutation_type=made.mutation_type)
 
     @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "step")
     def _step(self, original: Any, tx: Any) -> Any:

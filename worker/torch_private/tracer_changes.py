@@ -18,7 +18,6 @@
 * ``copy`` and ``deepcopy`` make an object anew as Python does, with what lists and dicts hold and what its
   class says of its state; not by ``__slots__``.
 * A dict of the caller's whose order changes (``move_to_end``) has the new order after the call.
-* Copies and repetitions of a deque have its limit, as in torch 2.14 and 2.15.
 * ``__getattr__ = dict.__getitem__`` (or ``dict.get``) of a dict's class is followed.
 * Bound methods are compared by function and object.
 * ``torch.autograd.Variable``, of the days before torch 0.4, makes a tensor of the same memory.
@@ -36,7 +35,6 @@ import math
 import operator
 import re
 import threading
-from collections import deque
 from collections.abc import Iterator
 from contextvars import ContextVar
 from types import FunctionType, MethodType, WrapperDescriptorType
@@ -44,6 +42,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from torch._dynamo import polyfills
 from torch._dynamo.exc import (
     ObservedKeyError,
 )
@@ -73,7 +72,15 @@ from torch.utils._config_module import ConfigModule
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import globals_module, is_pinned_module, is_users_function
-from warmrank.worker.repeatable import get_cached, get_item, get_item_if_there, get_partial, get_reduced
+from warmrank.worker.repeatable import (
+    get_cached,
+    get_contained,
+    get_counted,
+    get_item,
+    get_item_if_there,
+    get_partial,
+    get_reduced,
+)
 from warmrank.worker.torch_private.containers import is_own
 from warmrank.worker.torch_private.encoders import TRACED_INSTEAD, leaves_padding
 from warmrank.worker.torch_private.numpy_calls import (
@@ -108,6 +115,8 @@ class TracerChanges:
             replaced(functools.partialmethod, "__get__", get_partial),  # likewise
             replaced(of_torch, torch.addcdiv, functools.partial(_addcdiv, of_torch[torch.addcdiv])),
             replaced(tracing_state_functions(), _is_make_fx_tracing, False),
+            replaced(polyfills, "impl_CONTAINS_OP_fallback", get_contained),
+            replaced(handlers, operator.countOf, get_counted),
             replaced(handlers, object.__reduce_ex__, get_reduced)
             if object.__reduce_ex__ in handlers
             else contextlib.nullcontext(),  # up to torch 2.12, which copies nothing so
@@ -371,14 +380,6 @@ class TracerChanges:
     def _guard(self, original: Any, guards: Any, guard: Any, *args: Any, **kwargs: Any) -> None:
         if not self._is_asking:
             original(guards, guard, *args, **kwargs)
-
-    @steps_in("torch._dynamo.variables.lists:BaseListVariable", "modified", is_optional=True)
-    @steps_in("torch._dynamo.variables.lists:BaseListVariable", "sq_repeat_impl", is_optional=True)
-    def _made_of_deque(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
-        made = original(variable, *args, **kwargs)
-        if variable.python_type() is not deque:
-            return made
-        return type(made)(made.items, maxlen=variable.maxlen, mutation_type=made.mutation_type)
 
 
 def _addcdiv(original: Any, *call: Any, value: Any = None, **kwargs: Any) -> Any:
