@@ -44,7 +44,7 @@ from torch._dynamo.variables.functions import (
     SkipFunctionVariable,
 )
 from torch._dynamo.variables.lazy import LazyVariableTracker
-from torch._dynamo.variables.lists import BaseListVariable, ListVariable
+from torch._dynamo.variables.lists import BaseListVariable, ListVariable, RangeVariable
 from torch._dynamo.variables.misc import LambdaVariable
 
 from warmrank.worker.errors import NotPortable
@@ -60,7 +60,6 @@ from warmrank.worker.torch_private.patching import steps_in, steps_in_variables
 
 _REPEATS: Final = torch.__version__ >= "2.13"  # lists in place
 _BUILTIN: Any = getattr(builtin, "BaseBuiltinVariable", BuiltinVariable)  # from torch 2.13 on
-_COMPARED: Any = (TensorVariable, UserDefinedObjectVariable)  # whose ``==`` need not be a bool, nor True
 # Methods that matter where a container is taken as a whole, by its class; of the first class that fits.
 _ASKED: Final = {
     OrderedDict: frozenset(
@@ -139,16 +138,26 @@ class Containers:
     @steps_in("torch._dynamo.variables.lists", "iter_contains(items, search, tx)")
     def _contains(self, original: Any, items: Any, sought: Any, tx: Any, *args: Any) -> Any:
         """Look for an object itself, or an equal one, in turn; Dynamo makes one value of all comparisons."""
-        items = [*items]
-        if not any(isinstance(each.realize(), _COMPARED) for each in (sought, *items)):
-            return original(items, sought, tx, *args)
-        contained: Any = VariableTracker.build(tx, get_contained)
-        return contained.call_function(tx, [sought, TupleVariable(items)], {})
+        every = [sought, *items]
+        if all(each.is_python_constant() for each in every):
+            values = [each.as_python_constant() for each in every]
+            return VariableTracker.build(tx, values[0] in values[1:])
+        return _found(tx, *every) if any(map(_is_compared, every)) else original(every[1:], sought, tx, *args)
 
     @steps_in("torch._dynamo.variables.lists:RangeVariable", "sq_contains(tx, item)", is_optional=True)
     def _range_contains(self, original: Any, variable: Any, tx: Any, item: Any) -> Any:
         """As a bool: Dynamo counts."""
         return VariableTracker.build(tx, bool(original(variable, tx, item).as_python_constant()))
+
+    @steps_in("torch._dynamo.variables.dicts:DictItemsVariable", "sq_contains(tx, item)", is_optional=True)
+    @steps_in(
+        "torch._dynamo.variables.dicts:DictItemsVariable", "sq_contains_impl(tx, item)", is_optional=True
+    )
+    def _items_contain(self, original: Any, variable: Any, tx: Any, item: Any) -> Any:
+        pair = item.realize()
+        if isinstance(pair, TupleVariable) and any(map(_is_compared, pair.items)):
+            return _found(tx, pair, *variable.view_items_vt)
+        return original(variable, tx, item)
 
     @steps_in("torch._dynamo.variables.functions", "check_unspec_or_constant_args(args)")
     def _are_constants_of_polyfill(self, original: Any, args: Any, kwargs: Any) -> Any:
@@ -193,7 +202,10 @@ class Containers:
             copied = get_container_copied if name == "__copy__" else get_container_reduced
             if held.python_type() in REDUCED:
                 return VariableTracker.build(tx, copied).call_function(tx, [held], {})
-        return original(variable, tx, name, args, kwargs)
+        made = original(variable, tx, name, args, kwargs)
+        if name == "__contains__" and isinstance(variable, RangeVariable):  # up to torch 2.12
+            return VariableTracker.build(tx, bool(made.as_python_constant()))
+        return made
 
     @steps_in("torch._dynamo.variables.lists:BaseListVariable", "modified", is_optional=True)
     @steps_in("torch._dynamo.variables.lists:BaseListVariable", "sq_repeat_impl", is_optional=True)
@@ -226,6 +238,16 @@ class Containers:
                 for given in _taken(method, called if holder is None else holder, args, kwargs):
                     _refuse(given)
         return original(tx, function, args, kwargs)
+
+
+def _is_compared(variable: Any) -> bool:
+    """True where ``==`` need not give a bool, nor True for an object and itself."""
+    return isinstance(variable.realize(), TensorVariable | UserDefinedObjectVariable)
+
+
+def _found(tx: Any, sought: Any, *items: Any) -> Any:
+    contained: Any = VariableTracker.build(tx, get_contained)
+    return contained.call_function(tx, [sought, TupleVariable([*items])], {})
 
 
 def _changed_in_place(operate: Any, tx: Any, args: Any) -> Any:

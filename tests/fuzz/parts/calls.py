@@ -220,7 +220,7 @@ _MEMORY = {
     "returns its own tensors": _row("compiled ran", TWO, "return self.weight, x * self.weight, self.weight[1:]", init="self.weight = nn.Parameter(torch.ones(4))"),
     "no operator": _row("compiled ran compiled", "[a(N(3, 4), None), a(N(5, 4), None), a(N(3, 4), N(3, 4))]", "self.seen += 1\nif b is None:\n    return x, b, x.shape\ny = x * b", params="b", init="self.seen = 0"),
     "identity of inputs": _row("compiled compiled", _DISTINCT_THEN_SAME, "y = x * 5 if x is b else x + b", params="b"),
-    "looks among tensors": _row("compiled ran", TWO, "found = x in [x, 1], x in {1: x}.values(), None in [x], 5 in range(3), self in (self,), [1, 2, 1].count(1)\nreturn found, x * 2"),
+    "looks among tensors": _row("compiled ran", TWO, "found = x in [x, 1], 5 in range(3), self in (self,), [1, 2, 1].count(1)\nreturn found, x * 2"),
     "same tensor twice": _row("compiled compiled", _DISTINCT_THEN_SAME, "x.add_(1)\ny = x + b", params="b"),
     # The captured graph of the first call has a copy of ``b``, that of the second must not.
     "overlapping inputs": _row("compiled ran ran ran", _VIEWS, "x.add_(1)\ny = x * b", params="b"),
