@@ -10,7 +10,7 @@ wherever it is, as changes of it are lost; so is such a deque, whose changes ask
 Members of a list or tuple stay the objects that they are, also where all that they hold is constant: Dynamo
 computes with constants, and makes others of them. Changes in place are made by methods. Copies of Python's
 containers are made as their code of C makes them, those of a deque with its limit. ``in``, and ``count``,
-find an object itself, or an equal one.
+find an object itself, or an equal one. Attributes of a `types.SimpleNamespace` may be set.
 
 Relied on (``tests/fuzz/parts/evaluated.py``): every call of a frame goes through ``call_function``, and
 every instruction through ``step``; methods of C's have the names ``_method_of`` finds.
@@ -23,7 +23,7 @@ import inspect
 import itertools
 import operator
 from collections import OrderedDict, deque
-from types import FunctionType, MethodDescriptorType
+from types import FunctionType, MethodDescriptorType, SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -133,6 +133,10 @@ class Containers:
     def _are_constants(self, original: Any, args: Any, kwargs: Any) -> Any:
         """True for arguments that Dynamo computes with; not where members of theirs go on."""
         return original(args, kwargs) and not any(map(_holds_containers, self._giving))
+
+    @steps_in("torch._dynamo.variables.user_defined", "is_standard_setattr(val)")
+    def _sets_as_objects_do(self, original: Any, method: Any) -> bool:
+        return original(method) or method is SimpleNamespace.__setattr__
 
     @steps_in("torch._dynamo.utils", "iter_contains(items, search, tx)")
     @steps_in("torch._dynamo.variables.lists", "iter_contains(items, search, tx)")

@@ -78,6 +78,7 @@ FACTS: Final = {
         torch._dynamo.source:AttrSource  base member
         torch._dynamo.source:DictGetItemSource  base index
         torch._dynamo.source:TypeDictSource  base
+        torch._dynamo.polyfills  impl_CONTAINS_OP_fallback
         torch._dynamo.symbolic_convert:InstructionTranslator  current_tx
         torch._dynamo.symbolic_convert:InstructionTranslatorBase  f_code f_globals
         torch._dynamo.symbolic_convert:TensorifyState  specialize(index)

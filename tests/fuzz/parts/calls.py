@@ -214,6 +214,7 @@ _MEMORY = {
     "reorders a dict": _row("compiled compiled ran", THREE, "self.kept.move_to_end(next(iter(self.kept)))\ny = x + list(self.kept.values())[0]", top="import collections", init="self.kept = collections.OrderedDict(a=1.0, b=2.0)"),
     "remembers the last": _row("compiled ran ran", THREE, "self.last = x.sum()\ny = x + 1"),
     "writes to an argument": _row("compiled", "[a(N(3, 4), Outer(Inner(N(3, 4)), 2))]", "given.inner.x = x * 2\ngiven.count = given.count + 1\ngiven.names.append('seen')\ny = x + 1", params="given", top=_TYPES),
+    "writes to a namespace": _row("compiled ran", "[a(N(3, 4), types.SimpleNamespace(n=1)), a(N(5, 4), types.SimpleNamespace(n=2))]", "given.n += 1\ngiven.size = x.shape[0]\ny = x * given.n + given.size", top="import types", params="given"),
     "appends to an argument": _row("compiled compiled", "[a([N(3, 4), N(3, 4)]), a([N(3, 4)])]", "x.append(x[0] * 2)\ny = x[-1] + 1"),
     "writes to its input": _row("compiled ran", TWO, "x.mul_(2)\ny = x + 1"),
     "returns views of its input": _row("compiled ran", TWO, "return x, x.view(-1), x[0], x.t()"),
