@@ -93,6 +93,8 @@ class CachedFunction:
         self.abandoned = False
         self._variants: list[Variant] = []
         self._lock = call_lock()
+        self._calls = call_lock()  # one at a time: it reads and writes the module's state
+        self._num_calls = 0
         self._kind = "cpu"  # of the module's device; read again at each look-up
         self._recorded: dict[str, tuple[Outcome, str, StoredArtifact, dict[str, float]]] = {}
         self.traces: TraceLimit | None = None
@@ -254,24 +256,33 @@ class CachedFunction:
         """
         if is_followed():
             return self.method(*args, **kwargs)
-        variants = tuple(self._variants)
-        state = ambient(self._kind) if variants else ()
-        for position, variant in enumerate(variants):
-            if variant.guards.accept(state, args, kwargs):
-                if position:
-                    self._move_to_front(variant)
-                try:
-                    return variant(*args, **kwargs)
-                except StateChanged as error:  # what a load had settled has to be asked anew
-                    # Neither writing nor sending to other ranks can be done a second time.
-                    if error.while_running and (variant.writes or known_groups()):
-                        raise
-                    break
+        with self._calls:
+            variants = tuple(self._variants)
+            state = ambient(self._kind) if variants else ()
+            for position, variant in enumerate(variants):
+                if variant.guards.accept(state, args, kwargs):
+                    if position:
+                        self._move_to_front(variant)
+                    self._num_calls += 1
+                    try:
+                        return variant(*args, **kwargs)
+                    except StateChanged as error:  # what a load had settled has to be asked anew
+                        # Neither writing nor sending to other ranks can be done a second time.
+                        if error.while_running and (variant.writes or known_groups()):
+                            raise
+                        break
+            num_calls = self._num_calls
         if is_symbolic_trace():
             return self.method(*args, **kwargs)
         if (limit := self.traces) is not None and limit.reached and self.fitting(args, kwargs) is None:
             return limit.run_eagerly(self.method, args, kwargs)
-        return self.ensure(args, kwargs)(*args, **kwargs)
+        variant = self.ensure(args, kwargs)
+        with self._calls:
+            # What another thread's call wrote meanwhile may have changed what is asked.
+            if self._num_calls == num_calls or variant.guards.accept(ambient(self._kind), args, kwargs):
+                self._num_calls += 1
+                return variant(*args, **kwargs)
+        return self(*args, **kwargs)
 
     def _move_to_front(self, variant: Variant) -> None:
         with self._lock:

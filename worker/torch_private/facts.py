@@ -35,7 +35,7 @@ TESTED: Final = f"2.11 to {NEWEST[0]}.{NEWEST[1]}"
 
 _COMPILE = (
     "as_shipped", "containers", "dynamo_guards", "encoders", "evaluated", "evaluated_calls",
-    "evaluated_reads", "evaluated_values", "kernels", "lifetimes", "lowering", "marks", "numpy_calls",
+    "evaluated_reads", "evaluated_values", "kernels", "lifetimes", "lowering", "marks",
     "operators", "patching", "places", "positions", "raised", "symbols", "telling", "trace_notes",
     "tracer_changes", "tracing", "views", "warm",
 )  # fmt: skip

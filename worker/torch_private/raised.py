@@ -112,6 +112,8 @@ class Raising:
         if pointer is None:
             return original(tx)
         jump, *following = tx.instructions[pointer : pointer + 4]
+        if jump.opname == "SEND":
+            return _send(original, tx)
         skips = [one.opname for one in following[:1]] == [_LOADS]
         if not jump.opname.startswith("POP_JUMP_") or not (skips or jump.target.opname == _LOADS):
             return original(tx)
@@ -279,6 +281,16 @@ def _is_caught(tx: Any, instruction: Any = None) -> bool:
             entry = handler.exn_tab_entry
         tx, instruction = tx.parent, None
     return False
+
+
+def _send(step: Any, tx: Any) -> Any:
+    """Give ``yield from`` what its generator returns at its end."""
+    tracer: Any = getattr(tx.stack[-2], "inline_tracer", None)
+    goes_on = tracer is not None and not tracer.generator_exhausted
+    answer = step(tx)
+    if goes_on and tracer.generator_exhausted:
+        tx.stack[-1] = tracer.symbolic_result
+    return answer
 
 
 def error_of(

@@ -107,11 +107,8 @@ class TraceNotes:
                 continue
             local = getattr(variable, "local_name", None)
             source = f"L[{local!r}]"
-            if variable.source is not None:
-                try:
-                    source = source_name(variable.source)
-                except NotImplementedError:
-                    continue  # made by the tracer itself, so no condition hangs on it
+            if variable.source is not None and not (source := _name_of(variable)):
+                continue  # no condition hangs on it
             self._note_stored(effects, variable)
             names = effects.store_attr_mutations.get(variable, {}) if local is None else {}
             self.replaced.update([f"{source}.{name}" for name in names], _replaced(variable, source))
@@ -163,6 +160,14 @@ def _switches() -> dict[str, Any]:
     return dict(zip(SETTING_NAMES, settings(), strict=True))
 
 
+def _name_of(variable: Any) -> str:
+    """Dynamo's expression for a variable; empty for one that the function, or the tracer itself, made."""
+    try:
+        return source_name(variable.source) if variable.source is not None else ""
+    except NotImplementedError:
+        return ""
+
+
 def _replaced(variable: Any, source: str) -> Iterator[str]:
     """Expressions of a container's items that hold other objects afterwards."""
     items: Any = ()
@@ -173,5 +178,5 @@ def _replaced(variable: Any, source: str) -> Iterator[str]:
         items = enumerate(variable.items)
     for key, value in items:
         place = f"{source}[{key!r}]"
-        if value.source is None or source_name(value.source) != place:
+        if _name_of(value) != place:
             yield place

@@ -81,13 +81,11 @@ from warmrank.worker.repeatable import (
     get_partial,
     get_reduced,
 )
+from warmrank.worker.torch_private.arithmetic import (
+    NumpyScalar,
+)
 from warmrank.worker.torch_private.containers import is_own
 from warmrank.worker.torch_private.encoders import TRACED_INSTEAD, leaves_padding
-from warmrank.worker.torch_private.numpy_calls import (
-    OPERATORS,
-    NumpyScalar,
-    made_by_numpy,
-)
 from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
 
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
@@ -299,21 +297,7 @@ class TracerChanges:
         elif variable.fn in (operator.eq, operator.ne) and any(map(_bound, args)):
             is_equal = _bound(args[0]) == _bound(args[1])
             return VariableTracker.build(tx, is_equal is (variable.fn is operator.eq))
-        elif variable.fn in OPERATORS and (made := made_by_numpy(tx, variable.fn, args)) is not None:
-            return made
         return original(variable, tx, args, kwargs)
-
-    @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "_call_min_max_binary(tx, a, b)")
-    def _call_min_max(self, original: Any, variable: Any, tx: Any, *args: Any) -> Any:
-        is_known = all(arg is not None for arg in args)
-        made = made_by_numpy(tx, variable.fn, args) if is_known else None
-        return original(variable, tx, *args) if made is None else made
-
-    # What a comparison calls, which looks at numbers that vary before it asks for `call_function`.
-    @steps_in("torch._dynamo.symbolic_convert:compare_op_handlers", "==", "!=", "<", "<=", ">", ">=")
-    def _compare_numbers(self, original: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        made = made_by_numpy(tx, original.__self__.fn, args)
-        return original(tx, args, kwargs) if made is None else made
 
     @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "_format_value(fmt_spec, flags)")
     def _format(self, original: Any, tx: Any, spec: Any, flags: int) -> Any:

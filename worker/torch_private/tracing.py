@@ -34,6 +34,7 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_read
+from warmrank.worker.torch_private.arithmetic import Numbers, Rounding, refuse_other_results
 from warmrank.worker.torch_private.as_shipped import as_shipped
 from warmrank.worker.torch_private.containers import Containers
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, TracedGuard, traced_guards
@@ -44,7 +45,6 @@ from warmrank.worker.torch_private.lowering import (
     LoweredGraph,
     lower,
 )
-from warmrank.worker.torch_private.numpy_calls import refuse_other_results
 from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
 from warmrank.worker.torch_private.positions import Positions
 from warmrank.worker.torch_private.raised import Raising, ShapeNotes, error_of
@@ -138,6 +138,7 @@ def trace(
             dynamo_timed("warmrank"),
             _tracing_settings(dynamic),
             evaluated.noted(),
+            intercepted(Rounding()),
             switches_kept() as switches,
             _tensors_forgotten(),
         ):
@@ -147,7 +148,9 @@ def trace(
                 TracerChanges().made(),
                 Telling(name, evaluated.note_call).left_out(),
                 ViewsByThemselves().made(),
-                intercepted(Containers(), Lifetimes(), Raising(evaluated.note_call), Positions(), notes),
+                intercepted(
+                    Containers(), Lifetimes(), Raising(evaluated.note_call), Positions(), Numbers(), notes
+                ),
                 replaced(output_graph, "count_calls", _count_calls),
             ):
                 captured = _capture(method, args, dict(kwargs))

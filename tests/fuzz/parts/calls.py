@@ -211,6 +211,8 @@ _MEMORY = {
     "counts its calls": _row("compiled ran ran", THREE, "self.count += 1\ny = x * self.count", init="self.count = 0"),
     "flips a flag": _row("compiled compiled ran", THREE, "if self.begins:\n    self.begins = False\n    return x + 1\ny = x * 2", init="self.begins = True"),
     "appends to a list": _row("compiled compiled", f"{THREE}[:2]", "self.history.append(x * 2)\ny = x + len(self.history)", init="self.history = []"),
+    "stores an object of its own": _row("compiled compiled", f"{THREE}[:2]", "self.kept[x.shape[1]] = Inner(x * 2)\nself.seen.append(Inner(x + 1))\ny = self.seen[0].x + self.kept[4].factor", top=_TYPES, init="self.kept, self.seen = {}, []"),
+    "value of a generator": _row("compiled ran", TWO, "y = torch.cat(list(self.all(x)))", fields="def parts(self, x):\n    yield x + 1\n    return 3\ndef all(self, x):\n    count = yield from self.parts(x)\n    yield x * (count or -1)"),
     "reorders a dict": _row("compiled compiled ran", THREE, "self.kept.move_to_end(next(iter(self.kept)))\ny = x + list(self.kept.values())[0]", top="import collections", init="self.kept = collections.OrderedDict(a=1.0, b=2.0)"),
     "remembers the last": _row("compiled ran ran", THREE, "self.last = x.sum()\ny = x + 1"),
     "writes to an argument": _row("compiled", "[a(N(3, 4), Outer(Inner(N(3, 4)), 2))]", "given.inner.x = x * 2\ngiven.count = given.count + 1\ngiven.names.append('seen')\ny = x + 1", params="given", top=_TYPES),

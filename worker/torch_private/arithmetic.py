@@ -1,4 +1,8 @@
-"""NumPy in a trace: its scalars are constants that compute as NumPy does, and its calls are checked.
+"""Arithmetic in a trace, as Python and NumPy do it.
+
+Of two numbers ``min`` and ``max`` give one as it is. A comparison of sizes is True or False under ``is``.
+Where torch's algebra of symbols would lose a rounding, or the sign of a zero, the numbers are constants.
+Scalars of NumPy's are constants that compute as NumPy does, and its calls are checked.
 
 Dynamo has torch compute what NumPy is asked for. Each call is made once more, by NumPy, on arrays of ones
 with the same layouts, and refused where NumPy itself makes something else: torch computes some in another
@@ -23,12 +27,15 @@ from torch._dynamo.utils import (
 from torch._dynamo.variables import TupleVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
+from torch._dynamo.variables.lists import BaseListVariable
 from torch._dynamo.variables.misc import get_tnp_to_np_map
 from torch._dynamo.variables.tensor import SymNodeVariable
 from torch.fx.node import Node, map_arg
 from torch.utils._pytree import tree_leaves, tree_map
 
 from warmrank.worker.errors import NotPortable
+from warmrank.worker.repeatable import get_chosen
+from warmrank.worker.torch_private.patching import steps_in
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -42,6 +49,7 @@ OPERATORS: Final = frozenset(
     + [divmod, pow]
 )
 """Python's own, of two operands."""
+_OF_DATA: Final = (torch.tensor, torch.as_tensor, torch.asarray)
 _METHODS: Final = frozenset({"astype", "conjugate", "is_integer", "item", "round", "tolist"})
 _WRITING: Final = frozenset(
     {
@@ -103,6 +111,103 @@ def made_by_numpy(tx: Any, operate: Callable[..., Any], args: Sequence[Any]) -> 
     if isinstance(made, tuple):  # of divmod
         return TupleVariable([VariableTracker.build(tx, item) for item in made])
     return VariableTracker.build(tx, made)
+
+
+class Numbers:
+    """Steps in where Dynamo computes with numbers that vary, and with scalars of NumPy's."""
+
+    @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_function(tx, args, kwargs)")
+    def _operate(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if variable.fn in OPERATORS and (made := made_by_numpy(tx, variable.fn, args)) is not None:
+            return made
+        if variable.fn in (operator.is_, operator.is_not):
+            args = [*map(_decided, args)]
+        return original(variable, tx, args, kwargs)
+
+    @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "_call_min_max_binary(tx, a, b)")
+    def _choose(self, original: Any, variable: Any, tx: Any, *args: Any) -> Any:
+        if any(arg is None for arg in args):
+            return original(variable, tx, *args)
+        if (made := made_by_numpy(tx, variable.fn, args)) is not None:
+            return made
+        numbers = [arg.realize() for arg in args]
+        are_numbers = all(isinstance(number, ConstantVariable | SymNodeVariable) for number in numbers)
+        if not are_numbers or len({number.python_type() for number in numbers}) == 1:
+            return original(variable, tx, *args)
+        chosen: Any = VariableTracker.build(tx, get_chosen)
+        return chosen.call_function(tx, [variable, *numbers], {})
+
+    # What a comparison calls, which looks at numbers that vary before it asks for `call_function`.
+    @steps_in("torch._dynamo.symbolic_convert:compare_op_handlers", "==", "!=", "<", "<=", ">", ">=")
+    def _compare(self, original: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        made = made_by_numpy(tx, original.__self__.fn, args)
+        return original(tx, args, kwargs) if made is None else made
+
+    @steps_in("torch._dynamo.symbolic_convert:compare_op_handlers", "is", "is not")
+    def _compare_objects(self, original: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        return original(tx, [*map(_decided, args)], kwargs)
+
+    @steps_in("torch._dynamo.variables.torch:TorchInGraphFunctionVariable", "call_function(tx, args, kwargs)")
+    def _call_torch(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        """Make a tensor of NumPy's scalars in their dtype."""
+        made = variable.value in _OF_DATA and args and "dtype" not in kwargs and _values_of_numpy(args[0])
+        if made:
+            kwargs = {**kwargs, "dtype": VariableTracker.build(tx, torch.tensor(made).dtype)}
+        return original(variable, tx, args, kwargs)
+
+
+class Rounding:
+    """Steps in where sums and products of sizes and floats are made, in a trace and where it is lowered."""
+
+    @steps_in("torch.fx.experimental.sym_node:SymNode", "_add")
+    def _add(self, original: Any, node: Any, other: Any) -> Any:
+        return _rounded(operator.add, original, node, other)
+
+    @steps_in("torch.fx.experimental.sym_node:SymNode", "_sub")
+    def _subtract(self, original: Any, node: Any, other: Any) -> Any:
+        return _rounded(operator.sub, original, node, other)
+
+    @steps_in("torch.fx.experimental.sym_node:SymNode", "_mul")
+    def _multiply(self, original: Any, node: Any, other: Any) -> Any:
+        return _rounded(operator.mul, original, node, other)
+
+
+def _decided(variable: Any) -> Any:
+    """A comparison of numbers that vary as True or False, which is a condition of the trace then."""
+    held = variable.realize()
+    is_symbolic = isinstance(held, SymNodeVariable) and held.python_type() is bool
+    return ConstantVariable.create(held.evaluate_expr()) if is_symbolic else variable
+
+
+def _values_of_numpy(variable: Any) -> Any:
+    """A constant that is a scalar of NumPy's, or lists of constants that hold some; None for others."""
+    held = variable.realize()
+    if isinstance(held, NumpyScalar):
+        return [held.value]
+    if not isinstance(held, BaseListVariable):
+        return None
+    values = [_values_of_numpy(item) for item in held.items]
+    return [next(value for value in values if value)] if any(values) else None
+
+
+def _rounded(operate: Callable[..., Any], original: Any, node: Any, other: Any) -> Any:
+    """A sum or product of floats; of constants where the algebra of symbols would not round as floats do."""
+    made = original(node, other)
+    if made.pytype is not float or not (node.expr.free_symbols or other.expr.free_symbols):
+        return made
+    if operate is operator.mul:
+        scales = [number.expr.as_coeff_Mul()[0] for number in (node, other)]
+        is_exact = bool(made.expr.free_symbols) and any(scale == 1 for scale in scales)
+    else:
+        sums = [number.expr.as_coeff_Add() for number in (node, other)]
+        terms = [len(each.expr.args) if each.expr.is_Add else 1 for each in (made, node, other)]
+        is_cancelled = not made.expr.free_symbols or terms[0] < max(terms[1:])
+        is_exact = not (is_cancelled or all(constant for constant, _ in sums))
+    if is_exact:
+        return made
+    for each in (node, other):
+        each.guard_int("", 0) if each.pytype is int else each.guard_float("", 0)
+    return made.wrap_float(operate(node.hint, other.hint))  # which have the sign of zeros
 
 
 class _NotMade(Exception):
