@@ -150,9 +150,13 @@ class Numbers:
     @steps_in("torch._dynamo.variables.torch:TorchInGraphFunctionVariable", "call_function(tx, args, kwargs)")
     def _call_torch(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         """Make a tensor of NumPy's scalars in their dtype."""
-        made = variable.value in _OF_DATA and args and "dtype" not in kwargs and _values_of_numpy(args[0])
-        if made:
-            kwargs = {**kwargs, "dtype": VariableTracker.build(tx, torch.tensor(made).dtype)}
+        values = (
+            _values_of(args[0]) if variable.value in _OF_DATA and args and "dtype" not in kwargs else None
+        )
+        if any(isinstance(value, np.generic) for value in tree_leaves(values)):
+            kwargs = {**kwargs, "dtype": VariableTracker.build(tx, torch.tensor(values).dtype)}
+            plain = tree_map(lambda value: value.item() if isinstance(value, np.generic) else value, values)
+            args = [VariableTracker.build(tx, plain), *args[1:]]
         return original(variable, tx, args, kwargs)
 
 
@@ -179,15 +183,13 @@ def _decided(variable: Any) -> Any:
     return ConstantVariable.create(held.evaluate_expr()) if is_symbolic else variable
 
 
-def _values_of_numpy(variable: Any) -> Any:
-    """A constant that is a scalar of NumPy's, or lists of constants that hold some; None for others."""
+def _values_of(variable: Any) -> Any:
+    """A constant, or lists of constants; None where something else is held."""
     held = variable.realize()
-    if isinstance(held, NumpyScalar):
-        return [held.value]
     if not isinstance(held, BaseListVariable):
-        return None
-    values = [_values_of_numpy(item) for item in held.items]
-    return [next(value for value in values if value)] if any(values) else None
+        return held.value if isinstance(held, ConstantVariable) else None
+    values = [_values_of(item) for item in held.items]
+    return None if None in values else values
 
 
 def _rounded(operate: Callable[..., Any], original: Any, node: Any, other: Any) -> Any:

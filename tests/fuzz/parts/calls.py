@@ -222,6 +222,7 @@ _MEMORY = {
     "returns views of its input": _row("compiled ran", TWO, "return x, x.view(-1), x[0], x.t()"),
     "returns its own tensors": _row("compiled ran", TWO, "return self.weight, x * self.weight, self.weight[1:]", init="self.weight = nn.Parameter(torch.ones(4))"),
     "no operator": _row("compiled ran compiled", "[a(N(3, 4), None), a(N(5, 4), None), a(N(3, 4), N(3, 4))]", "self.seen += 1\nif b is None:\n    return x, b, x.shape\ny = x * b", params="b", init="self.seen = 0"),
+    "numbers of two kinds": _row("compiled compiled", "[a(N(3, 4), 3), a(N(5, 4), 4)]", "found = min(n, 1e9), max(n, 0.5), torch.full((1,), max(n, 0.5)), (n + 1e16) - 1e16, 1 if (x.shape[0] > 1) is True else 2\nreturn found, 1 / (x * (n * -0.0)), torch.tensor(self.tenth), torch.as_tensor([self.three, self.three])", params="n", top="import numpy as np", init="self.tenth, self.three = np.float64(0.1), np.int32(3)"),
     "identity of inputs": _row("compiled compiled", _DISTINCT_THEN_SAME, "y = x * 5 if x is b else x + b", params="b"),
     "looks among tensors": _row("compiled ran", TWO, "found = x in [x, 1], 5 in range(3), self in (self,), [1, 2, 1].count(1)\nreturn found, x * 2"),
     "same tensor twice": _row("compiled compiled", _DISTINCT_THEN_SAME, "x.add_(1)\ny = x + b", params="b"),
