@@ -37,6 +37,7 @@ from torch._dynamo.variables import (
     builtin,
 )
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.dicts import DunderDictVariable
 from torch._dynamo.variables.functions import (
     BaseUserFunctionVariable,
     FunctoolsPartialVariable,
@@ -210,6 +211,16 @@ class Containers:
         if name == "__contains__" and isinstance(variable, RangeVariable):  # up to torch 2.12
             return VariableTracker.build(tx, bool(made.as_python_constant()))
         return made
+
+    @steps_in("torch._dynamo.variables:ConstDictVariable", "reconstruct(codegen)")
+    def _make(self, original: Any, variable: Any, codegen: Any) -> None:
+        if isinstance(variable, DunderDictVariable) and variable.source is None:
+            msg = (
+                "the function hands on `vars` of an object that it makes, which no trace follows; hand on a "
+                "copy, `dict(vars(...))`"
+            )
+            raise NotPortable(msg, what="vars")
+        original(variable, codegen)
 
     @steps_in("torch._dynamo.variables.lists:BaseListVariable", "modified", is_optional=True)
     @steps_in("torch._dynamo.variables.lists:BaseListVariable", "sq_repeat_impl", is_optional=True)

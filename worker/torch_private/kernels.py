@@ -42,6 +42,7 @@ from warmrank.worker.torch_private.places import (
     origins,
     place_of,
 )
+from warmrank.worker.torch_private.warm import fills_new_memory
 from warmrank.worker.values import Value
 
 _RESIZING = frozenset({"resize_", "resize_as_", "resize_as_sparse_", "set_", "_resize_output_"})
@@ -259,6 +260,8 @@ class _Recorder(Watch):
         traits = traits_of(func)
         if traits.refused and not (traits.refused == RANDOM and draws_nothing(func, args, kwargs)):
             raise refusal(func, traits.refused)
+        if traits.idle and traits.returns and not traits.collective and fills_new_memory():
+            raise refusal(func, "fills new memory, as torch.use_deterministic_algorithms has it")
         if traits.changes_metadata:  # of a tensor, whose next use tells its layout
             if id(args[0]) in self._inputs:
                 raise refusal(func, "changes the layout of an input")

@@ -104,11 +104,20 @@ def foreign_function_modes() -> int:
     return sum(defaults is None or not isinstance(mode, defaults.DeviceContext) for mode in active)
 
 
+def _fills() -> bool:
+    return bool(torch.utils.deterministic.fill_uninitialized_memory)  # type: ignore[attr-defined]
+
+
+def fills_new_memory() -> bool:
+    """True if ``torch.empty`` and its kin fill what they make."""
+    return torch.are_deterministic_algorithms_enabled() and _fills()
+
+
 SETTINGS: dict[str, Callable[[], Any]] = {
     "default dtype": torch.get_default_dtype,
     "deterministic algorithms": torch.are_deterministic_algorithms_enabled,
     "deterministic warn only": torch.is_deterministic_algorithms_warn_only_enabled,
-    "fill uninitialized memory": lambda: torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+    "fill uninitialized memory": _fills,
     "autocast cpu": functools.partial(torch.is_autocast_enabled, "cpu"),
     "autocast cpu dtype": functools.partial(torch.get_autocast_dtype, "cpu"),
     "autocast cache": torch.is_autocast_cache_enabled,
