@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from tests.support.tracing import cached
+from warmrank import CompilerConfig
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -84,9 +85,12 @@ def test_requests_in_turns_keep_their_states(keep: Any, cache: Path) -> None:
     assert function.statistics.captures == 1
 
 
-def test_what_shares_memory_in_eager_shares_it(cache: Path) -> None:
+@pytest.mark.parametrize("clone", [False, True])
+def test_what_shares_memory_in_eager_shares_it(cache: Path, clone: bool) -> None:
     state = new_state()
-    function = cached(Keeping(pushed).forward, cache)
+    config = CompilerConfig()
+    config.debug.aclgraph.enable_output_clone = clone
+    function = cached(Keeping(pushed).forward, cache, config=config)
     for _ in range(4):
         function(torch.randn(2, 4), state)
         whole, part = state["all"][-1]["h"]

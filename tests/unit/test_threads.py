@@ -106,6 +106,35 @@ def test_section_of_options_that_another_thread_asks_for(monkeypatch: pytest.Mon
     assert part.kind is AclGraph
 
 
+class Counting(torch.nn.Module):
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count += 1
+        return x * 2
+
+
+def test_calls_of_several_threads_lose_no_update(cache: Path) -> None:
+    model = Counting()
+    function = cached(model.forward, cache)
+    function(ROWS)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=lambda: [function(ROWS) for _ in range(100)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert model.count == 401
+
+
 @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_lock_of_a_call_that_another_thread_is_in_is_free_in_a_forked_process() -> None:
     lock, is_held, may_end = call_lock(), threading.Event(), threading.Event()

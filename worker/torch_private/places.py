@@ -150,21 +150,24 @@ def hand_out(
 ) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
     """Function from a call's inputs to its outputs, after a replay that left ``outputs`` at fixed addresses.
 
-    With ``clone``, outputs that lie in memory of the graph's own are copied. So is, as a whole, memory of its
-    own in which ``stored`` outputs lie, by their positions: what they share stays shared.
+    Memory of the graph's own in which ``stored`` outputs lie, by their positions, is copied as a whole: what
+    they share stays shared. With ``clone``, other outputs that lie in memory of its own are copied, too.
     """
     tensors = (outputs[index] for index in stored)
     kept = {identity_of(value) for value in tensors if isinstance(value, torch.Tensor)}
     makers: list[Callable[[Sequence[Any]], Any]] = []
     for value, origin in zip(outputs, origins, strict=True):
+        is_kept = isinstance(value, torch.Tensor) and identity_of(value) in kept
         if origin is not None and (
             origin.source < num_inputs
-            or not (clone or identity_of(outputs[origin.source - num_inputs]) != identity_of(value))
+            or (
+                (is_kept or not clone)
+                and identity_of(outputs[origin.source - num_inputs]) == identity_of(value)
+            )
         ):
             makers.append(_again(value, origin))
         else:
-            is_kept = isinstance(value, torch.Tensor) and identity_of(value) in kept
-            makers.append(_with_memory(value) if is_kept and not clone else _own(value, clone=clone))
+            makers.append(_with_memory(value) if is_kept else _own(value, clone=clone))
 
     def handed_out(inputs: Sequence[Any]) -> tuple[Any, ...]:
         known = list(inputs)
