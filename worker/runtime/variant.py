@@ -229,8 +229,9 @@ class StandIns:
     # Dynamo's profiler range is not wanted here.
     record_pregraph_bytecode_enter = staticmethod(lambda: None)
     record_pregraph_bytecode_exit = staticmethod(lambda _range: None)
-    call_size = staticmethod(lambda tensor, dim: tensor.size(dim))
-    call_stride = staticmethod(lambda tensor, dim: tensor.stride(dim))
+    # A tensor of the module may have fewer dimensions by now, which is found where it is compared.
+    call_size = staticmethod(lambda tensor, dim: tensor.size(dim) if dim < tensor.dim() else -1)
+    call_stride = staticmethod(lambda tensor, dim: tensor.stride(dim) if dim < tensor.dim() else -1)
     call_storage_offset = staticmethod(lambda tensor: tensor.storage_offset())
     dict_keys_getitem = staticmethod(lambda members, n: next(itertools.islice(dict.keys(members), n, None)))
     set_getitem = staticmethod(lambda members, position: list(members)[position])

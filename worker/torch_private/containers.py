@@ -207,6 +207,12 @@ class Containers:
             copied = get_container_copied if name == "__copy__" else get_container_reduced
             if held.python_type() in REDUCED:
                 return VariableTracker.build(tx, copied).call_function(tx, [held], {})
+        if (
+            name == "format"
+            and variable.is_python_constant()
+            and isinstance(variable.as_python_constant(), str)
+        ):
+            VariableTracker.visit(_refuse_formatted, [args, kwargs])
         made = original(variable, tx, name, args, kwargs)
         if name == "__contains__" and isinstance(variable, RangeVariable):  # up to torch 2.12
             return VariableTracker.build(tx, bool(made.as_python_constant()))
@@ -358,6 +364,13 @@ def _asked(cls: Any) -> frozenset[str]:
 def is_own(cls: Any, name: str) -> bool:
     """True if a class has a method of the user's."""
     return isinstance(inspect.getattr_static(cls, name, None), FunctionType)
+
+
+def _refuse_formatted(variable: Any) -> None:
+    if isinstance(variable, UserDefinedObjectVariable):
+        name = _class_of(variable).__qualname__
+        msg = f"the function formats a {name} by `str.format`, which no trace follows; use an f-string"
+        raise NotPortable(msg, what="str.format")
 
 
 def _refuse_operator(name: str, cls: Any) -> None:
