@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
+from torch._dynamo.trace_rules import _nonstrict_trace_callable_ids
 from torch._dynamo.variables import TensorVariable
-from torch._dynamo.variables.functions import SkipFunctionVariable
+from torch._dynamo.variables.functions import SkipFunctionVariable, UserFunctionVariable
 from torch._dynamo.variables.torch import constant_fold_functions
 
 from warmrank.worker.keys.code import globals_read, is_pinned_module, is_users_function, layers, package_of
@@ -94,10 +95,12 @@ class CallHooks:
         function, read = variable.value, list[Any]()
         marks = (layer for layer in filter(is_users_function, layers(function)) if not _is_warning(layer))
         if marked := next(marks, None):
+            if isinstance(function, FunctionType) and id(function) not in _nonstrict_trace_callable_ids:
+                return UserFunctionVariable(function, source=variable.source).call_function(tx, args, kwargs)
             self._refuse(
-                f"{marked.__module__}.{marked.__qualname__} is marked allow_in_graph or nonstrict_trace, so "
-                "a change of what it does could not be noticed; take the mark away, or make it a custom "
-                "operator (torch.library.custom_op)"
+                f"{marked.__module__}.{marked.__qualname__} is marked nonstrict_trace, so a change of what "
+                "it does could not be noticed; take the mark away, or make it a custom operator "
+                "(torch.library.custom_op)"
             )
         if isinstance(function, OPERATORS) and variable.source is not None:  # an overload has no guard
             self._evaluations.note("identity", source_name(variable.source), function)

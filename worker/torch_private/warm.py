@@ -402,8 +402,11 @@ def prepare() -> None:
 
 @functools.cache
 def _prepare_einops(einops: Any) -> None:
+    functions = vars(importlib.import_module("einops.einops"))
+    before = dict(functions)
     with torch._C.DisableTorchFunction():
         einops.rearrange(torch.empty(1), "i -> i")
+    functions.update(before)  # up to einops 0.8.1 torch puts wrappers there, which no trace enters
 
 
 def _prepared() -> set[str]:

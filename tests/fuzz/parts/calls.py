@@ -223,6 +223,7 @@ _MEMORY = {
     "returns its own tensors": _row("compiled ran", TWO, "return self.weight, x * self.weight, self.weight[1:]", init="self.weight = nn.Parameter(torch.ones(4))"),
     "no operator": _row("compiled ran compiled", "[a(N(3, 4), None), a(N(5, 4), None), a(N(3, 4), N(3, 4))]", "self.seen += 1\nif b is None:\n    return x, b, x.shape\ny = x * b", params="b", init="self.seen = 0"),
     "numbers of two kinds": _row("compiled compiled", "[a(N(3, 4), 3), a(N(5, 4), 4)]", "found = min(n, 1e9), max(n, 0.5), torch.full((1,), max(n, 0.5)), (n + 1e16) - 1e16, 1 if (x.shape[0] > 1) is True else 2\nreturn found, 1 / (x * (n * -0.0)), torch.tensor(self.tenth), torch.as_tensor([self.three, self.three])", params="n", top="import numpy as np", init="self.tenth, self.three = np.float64(0.1), np.int32(3)"),
+    "allowed in graph": _row("compiled ran", TWO, "y = opaque(x)", top="def opaque(x):\n    return x * 3", init="torch.compiler.allow_in_graph(opaque)"),
     "identity of inputs": _row("compiled compiled", _DISTINCT_THEN_SAME, "y = x * 5 if x is b else x + b", params="b"),
     "looks among tensors": _row("compiled ran", TWO, "found = x in [x, 1], 5 in range(3), self in (self,), [1, 2, 1].count(1)\nreturn found, x * 2"),
     "same tensor twice": _row("compiled compiled", _DISTINCT_THEN_SAME, "x.add_(1)\ny = x + b", params="b"),
@@ -266,7 +267,7 @@ _MEMORY = {
 }  # fmt: skip
 _REFUSED = {
     "sets a global": _refused("NotPortable", "global CALLS\nCALLS += 1\ny = x * CALLS", top="CALLS = 0"),
-    "allowed in graph": _refused("NotPortable", "y = opaque(x)", top="def opaque(x):\n    return x * 3", init="torch.compiler.allow_in_graph(opaque)"),
+    "not traced into": _refused("NotPortable", "y = self.opaque(x)", top="def opaque(x):\n    return x * 3", init="self.opaque = torch._dynamo.nonstrict_trace(opaque)"),
     "version": _refused("NotPortable", "y = x * 3 if x._version > 3 else x * 2"),
     "makes a function": _refused("NotPortable", "return x * 2, lambda value: value"),
     "asks for its base": _refused("NotPortable", "y = x * 2 if x._base is None else x._base * 3"),
