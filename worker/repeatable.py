@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from operator import attrgetter
 from random import Random
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -182,17 +182,17 @@ def get_chosen(choose: Any, first: Any, second: Any) -> Any:
 
 def get_contained(sought: Any, items: Iterable[Any]) -> bool:
     """``sought in items``."""
-    for item in items:  # noqa: SIM110 - a generator would be one more frame to trace
-        if item is sought or item == sought:
-            return True
-    return False
+    return get_counted(items, sought, 1) > 0
 
 
-def get_counted(items: Iterable[Any], sought: Any) -> int:
-    """``operator.countOf``."""
+def get_counted(items: Iterable[Any], sought: Any, limit: int | None = None) -> int:
+    """``operator.countOf``, up to a limit."""
     count = 0
     for item in items:
-        if item is sought or item == sought:
+        if count == limit:
+            break
+        # A bound method is made anew wherever it is looked up, and equals itself.
+        if (not isinstance(item, MethodType) and item is sought) or item == sought:
             count += 1
     return count
 
