@@ -285,10 +285,14 @@ class CachedFunction:
         return self(*args, **kwargs)
 
     def _move_to_front(self, variant: Variant) -> None:
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            return  # another thread compiles, for which no call is to wait
+        try:
             if variant in self._variants:
                 self._variants.remove(variant)
                 self._variants.insert(0, variant)
+        finally:
+            self._lock.release()
 
     def ensure(self, args: Args, kwargs: Kwargs) -> Variant:
         """A loaded variant that fits this call: found or compiled.

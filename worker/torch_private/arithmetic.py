@@ -132,7 +132,8 @@ class Numbers:
             return made
         numbers = [arg.realize() for arg in args]
         are_numbers = all(isinstance(number, ConstantVariable | SymNodeVariable) for number in numbers)
-        if not are_numbers or len({number.python_type() for number in numbers}) == 1:
+        vary = any(isinstance(number, SymNodeVariable) for number in numbers)
+        if not (are_numbers and vary) or len({number.python_type() for number in numbers}) == 1:
             return original(variable, tx, *args)
         chosen: Any = VariableTracker.build(tx, get_chosen)
         return chosen.call_function(tx, [variable, *numbers], {})
@@ -208,7 +209,7 @@ def _rounded(operate: Callable[..., Any], original: Any, node: Any, other: Any) 
     if is_exact:
         return made
     for each in (node, other):
-        each.guard_int("", 0) if each.pytype is int else each.guard_float("", 0)
+        (each.guard_int if each.pytype is int else each.guard_float)("", 0)
     return made.wrap_float(operate(node.hint, other.hint))  # which have the sign of zeros
 
 

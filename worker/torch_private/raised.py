@@ -44,8 +44,7 @@ _ASSERTION: Final = "Data-dependent assertion failed (cannot compile partial gra
 """Dynamo says so of a value that it knows to be false; one that depends on data is asserted in the graph."""
 
 _OF_DYNAMO: Final = re.compile(
-    r"\n\s*For more details about this graph break.*|\n+from user code:\n.*|\nSet TORCHDYNAMO_VERBOSE.*",
-    re.DOTALL,
+    r"\n\s*For more details about this graph break|\n+from user code:\n|\nSet TORCHDYNAMO_VERBOSE"
 )
 _NAME: Final = "failed to find name in frame builtins"
 # Kinds of break whose cause is an exception of an operator's, or of Python's.
