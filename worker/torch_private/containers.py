@@ -35,9 +35,9 @@ from torch._dynamo.variables import (
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
     builtin,
+    dicts,
 )
 from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.dicts import DunderDictVariable
 from torch._dynamo.variables.functions import (
     BaseUserFunctionVariable,
     FunctoolsPartialVariable,
@@ -60,6 +60,7 @@ from warmrank.worker.repeatable import (
 from warmrank.worker.torch_private.patching import steps_in, steps_in_variables
 
 _REPEATS: Final = torch.__version__ >= "2.13"  # lists in place
+_VARS: Any = getattr(dicts, "DunderDictVariable", ())  # from torch 2.13 on
 _BUILTIN: Any = getattr(builtin, "BaseBuiltinVariable", BuiltinVariable)  # from torch 2.13 on
 # Methods that matter where a container is taken as a whole, by its class; of the first class that fits.
 _ASKED: Final = {
@@ -220,7 +221,7 @@ class Containers:
 
     @steps_in("torch._dynamo.variables:ConstDictVariable", "reconstruct(codegen)")
     def _make(self, original: Any, variable: Any, codegen: Any) -> None:
-        if isinstance(variable, DunderDictVariable) and variable.source is None:
+        if isinstance(variable, _VARS) and variable.source is None:
             msg = (
                 "the function hands on `vars` of an object that it makes, which no trace follows; hand on a "
                 "copy, `dict(vars(...))`"

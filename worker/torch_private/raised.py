@@ -283,9 +283,9 @@ def _is_caught(tx: Any, instruction: Any = None) -> bool:
 
 
 def _send(step: Any, tx: Any) -> Any:
-    """Give ``yield from`` what its generator returns at its end."""
+    """Give ``yield from`` what its generator returns at its end, as from torch 2.15 on."""
     tracer: Any = getattr(tx.stack[-2], "inline_tracer", None)
-    goes_on = tracer is not None and not tracer.generator_exhausted
+    goes_on = not getattr(tracer, "generator_exhausted", True)
     answer = step(tx)
     if goes_on and tracer.generator_exhausted:
         tx.stack[-1] = tracer.symbolic_result
