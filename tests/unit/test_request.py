@@ -85,6 +85,19 @@ def test_function_digest_changes_with_what_a_function_does_and_with_nothing_else
     assert (function_digest(function_of(text)) == function_digest(function_of(BODY))) == (text in SAME)
 
 
+def test_addresses_in_generated_code_are_not_told_apart() -> None:
+    """Such as beartype's, whose wrappers name objects by them."""
+
+    def made(first: int, second: int, expected: type) -> Any:
+        scope: dict[str, Any] = {"a": int, "b": expected}
+        text = f"def f(x, *, check_{first}=a, check_{second}=b): return check_{first}(x), check_{second}(x)"
+        exec(text, scope)  # noqa: S102 - as its makers do
+        return function_digest(scope["f"])
+
+    assert made(140628009507392, 94838816629600, str) == made(94838816629600, 140628009507392, str)
+    assert made(140628009507392, 94838816629600, str) != made(140628009507392, 94838816629600, bytes)
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [("(1, 2)", "(1, 3)"), ("(1, 2)", "(1, 2.0)"), ("'ab'", "b'ab'"), ("0.0", "-0.0"), ("{1, 2}", "{1, 3}")],

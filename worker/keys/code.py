@@ -13,6 +13,7 @@ import functools
 import hashlib
 import inspect
 import os
+import re
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -47,6 +48,7 @@ _SECOND_NAMES = frozenset({("forward", "_forward_unimplemented"), ("__call__", "
 # Class attributes that say how instances are laid out; Dynamo relies on them without a guard.
 UNNAMED = "?"  # behind the digest of a class that its name does not lead to
 _LAYOUT_NAMES = frozenset({"_fields", "__match_args__", "__slots__"})
+_ADDRESSES = re.compile(r"\d{9,}")
 _LITERALS = (int, float, complex, bool, str, bytes, type(None), type(Ellipsis))
 
 
@@ -81,11 +83,11 @@ def code_digest(code: types.CodeType) -> str:
 
 def function_digest(function: types.FunctionType) -> str:
     """`code_digest`, and default values, which the code object does not hold."""
-    hasher = hashlib.sha256()
+    hasher, named = hashlib.sha256(), function.__kwdefaults__ or {}
     _feed_code(hasher, function.__code__)
-    named = sorted((function.__kwdefaults__ or {}).items())
     _feed(hasher, map(stable_text, function.__defaults__ or ()))
-    _feed(hasher, (f"{key}={stable_text(item)}" for key, item in named))
+    given = [name for name in function.__code__.co_varnames if name in named]
+    _feed(hasher, (f"{_anywhere(name)}={stable_text(named[name])}" for name in given))
     return hasher.hexdigest()[:_DIGEST_CHARS]
 
 
@@ -114,12 +116,17 @@ def _feed_code(hasher: Any, code: types.CodeType) -> None:
     hasher.update(code.co_exceptiontable)
     counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-    _feed(hasher, (code.co_name, repr(counts), repr(names)))
+    _feed(hasher, (code.co_name, repr(counts), _anywhere(repr(names))))
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             _feed_code(hasher, constant)
         else:
             _feed(hasher, (stable_text(constant),))
+
+
+def _anywhere(names: str) -> str:
+    """Names without the addresses of objects, by which generated code (beartype's) calls them."""
+    return _ADDRESSES.sub("#", names)
 
 
 def stable_text(value: object) -> str:
