@@ -62,10 +62,8 @@ class FailureKind(StrEnum):
 CLUSTER_LOST, NODE_LOST, DIED = FailureKind.CLUSTER_LOST, FailureKind.NODE_LOST, FailureKind.DIED
 STOPPED, TIMEOUT = FailureKind.STOPPED, FailureKind.TIMEOUT
 
-OF_THE_FUNCTION = frozenset(
-    {FailureKind.FUNCTION_RAISED, "GraphBreak", "NotPortable", "RandomOp", "BackwardNotSupported", "NotYet"}
-)
-"""Failures of a compile that come again wherever it is tried: the function is to be changed."""
+OF_THE_FUNCTION = frozenset({"GraphBreak", "NotPortable", "RandomOp", "BackwardNotSupported", "NotYet"})
+"""Failures of a compile that come again on the same rank: the function is to be changed."""
 
 
 class Policy(NamedTuple):

@@ -31,7 +31,7 @@ from typing import Literal, NamedTuple
 
 from warmrank.cache_store.text import grouped
 from warmrank.orchestrator.config.models import AuditMode
-from warmrank.orchestrator.errors import OF_THE_FUNCTION
+from warmrank.orchestrator.errors import OF_THE_FUNCTION, FailureKind
 from warmrank.orchestrator.launch.events import ClassAction, RankClass
 from warmrank.worker.results import FunctionProbe, function_of_unit
 
@@ -125,8 +125,13 @@ class Failed(NamedTuple):
 
     @property
     def is_final(self) -> bool:
-        """Another leader would fail alike: the function is to be changed."""
-        return self.error in OF_THE_FUNCTION
+        """Another leader would fail alike: the function itself raised."""
+        return self.error == FailureKind.FUNCTION_RAISED
+
+    @property
+    def comes_again(self) -> bool:
+        """The same rank would fail alike."""
+        return self.is_final or self.error in OF_THE_FUNCTION
 
 
 class Tried(NamedTuple):
@@ -221,7 +226,7 @@ def plan_round(state: PlanState) -> dict[Slot, Action]:
             from_rank = found.from_rank if found else None
             actions[demand.slot] = make(kind="adopt", digest=digest, from_rank=from_rank)
     failed = grouped((one.class_key, one) for one in state.failed)
-    for key in [key for key in needy if is_hopeless(failed.get(key, ()))]:
+    for key in [key for key, members in needy.items() if is_hopeless(members, failed.get(key, ()))]:
         actions |= dict.fromkeys((demand.slot for demand in needy.pop(key)), make(kind="give up"))
     spread = _Spread(state)
     leaders = spread.leaders(needy)
@@ -250,9 +255,14 @@ def _digest_for(demand: Demand, offers: Iterable[Offer]) -> str:
     return ""
 
 
-def is_hopeless(failed: Collection[Failed]) -> bool:
+def is_hopeless(members: Iterable[Demand], failed: Collection[Failed]) -> bool:
     """True for a class that has no leader left to try, or none that would not fail alike."""
-    return len(failed) >= MAX_LEADERS or any(one.is_final for one in failed)
+    again = {one.rank for one in failed if one.comes_again}
+    return (
+        len(failed) >= MAX_LEADERS
+        or any(one.is_final for one in failed)
+        or all(demand.rank in again for demand in members)
+    )
 
 
 class _Spread:

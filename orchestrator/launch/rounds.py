@@ -130,9 +130,12 @@ def _retries(
     state: PlanState, failed: Iterable[Failed], placements: tuple[RankPlacement, ...]
 ) -> Iterator[str]:
     """Lines on compiles that ``failed`` just now and are tried again; equal causes grouped."""
+    classes = grouped((demand.class_key(state.cluster), demand) for demand in state.demands)
     tried = grouped((one.class_key, one) for one in state.failed)
     ranks = grouped(
-        ((one.class_key[0], one.reason), one.rank) for one in failed if not is_hopeless(tried[one.class_key])
+        ((one.class_key[0], one.reason), one.rank)
+        for one in failed
+        if not is_hopeless(classes[one.class_key], tried[one.class_key])
     )
     for (function, reason), found in ranks.items():
         brief = reason.partition("\n")[0]
@@ -152,12 +155,13 @@ def _failures(
     )
     found = []
     for (function, error, reason), ranks in tried.items():
-        logs = f"see the logs of {_where(ranks, placements)}, who compiled it for "
-        remedy = "correct the function" if error in OF_THE_FUNCTION else logs + ranks_text(wanted[function])
-        remedy += (
-            "; all else is kept in the ranks' cache directories, so that the next launch compiles only what "
-            "failed"
+        remedy = (
+            f"see the logs of {_where(ranks, placements)}, who compiled it for "
+            f"{ranks_text(wanted[function])}; all else is kept in the ranks' cache directories, so that the "
+            "next launch compiles only what failed"
         )
+        if error == FailureKind.FUNCTION_RAISED or error in OF_THE_FUNCTION:
+            remedy = f"correct the function; {remedy}"
         kind, message = error or FailureKind.COMPILE_FAILED, reason.removeprefix(f"{error}: ")
         found += [
             WorkerFailure(

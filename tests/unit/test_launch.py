@@ -253,21 +253,25 @@ def test_failed_compile_is_retried_on_another_node(rounds: Rounds) -> None:
 
 
 def test_second_failure_ends_the_launch_when_the_others_have_loaded(rounds: Rounds) -> None:
-    error = rounds.failure(PREFILL, "CompileFailed: no space left")
+    error = rounds.failure(PREFILL, "GraphBreak: line 3")
     assert error.stage == "compile"
     assert [(failure.rank, failure.kind, failure.function) for failure in error.failures] == [
-        (0, "CompileFailed", PREFILL),
-        (2, "CompileFailed", PREFILL),
+        (0, "GraphBreak", PREFILL),
+        (2, "GraphBreak", PREFILL),
     ]
     assert {slot for slot in rounds.world.held if slot[1] == DECODE} == {(rank, DECODE) for rank in range(4)}
 
 
-@pytest.mark.parametrize("kind", ["FunctionRaised", "GraphBreak"])
-def test_error_of_the_function_itself_is_not_tried_on_another_leader(rounds: Rounds, kind: str) -> None:
-    error = rounds.failure(PREFILL, f"{kind}: ValueError: bad shape (m.py:3 in M.prefill)")
+def test_a_single_rank_does_not_retry_what_comes_again(rounds: Rounds) -> None:
+    rounds.failure(PREFILL, "GraphBreak: line 3", nodes=("a",))
+    assert (rounds.compiled(), rounds.problems) == ([(0, PREFILL), (0, DECODE)], ())
+
+
+def test_error_of_the_function_itself_is_not_tried_on_another_leader(rounds: Rounds) -> None:
+    error = rounds.failure(PREFILL, "FunctionRaised: ValueError: bad shape (m.py:3 in M.prefill)")
     assert (rounds.compiled(), rounds.problems) == ([(0, PREFILL), (2, DECODE)], ())
     (failure,) = error.failures
-    assert (failure.rank, failure.kind) == (0, kind)
+    assert (failure.rank, failure.kind) == (0, "FunctionRaised")
     assert failure.message == "ValueError: bad shape (m.py:3 in M.prefill)"
     assert failure.remedy.startswith("correct the function")
     assert {slot for slot in rounds.world.held if slot[1] == DECODE} == {(rank, DECODE) for rank in range(4)}
