@@ -324,7 +324,9 @@ def _broken(method: Callable[..., Any], error: BaseException) -> GraphBreak:
     if not isinstance(error, TorchDynamoException):
         said = f"Dynamo failed with {type(error).__name__}: {said}"
     first, _, more = said.partition("\n")
-    reason = f"{first} ({_where(method, list(getattr(error, 'real_stack', None) or ()))})"
+    stack = list(getattr(error, "real_stack", None) or ())
+    line = f": {written}" if stack and (written := _innermost(stack).line) else ""
+    reason = f"{first} ({_where(method, stack)}){line}"
     lines = (
         f"{name} does not form one whole graph, which a cached function must: {reason}",
         *filter(str.strip, more.split("\n")),
@@ -387,12 +389,17 @@ def _where(method: Callable[..., Any], stack: list[FrameSummary]) -> str:
     """The innermost line that the user wrote, and the method's: ``a.py:12 in attend, from m.py:9 in M.f``."""
     if not stack:
         return "place unknown"
-    users = (frame for frame in reversed(stack) if not frame.filename.startswith(_NOT_WRITTEN))
-    own, first = next(users, stack[-1]), stack[0]
+    own, first = _innermost(stack), stack[0]
     code: Any = getattr(getattr(method, "__func__", method), "__code__", None)
     is_method = code and (first.filename, first.name) == (code.co_filename, code.co_name)
     entry = f"{_line(first)} in {code.co_qualname if is_method else first.name}"
     return entry if own is first else f"{_line(own)} in {own.name}, from {entry}"
+
+
+def _innermost(stack: list[FrameSummary]) -> FrameSummary:
+    """The innermost frame that the user wrote."""
+    users = (frame for frame in reversed(stack) if not frame.filename.startswith(_NOT_WRITTEN))
+    return next(users, stack[-1])
 
 
 def _line(frame: FrameSummary) -> str:
