@@ -332,7 +332,7 @@ class _Audit:
     def _unpinned(
         self, record: LaunchRecord, manifests: Mapping[str, StandingManifest | None]
     ) -> Iterator[str]:
-        """What is wrong with the manifests that a record pins."""
+        """Faults of the manifests that a record pins."""
         for ref in record.partitions:
             manifest = manifest_name(ref.manifest_key)
             standing = manifests.get(manifest)

@@ -329,7 +329,7 @@ def _public_key(path: Path, data: bytes) -> Ed25519PublicKey:
 
 
 def _label(data: bytes) -> str:
-    """What a PEM file says of its contents."""
+    """Contents of a PEM file that cannot be used, by its label."""
     found = re.search(rb"^-----BEGIN ([A-Z0-9 ]{1,40})-----", data, re.MULTILINE)
     return f"an unusable {found[1].decode()}" if found else "no PEM"
 

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from warmrank.cache_store.text import brief_names, grouped
 from warmrank.orchestrator.config.models import positions
 from warmrank.orchestrator.errors import (
-    OF_THE_FUNCTION,
     CompileForbidden,
     FailureKind,
     LaunchFailed,
@@ -149,18 +148,18 @@ def _failures(
     wanted = grouped((demand.function, demand.rank) for demand in given_up)
     lost = {demand.class_key(state.cluster) for demand in given_up}
     tried = grouped(
-        ((failed.class_key[0], failed.error, failed.reason), failed.rank)
+        ((failed.class_key[0], failed.error, failed.reason, failed.comes_again), failed.rank)
         for failed in state.failed
         if failed.class_key in lost
     )
     found = []
-    for (function, error, reason), ranks in tried.items():
+    for (function, error, reason, comes_again), ranks in tried.items():
         remedy = (
             f"see the logs of {_where(ranks, placements)}, who compiled it for "
             f"{ranks_text(wanted[function])}; all else is kept in the ranks' cache directories, so that the "
             "next launch compiles only what failed"
         )
-        if error == FailureKind.FUNCTION_RAISED or error in OF_THE_FUNCTION:
+        if comes_again:
             remedy = f"correct the function; {remedy}"
         kind, message = error or FailureKind.COMPILE_FAILED, reason.removeprefix(f"{error}: ")
         found += [

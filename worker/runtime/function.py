@@ -260,17 +260,18 @@ class CachedFunction:
             variants = tuple(self._variants)
             state = ambient(self._kind) if variants else ()
             for position, variant in enumerate(variants):
-                if variant.guards.accept(state, args, kwargs):
-                    if position:
-                        self._move_to_front(variant)
-                    self._num_calls += 1
-                    try:
-                        return variant(*args, **kwargs)
-                    except StateChanged as error:  # what a load had settled has to be asked anew
-                        # Neither writing nor sending to other ranks can be done a second time.
-                        if error.while_running and (variant.writes or known_groups()):
-                            raise
-                        break
+                if not variant.guards.accept(state, args, kwargs):
+                    continue
+                if position:
+                    self._move_to_front(variant)
+                self._num_calls += 1
+                try:
+                    return variant(*args, **kwargs)
+                except StateChanged as error:  # what a load had settled has to be asked anew
+                    # Neither writing nor sending to other ranks can be done a second time.
+                    if error.while_running and (variant.writes or known_groups()):
+                        raise
+                    break
             num_calls = self._num_calls
         if is_symbolic_trace():
             return self.method(*args, **kwargs)

@@ -81,9 +81,7 @@ from warmrank.worker.repeatable import (
     get_partial,
     get_reduced,
 )
-from warmrank.worker.torch_private.arithmetic import (
-    NumpyScalar,
-)
+from warmrank.worker.torch_private.arithmetic import NumpyScalar
 from warmrank.worker.torch_private.containers import is_own
 from warmrank.worker.torch_private.encoders import TRACED_INSTEAD, leaves_padding
 from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
