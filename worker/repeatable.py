@@ -175,11 +175,6 @@ def get_item_if_there(self: Any, name: str) -> Any:
     return dict.get(self, name)
 
 
-def get_chosen(choose: Any, first: Any, second: Any) -> Any:
-    """``min`` or ``max`` of two numbers."""
-    return second if (second > first if choose is max else second < first) else first
-
-
 def get_contained(sought: Any, items: Iterable[Any]) -> bool:
     """``sought in items``."""
     return get_counted(items, sought, 1) > 0

@@ -229,15 +229,28 @@ class StandIns:
     # Dynamo's profiler range is not wanted here.
     record_pregraph_bytecode_enter = staticmethod(lambda: None)
     record_pregraph_bytecode_exit = staticmethod(lambda _range: None)
-    # A tensor of the module may have fewer dimensions by now, which is found where it is compared.
-    call_size = staticmethod(lambda tensor, dim: tensor.size(dim) if dim < tensor.dim() else -1)
-    call_stride = staticmethod(lambda tensor, dim: tensor.stride(dim) if dim < tensor.dim() else -1)
     call_storage_offset = staticmethod(lambda tensor: tensor.storage_offset())
     dict_keys_getitem = staticmethod(lambda members, n: next(itertools.islice(dict.keys(members), n, None)))
     set_getitem = staticmethod(lambda members, position: list(members)[position])
 
     def __init__(self, name: str) -> None:
         self._name = name
+
+    @staticmethod
+    def call_size(tensor: torch.Tensor, dim: int) -> int:
+        """A size; -1 where a tensor of the module lost the dimension, which is found where it is compared."""
+        try:
+            return tensor.size(dim)
+        except IndexError:
+            return -1
+
+    @staticmethod
+    def call_stride(tensor: torch.Tensor, dim: int) -> int:
+        """The same for a stride."""
+        try:
+            return tensor.stride(dim)
+        except IndexError:
+            return -1
 
     @staticmethod
     def tuple_iterator_getitem(iterator: Any, position: int) -> Any:

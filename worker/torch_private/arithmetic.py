@@ -34,7 +34,7 @@ from torch.fx.node import Node, map_arg
 from torch.utils._pytree import tree_leaves, tree_map
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.repeatable import get_chosen
+from warmrank.worker.repeatable import get_extreme
 from warmrank.worker.torch_private.patching import steps_in
 
 if TYPE_CHECKING:
@@ -135,8 +135,10 @@ class Numbers:
         vary = any(isinstance(number, SymNodeVariable) for number in numbers)
         if not (are_numbers and vary) or len({number.python_type() for number in numbers}) == 1:
             return original(variable, tx, *args)
-        chosen: Any = VariableTracker.build(tx, get_chosen)
-        return chosen.call_function(tx, [variable, *numbers], {})
+        chosen: Any = VariableTracker.build(tx, get_extreme)
+        return chosen.call_function(
+            tx, [variable, *numbers], {"key": VariableTracker.build(tx, operator.pos)}
+        )
 
     # What a comparison calls, which looks at numbers that vary before it asks for `call_function`.
     @steps_in("torch._dynamo.symbolic_convert:compare_op_handlers", "==", "!=", "<", "<=", ">", ">=")
