@@ -15,9 +15,9 @@ import torch
 from torch.utils import _pytree
 
 from warmrank.worker.torch_private.collectives import unsent, waited
-from warmrank.worker.torch_private.kernels import Watch, traits_of
 from warmrank.worker.torch_private.operators import argument_name, argument_of, schema_name, written_arguments
 from warmrank.worker.torch_private.places import borrowed, leaves
+from warmrank.worker.torch_private.recording import Watch, traits_of
 from warmrank.worker.values import Value
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from warmrank.worker.engines.graph_source import BINDINGS, pack_constants
 from warmrank.worker.engines.overlap import OverlapCheck
 from warmrank.worker.engines.toolchain import check_cpp_compiler
 from warmrank.worker.errors import ArtifactCorrupt, ArtifactMissing, BadConfig, NotPortable, ToolchainError
-from warmrank.worker.torch_private.kernels import Watch, leaves
 from warmrank.worker.torch_private.operators import at_path
+from warmrank.worker.torch_private.recording import Watch, leaves
 from warmrank.worker.torch_private.tracing import Trace
 
 ROWS = torch.arange(8.0).reshape(2, 4)

@@ -25,7 +25,7 @@ from warmrank.worker.errors import BackwardNotSupported, BadPass, RandomOp
 from warmrank.worker.keys import reachable
 from warmrank.worker.keys.reachable import reachable_digest
 from warmrank.worker.runtime.artifact import GraphFacts
-from warmrank.worker.torch_private.kernels import RANDOM, traits_of
+from warmrank.worker.torch_private.recording import RANDOM, traits_of
 
 pytestmark = pytest.mark.usefixtures("no_grad", "fresh_dynamo")
 

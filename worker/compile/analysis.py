@@ -14,7 +14,7 @@ from warmrank.worker.errors import RandomOp
 from warmrank.worker.runtime.artifact import MUTATED, NUMBER, STATE, USER, GraphFacts, readable
 from warmrank.worker.settings import kind_of
 from warmrank.worker.torch_private import lowering, operators
-from warmrank.worker.torch_private.kernels import draws_nothing
+from warmrank.worker.torch_private.recording import draws_nothing
 
 if TYPE_CHECKING:
     from torch.fx import Node

@@ -1,6 +1,6 @@
 """A captured graph on the CPU; imported with the first capture, which a process that only loads never makes.
 
-A recording of one run says which kernels the graph calls on which memory (`worker.torch_private.kernels`).
+A recording of one run says which kernels the graph calls on which memory (`worker.torch_private.recording`).
 All that the run allocated gets a place in the work region of a pool, and a replay calls the same kernels on
 these fixed addresses: no Python of the graph, no views, no allocator. As on a device, outputs hold nothing
 before the first replay, and every replay in the pool may overwrite them. Each
@@ -42,19 +42,9 @@ from warmrank.worker import collection
 from warmrank.worker.devices import CapturedGraph, PoolHandle, aligned, memory_of, span_bytes, tensor_in
 from warmrank.worker.errors import StateChanged
 from warmrank.worker.torch_private.collectives import wait, waited
-from warmrank.worker.torch_private.kernels import (
-    Call,
-    Operation,
-    Recording,
-    call_of,
-    into,
-    leaves,
-    only_copies,
-    out_variant,
-    record,
-    run,
-)
+from warmrank.worker.torch_private.kernels import Call, call_of, into, only_copies, out_variant, run
 from warmrank.worker.torch_private.places import Place, check, lazily
+from warmrank.worker.torch_private.recording import Operation, Recording, leaves, record
 from warmrank.worker.torch_private.warm import known_groups
 from warmrank.worker.values import Value
 

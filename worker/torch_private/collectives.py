@@ -12,7 +12,8 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from warmrank.worker.torch_private.kernels import Call, Watch, call_of, leaves, traits_of
+from warmrank.worker.torch_private.kernels import Call, call_of
+from warmrank.worker.torch_private.recording import Watch, leaves, traits_of
 from warmrank.worker.torch_private.warm import known_groups
 
 
