@@ -1,21 +1,25 @@
 """Process groups by role: what a graph refers to instead of this process's name for a group.
 
-A rank of a launch registers its groups under their roles (``world``, ``tp``, ...). Groups that nobody
-registered get the role ``group<i>``, their position among this rank's groups in creation order, which is
-the same on every rank that runs the same script.
+A rank of a launch declares its groups under their roles (``world``, ``tp``, ...). Groups that nobody
+declared get the role ``group<i>``, their position among this rank's groups in creation order, which is
+the same on every rank that runs the same script; the first is ``world``, unless another one is declared so.
 """
 
 from __future__ import annotations
 
+import re
+import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from warmrank.worker.errors import GroupError
+from warmrank.worker.torch_private.warm import group_references, known_groups
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_registered: dict[str, str] = {}
+_POSITION = re.compile(r"group\d+")
+_declared: tuple[tuple[weakref.ref[ProcessGroup], str], ...] = ()
 
 
 def declare_groups(groups: Mapping[str, ProcessGroup]) -> None:
@@ -23,10 +27,33 @@ def declare_groups(groups: Mapping[str, ProcessGroup]) -> None:
 
     The same group may serve under several roles (``tp`` is ``world`` without other axes); the first one
     in the mapping names it in artifacts.
+
+    Raises:
+        GroupError: a role is ``group`` and a number, by which groups go that nobody declared.
     """
-    _registered.clear()
+    global _declared  # noqa: PLW0603 - replaced whole: other threads may read it
+    for role in filter(_POSITION.fullmatch, groups):
+        msg = f"{role} is what warmrank calls a group without a role, by its position; declare it as another"
+        raise GroupError(msg, name=role)
+    roles: dict[ProcessGroup, str] = {}
     for role, group in groups.items():
-        _registered.setdefault(str(group.group_name), role)
+        roles.setdefault(group, role)
+    _declared = tuple((weakref.ref(group), role) for group, role in roles.items())
+
+
+def state() -> tuple[Any, ...]:
+    """A value that stays equal until a group comes or goes, or roles are declared; keeps no group alive."""
+    return _declared, group_references()
+
+
+def by_role() -> dict[str, tuple[str, ProcessGroup]]:
+    """Name in this process, and group, of each role."""
+    known, declared = known_groups(), {reference(): role for reference, role in _declared}
+    first = "group0" if "world" in map(declared.get, known.values()) else "world"
+    return {
+        declared.get(group) or (f"group{position}" if position else first): (name, group)
+        for position, (name, group) in enumerate(known.items())
+    }
 
 
 def is_group(kind: type[Any]) -> bool:
@@ -40,26 +67,27 @@ def is_group(kind: type[Any]) -> bool:
 
 
 def role_of(group: ProcessGroup | str) -> str:
-    """The role of a group, given the group or its name in this process."""
-    from warmrank.worker.torch_private.warm import known_groups
+    """The role of a group, given the group or its name in this process.
 
-    name = group if isinstance(group, str) else str(group.group_name)
-    if name in _registered:
-        return _registered[name]
-    for position, known in enumerate(known_groups()):
-        if known == name:
-            return "world" if position == 0 else f"group{position}"
-    msg = f"this rank is in no process group named {name!r}; known: {sorted(known_groups())}"
-    raise GroupError(msg, name=name)
+    Raises:
+        GroupError: this rank is in no such group.
+    """
+    wanted = group if isinstance(group, str) else str(group.group_name)
+    found = {name: role for role, (name, _) in by_role().items()}
+    if wanted not in found:
+        msg = f"this rank is in no process group named {wanted!r}; known: {sorted(found)}"
+        raise GroupError(msg, name=wanted)
+    return found[wanted]
 
 
-def resolve(role: str) -> tuple[str, Any]:
-    """Name and group of a role in this process."""
-    from warmrank.worker.torch_private.warm import known_groups
+def resolve(role: str) -> tuple[str, ProcessGroup]:
+    """Name and group of a role in this process.
 
-    found = reversed(known_groups().items())  # of two with one role the first
-    by_role = {role_of(name): (name, group) for name, group in found}
-    if role not in by_role:
-        known = sorted(by_role) or "no groups"
+    Raises:
+        GroupError: no group of this rank has it.
+    """
+    found = by_role()
+    if role not in found:
+        known = sorted(found) or "no groups"
         raise GroupError(f"the artifact uses a process group with role {role!r}; this rank has {known}")
-    return by_role[role]
+    return found[role]

@@ -19,13 +19,12 @@ from warmrank.worker.errors import BackwardNotSupported
 from warmrank.worker.gears.compiling import TracedGears, record
 from warmrank.worker.gears.model import carried
 from warmrank.worker.gears.rules import GearedRunner
-from warmrank.worker.groups import role_of
+from warmrank.worker.groups import by_role
 from warmrank.worker.runtime.runner import CaptureOptions, runner_for
 from warmrank.worker.settings import kind_of
 from warmrank.worker.torch_private import facts as torch_facts
 from warmrank.worker.torch_private.lowering import lower
 from warmrank.worker.torch_private.symbols import make_floats_constants, make_static
-from warmrank.worker.torch_private.warm import known_groups
 
 if TYPE_CHECKING:
     from torch.fx import GraphModule
@@ -74,7 +73,7 @@ def compile_graph(
     lowered = prepared(lower(graph_module, custom_decompositions), compiler_config)
     # Without a method there is no module to tell parameters by, but Dynamo lifts them under L['self'].
     facts = analyse(lowered, "self")
-    names = {role_of(name): name for name in known_groups()}
+    names = {role: name for role, (name, _) in by_role().items()}
     engine.check(kind)
     built = engine.compile(lowered, facts)
     with data_dump.into(compiler_config, "graph"):

@@ -175,6 +175,9 @@ def _evaluated(table: PathTable, fact: Evaluated, values: NodeValues) -> Check:
             return node, "order", [*map(encode_key, values[node])]
         if fact.kind == "identity":
             return table.add(fact.source), "identity", describe(fact.detail)
+        if fact.kind == "is":
+            node, (other, answer) = table.add(fact.source), fact.detail
+            return (node, "same", table.add(other)) if answer else (node, "distinct", [table.add(other)])
         detail = list(fact.detail) if isinstance(fact.detail, tuple) else fact.detail
         if fact.kind in ("instance", "subclass"):
             detail[0] = constants.encode(fact.detail[0])

@@ -20,7 +20,7 @@ from warmrank.worker.groups import is_group, resolve, role_of
 from warmrank.worker.repeatable import modules_sought
 from warmrank.worker.runtime import constants
 from warmrank.worker.runtime.decoding import class_named, decode, equal
-from warmrank.worker.torch_private.warm import group_addresses, known_groups
+from warmrank.worker.torch_private.warm import known_groups
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -147,26 +147,21 @@ def mismatches(calls: Iterable[Call]) -> Iterator[str]:
 def watch(calls: Sequence[Call]) -> Callable[[], bool]:
     """A function that says whether results that hold now still do, in a microsecond or two.
 
-    What depends on groups is asked again only where groups came or went, an import that fails only where
-    modules that it looks for did; what is installed, and orders of sets, only by a load.
+    An import that fails is asked again only where modules that it looks for came or went; what is installed,
+    and orders of sets, only by a load; what depends on groups where these are not the same any more, which a
+    call looks at by itself (`worker.runtime.call_guards`).
     """
     here = [(*_bound(call), call[3]) for call in calls if not call[0].startswith((_GROUPS, *_AT_LOADS))]
-    of_groups = [call for call in calls if call[0].startswith(_GROUPS)]
     of_imports = [call for call in calls if call[0] == _IMPORTS]
     sought = sorted({name for call in of_imports for name in modules_sought(*_bound(call)[1])})
-    looks: tuple[tuple[Callable[[], Any], list[Call]], ...] = (
-        (group_addresses, of_groups),
-        (lambda: [sys.modules.get(name) is None for name in sought], of_imports),
-    )
-    seldom = [(look, asked) for look, asked in looks if asked]
-    known = [look() for look, _ in seldom]
+    known = [name in sys.modules for name in sought]
 
     def holds() -> bool:
-        for position, (look, asked) in enumerate(seldom):
-            if known[position] != (present := look()):
-                if any(mismatches(asked)):
-                    return False
-                known[position] = present
+        nonlocal known
+        if sought and known != (present := [name in sys.modules for name in sought]):
+            if any(mismatches(of_imports)):
+                return False
+            known = present
         try:
             return all(
                 equal(_encoded_result(made(*args, **kwargs)), result) for made, args, kwargs, result in here

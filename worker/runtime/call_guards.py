@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from warmrank.worker import groups
 from warmrank.worker.runtime.artifact import readable
 from warmrank.worker.runtime.check import any_gears, node_values, text
 from warmrank.worker.runtime.find import arguments_of, function_of, is_anything_declared
@@ -48,6 +49,7 @@ class CallGuards:
         self._variant = variant
         self._artifact = artifact = variant.stored.artifact
         self._gears = artifact.facts.gears
+        self._groups = groups.state()
         self._function = function_of(variant.method)
         self._module: torch.nn.Module = variant.method.__self__  # type: ignore[assignment]
         self._mode = mode
@@ -70,6 +72,8 @@ class CallGuards:
         Raises:
             TypeError: the function's signature does not take these arguments.
         """
+        if self._groups != groups.state():
+            return False
         if self._mode != "skip" and not (
             state == self._variant.ambient and self._state_holds() and not self._variant.code_changed()
         ):
@@ -99,7 +103,9 @@ class CallGuards:
             TypeError: the function's signature does not take these arguments.
         """
         variant, stored = self._variant, self._variant.stored
-        snapshot = None
+        snapshot, known_groups = None, groups.state()
+        if lost := variant.lost_groups():
+            return (f"the process group with role {lost[0]} is another one since",)
         if self._mode == "skip":
             wrong = stored.tensor_mismatches(variant.method, args, kwargs)
         elif variant.code_changed():
@@ -110,6 +116,8 @@ class CallGuards:
                 snapshot = Snapshot(self._guards, self._function, arguments, noise=self._noise)
             kind = variant.device_kind
             wrong = stored.mismatches(variant.method, args, kwargs, kind, self._on_gear_miss, learned=True)
+        if not wrong:
+            self._groups = known_groups
         if not wrong and snapshot is None:
             variant.settle()
         elif not wrong and snapshot is not None:
@@ -118,6 +126,7 @@ class CallGuards:
 
     def settle(self) -> None:
         """Note the state of the module for which all conditions were just found to hold."""
+        self._groups = groups.state()
         if self._reads_training:
             self._training = self._module.training
 

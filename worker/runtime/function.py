@@ -382,8 +382,11 @@ class CachedFunction:
 
             stored = adopted(self.place().function_dir, stored, withheld=withheld)
         # Bound once, however often it is looked up: all calls that it fits share its captures.
-        for variant in self._variants:
-            if variant.stored.sha256 == stored.sha256:
+        bound = [variant for variant in self._variants if variant.stored.sha256 == stored.sha256]
+        for variant in bound:
+            if variant.lost_groups():
+                self.forget(variant)
+            else:
                 variant.settle()
                 break
         else:

@@ -8,6 +8,7 @@ import importlib
 import itertools
 import json
 import marshal
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from types import CellType, CodeType, FunctionType
@@ -67,8 +68,10 @@ class Variant:
         if artifact.roles:
             from warmrank.worker.groups import resolve
 
-            groups = {role: resolve(role)[0] for role in artifact.roles}
-        graph = engine.load(artifact.sections, stored.files(), groups, site=site)
+            groups = {role: resolve(role) for role in artifact.roles}
+        self._groups = {role: (name, weakref.ref(group)) for role, (name, group) in groups.items()}
+        names = {role: name for role, (name, _) in groups.items()}
+        graph = engine.load(artifact.sections, stored.files(), names, site=site)
         self.runner = runner_for(engine, graph, facts, backend, CaptureOptions.of(site.config))
         self.device_kind = backend.kind
         self.ambient = ambient(backend.kind)
@@ -106,6 +109,15 @@ class Variant:
     def writes(self) -> bool:
         """True if a call writes to tensors that were there before it."""
         return MUTATED in self.stored.artifact.facts.input_classes
+
+    def lost_groups(self) -> list[str]:
+        """Roles whose groups are not those that the graph was loaded for."""
+        if not self._groups:
+            return []
+        from warmrank.worker.groups import by_role
+
+        present = {role: (name, weakref.ref(group)) for role, (name, group) in by_role().items()}
+        return [role for role, known in self._groups.items() if present.get(role) != known]
 
     def code_changed(self) -> bool:
         """True if a compile would now use other decompositions or passes than this artifact."""

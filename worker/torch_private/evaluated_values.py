@@ -63,7 +63,8 @@ HASHED: Final = "PYTHONHASHSEED"
 _TORCH: Final = str(Path(torch.__file__).parent)
 _EVALUATING: Final = (*EVALUATING, str(Path(_TORCH) / "_dynamo" / "utils.py"))
 _BUILDING: Final = str(Path(_TORCH) / "_dynamo" / "variables" / "builder.py")
-_PLAIN: Final = (int, float, complex, str, bytes, tuple, frozenset)
+_ATOMS: Final = (int, float, complex, str, bytes)
+_PLAIN: Final = (*_ATOMS, tuple, frozenset)
 _MANY: Final = (*_PLAIN, range, slice, torch.Size)  # constants of which Python may hold several equal ones
 _MADE_ONCE: Final = range(-5, 257)
 _NOT_ASKED: Final = frozenset(
@@ -184,7 +185,12 @@ class ValueHooks:
             )
         elif any(arg.source for arg in args):
             one, other = map(_one_of_many, args)
-            if one and other and one == other:
+            sources = [source_name(arg.source) for arg in args if arg.source]
+            if not (one and other and one == other):
+                return answer
+            if len(sources) == 2 and type(one[0]) in _ATOMS:
+                self._evaluations.note("is", sources[0], (sources[1], one[0] is other[0]))
+            else:
                 self._refuse(
                     f"`is` between values of type {type(one[0]).__name__} says whether equal ones are "
                     "one object, which differs from process to process; compare them with =="

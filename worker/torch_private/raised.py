@@ -47,10 +47,11 @@ _OF_DYNAMO: Final = re.compile(
     r"\n\s*For more details about this graph break|\n+from user code:\n|\nSet TORCHDYNAMO_VERBOSE"
 )
 _NAME: Final = "failed to find name in frame builtins"
+_BINDING: Final = "failed to bind arguments when attempting to inline"
 # Kinds of break whose cause is an exception of an operator's, or of Python's.
 _OF_PYTHON: Final = (
     "RuntimeError when making fake tensor call", "TypeError when making fake tensor call",
-    "Tensor device mismatch", "failed to bind arguments when attempting to inline",
+    "Tensor device mismatch", _BINDING,
 )  # fmt: skip
 
 _TRANSLATOR: Final = "torch._dynamo.symbolic_convert:InstructionTranslatorBase"
@@ -150,9 +151,18 @@ class Raising:
 
     @steps_in("torch._dynamo.symbolic_convert", "unimplemented")
     def _break(self, original: Any, *args: Any, **kwargs: Any) -> None:
-        tx = self._translator
-        if kwargs.get("gb_type") == "Import failure" and (raised := self._import_error(tx)):
+        tx, kind = self._translator, kwargs.get("gb_type")
+        if kind == "Import failure" and (raised := self._import_error(tx)):
             _call(tx, repeatable.get_raised, *raised)
+        if kind == _BINDING and _is_caught(tx):
+            _call(tx, repeatable.get_raised, TypeError, _Unread(str(kwargs["from_exc"])))
+        if kind == _NAME and _is_caught(tx):
+            name = tx.current_instruction.argval
+            msg = (
+                f"the function catches that there is no name {name}, which a later process may have; ask for "
+                "it when the module is imported, and keep the answer in a global"
+            )
+            raise NotPortable(msg, what=f"a NameError of {name}")
         original(*args, **kwargs)
 
     @steps_in(_TRANSLATOR, "_load_attr(attr)")
@@ -209,7 +219,7 @@ class Raising:
 
     @steps_in(_TRANSLATOR, "push(val)")
     def _push(self, original: Any, tx: Any, variable: Any) -> None:
-        """Refuse an operator's error that the user's code looks at, and does not only raise again."""
+        """Refuse an error without a text that the user's code looks at, and does not only raise again."""
         here, args = tx.instruction_pointer, vars(variable.unwrap()).get("args")
         if (
             isinstance(args, list | tuple)
@@ -218,17 +228,17 @@ class Raising:
             and not is_pinned_module(tx.f_globals.get("__name__"))
             and tx.instructions[here].opname != "RAISE_VARARGS"
         ):
-            what = "an operator's error"
+            what = "a call's or an operator's error"
             msg = (
                 f"the function looks at {what}, whose text may name sizes that the next call has others of; "
-                "catch it without a name (`except RuntimeError:`), or ask for sizes before"
+                "catch it without a name (`except RuntimeError:`), or ask before"
             )
             raise NotPortable(msg, what=what)
         original(tx, variable)
 
 
 class _Unread(VariableTracker):
-    """The text of an operator's error, with sizes that later calls do not share."""
+    """The text of an operator's error, with this call's sizes, or of a call's, not in Python's words."""
 
     def __init__(self, text: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)

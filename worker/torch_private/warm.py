@@ -26,6 +26,7 @@ import functools
 import importlib
 import sys
 import types
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -273,6 +274,12 @@ def known_groups() -> dict[str, Any]:
     return {str(name): group for group, name in names.items() if group.rank() >= 0}
 
 
+def group_references() -> list[weakref.ref[Any]]:
+    """Weak references to all process groups; those to others differ, though they get the same addresses."""
+    created = sys.modules.get("torch.distributed.distributed_c10d")
+    return [] if created is None else [*map(weakref.ref, created._world.pg_names)]
+
+
 def rank_and_world() -> tuple[int, int]:
     """Rank and world size of this process; (0, 1) outside of ``torch.distributed``."""
     import torch.distributed as dist
@@ -280,13 +287,6 @@ def rank_and_world() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
-
-
-def group_addresses() -> tuple[int, ...]:
-    """A value that stays equal until a process group comes or goes; under a microsecond for a few groups."""
-    from torch.distributed import distributed_c10d
-
-    return tuple(map(id, distributed_c10d._world.pg_names))
 
 
 # Of pytrees, and of what ``copy`` and ``pickle`` do; where classes come from that the tracer registers.

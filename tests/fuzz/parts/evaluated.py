@@ -109,7 +109,13 @@ _WAYS = {
     "is not": "2 if self.v# is not self.w# else 3",
 }
 _PLAIN = ("K.Color.RED", "nn.Linear", "None", "True", "3", "()")
-_OF_MANY = ("(1.5, 2)", "'text'", "10_000", "2.5", "frozenset((1,))", "range(3)")
+_OF_MANY = ("(1.5, 2)", "frozenset((1,))", "range(3)")
+_ATOMS = {
+    "'text'": "''.join([*m.v#])",
+    "10_000": "int(str(m.v#))",
+    "2.5": "float(str(m.v#))",
+    "b'ab'": "bytes([*m.v#])",
+}
 _LOOKED_UP = {
     "enum": ("K.Color.RED", "K.Color.BLUE"),
     "int enum": ("K.Level.LOW", "K.Level.HIGH"),
@@ -161,6 +167,8 @@ CONSTANTS = (
     asking("method of a constant / if a frozen object", "2 if self.v# else 3", "main.L#[0] = 1", top=_ASKING, init="self.v# = S#(2)"),
     *(asking(f"constant without methods / {way} {value}", ask, init=f"self.v# = self.w# = {value}") for way, ask in _WAYS.items() for value in _PLAIN),
     *(asking(f"identity of equal constants / {way} {value}", _WAYS[way], refused="compare them with ==", init=f"self.v# = self.w# = {value}") for way in ("is", "is not") for value in _OF_MANY),
+    *(asking(f"identity of equal atoms / {way} {value}", _WAYS[way], f"m.v# = {other}", "m.v# = 3", init=f"self.v# = self.w# = {value}") for way in ("is", "is not") for value, other in _ATOMS.items()),
+    asking("identity with a literal", "2 if self.v# is 10_000 else 3", refused="compare them with ==", init="self.v# = 10_000"),
     asking("identity of constants that differ", _WAYS["is"], "m.w# = m.v# = (2.5, 2)", init="self.v# = (1.5, 2)\nself.w# = (1.5, 3)"),
     *(
         asking(f"looked up / {kind} / {way}", ask, f"m.o#.a = {second}", top=f"T# = {_TABLE}\nS# = frozenset([{first}])", init=f"self.o# = K.Held({first})\nself.w# = {first}")
