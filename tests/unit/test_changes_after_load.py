@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import functools
+import importlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -531,3 +532,40 @@ def test_forward_that_a_partial_replaces_is_cached(cache: Path) -> None:
             assert outcome(function) == way
     with pytest.raises(BadFunction, match="or a method that calls the partial"):
         cached(functools.partial(model.old_forward, X), cache)
+
+
+_MADE_BY_A_MODULE = """
+import collections, dataclasses, enum
+Pair = collections.namedtuple("Pair", "first second")
+Color = enum.Enum("Color", "RED")
+class Box:
+    def __init__(self, value): self.value = value
+@dataclasses.dataclass
+class Held:
+    value: object
+"""
+
+
+class Making(nn.Module):
+    made: Any
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return (
+            self.made.Pair(x * 2, x), self.made.Color.RED, self.made.Box(x), self.made.Held(x), self.made.Box
+        )  # fmt: skip
+
+
+def test_classes_of_a_module_that_was_reloaded_are_the_new_ones(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reloaded_classes.py").write_text(_MADE_BY_A_MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    model = Making()
+    model.made = importlib.import_module("reloaded_classes")
+    function = cached(model.forward, cache)
+    for _ in range(3):
+        *made, kind = function(X)
+        assert [*map(type, made), kind] == [*map(type, model(X)[:-1]), model.made.Box]
+        function(X)
+        importlib.reload(model.made)
+    assert len(function.variants) == 1

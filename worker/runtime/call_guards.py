@@ -118,6 +118,7 @@ class CallGuards:
             wrong = stored.mismatches(variant.method, args, kwargs, kind, self._on_gear_miss, learned=True)
         if not wrong:
             self._groups = known_groups
+            variant.bind_frame()
         if not wrong and snapshot is None:
             variant.settle()
         elif not wrong and snapshot is not None:

@@ -87,14 +87,18 @@ class Variant:
             self._geared = GearedRunner(self.runner, facts.gears, on_miss=on_gear_miss)
         # The guards let nothing but gears pass, so the runner needs to be asked only where they do not.
         asked = guards == "skip" or on_gear_miss == "pad"
-        runner = self._geared if asked and self._geared is not None else self.runner
-        self._frame = bind(artifact.frame, function_of(site.method), runner)
+        self._graph = self._geared if asked and self._geared is not None else self.runner
+        self.bind_frame()
         self._unpack: FunctionType | None = None
         self.settle()
 
     def __repr__(self) -> str:
         artifact = self.stored.artifact
         return f"<Variant {self.stored.sha256[:12]} of {artifact.name}, engine {artifact.engine}>"
+
+    def bind_frame(self) -> None:
+        """Look up anew what the frame names: classes may have been made again, by a reload of a module."""
+        self._frame = bind(self.stored.artifact.frame, function_of(self.method), self._graph)
 
     @property
     def guards(self) -> CallGuards:
