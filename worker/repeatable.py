@@ -19,6 +19,8 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None))
 REDUCED = (OrderedDict, defaultdict, deque)
 """Containers of Python's that code of C copies."""
 _OPERANDS = {"set": set, "frozenset": frozenset, "literal": frozenset, "list": list}
+RECIPES = "einops.einops:_prepare_transformation_recipe"
+"""Orders of sets, which it goes over, change nothing of the results of a recipe; see `_recipe`."""
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 
 
@@ -103,7 +105,31 @@ def _plain(value: Any) -> Any:
         value
     ):
         raise TypeError(f"{kind.__qualname__} cannot be compared by its attributes")
-    return (f"{kind.__module__}:{kind.__qualname__}", _plain(vars(value)))
+    name, attributes = f"{kind.__module__}:{kind.__qualname__}", vars(value)
+    return (name, _plain(_recipe(attributes) if name == "einops.einops:TransformRecipe" else attributes))
+
+
+def _recipe(made: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe of einops without the orders of the sets it was made of, which change nothing of its results.
+
+    These number the axes that it adds, and are orders of the factors of products.
+    """
+    axes = [[sorted(factors) for factors in group] for group in made["input_composition_known_unknown"]]
+    first = sum(len(factors) for group in axes for factors in group)
+    added = (axis for group in made["output_composite_axes"] for axis in group if axis >= first)
+    numbers = {axis: number for number, axis in enumerate((*range(first), *added))}
+    return {
+        **made,
+        "elementary_axes_lengths": [made["elementary_axes_lengths"][axis] for axis in numbers],
+        "axis_name2elementary_axis": {
+            k: numbers[axis] for k, axis in made["axis_name2elementary_axis"].items()
+        },
+        "input_composition_known_unknown": axes,
+        "added_axes": {position: numbers[axis] for position, axis in made["added_axes"].items()},
+        "output_composite_axes": [
+            [numbers[axis] for axis in group] for group in made["output_composite_axes"]
+        ],
+    }
 
 
 def get_cached(self: Any, instance: Any, owner: Any = None) -> Any:

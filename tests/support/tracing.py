@@ -133,6 +133,8 @@ class Checked:
             device_kind="cpu",
             runner=SimpleNamespace(layout=None, settled=settled, settle=lambda _settled: None),
             code_changed=lambda: False,
+            lost_groups=list,
+            bind_frame=lambda: None,
             inputs_of=lambda _args, _kwargs: (),
             settled_positions=lambda _asked: (),
         )

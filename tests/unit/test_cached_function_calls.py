@@ -339,3 +339,21 @@ class Marked(torch.Tensor):
 def test_tensor_of_the_users_own_kind_is_refused_by_name(cache: Path) -> None:
     with pytest.raises(NotPortable, match="Marked"):
         cached(Plain().affine, cache)(ROWS.as_subclass(Marked))
+
+
+class Importing(ModuleType):
+    """A module that imports what it stands for when it is asked for anything, as speechbrain's do."""
+
+    def __getattr__(self, name: str) -> Any:
+        if sys._getframe(1).f_code.co_filename.endswith("inspect.py"):
+            raise AttributeError(name)
+        raise ImportError(f"{name} needs what is not installed")
+
+
+def test_module_that_imports_when_it_is_asked_is_not_asked(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optional.part", Importing("optional.part"))
+    function = cached(Plain().affine, cache)
+    assert torch.equal(function(torch.ones(2, 4)), model_of(function).affine(torch.ones(2, 4)))
+    assert outcome(function) == "compiled"

@@ -59,7 +59,7 @@ def is_pinned_module(name: str | None) -> bool:
     top = name.partition(".")[0]
     if top in _DISTRIBUTIONS or top not in sys.stdlib_module_names:
         return top in _DISTRIBUTIONS
-    file = getattr(sys.modules.get(top), "__file__", None)
+    file = file_of(sys.modules.get(top))
     return file is None or _stands_in_python(file)  # not somebody else's file of that name
 
 
@@ -412,18 +412,23 @@ def forget_types() -> None:
 
 def file_digest(module: types.ModuleType) -> str | None:
     """Digest of a module's whole syntax tree; None if it has no file."""
-    file = getattr(module, "__file__", None)
+    file = file_of(module)
     if not file or not Path(file).is_file():
         return None
     tree = ast.parse(Path(file).read_bytes())
     return hashlib.sha256(ast.dump(tree).encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST_CHARS]
 
 
+def file_of(module: Any) -> Any:
+    """File of what stands in ``sys.modules``; a module that imports when it is asked is not asked."""
+    return getattr(module, "__dict__", {}).get("__file__")
+
+
 def modules_by_file() -> dict[str, types.ModuleType]:
     """Loaded modules by file; the one that was imported first where several have the same."""
     found: dict[str, types.ModuleType] = {}
     for module in tuple(sys.modules.values()):
-        file = getattr(module, "__file__", None)
+        file = file_of(module)
         if isinstance(file, str):
             found.setdefault(file, module)
     return found

@@ -28,6 +28,7 @@ from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import (
     digest_of_texts,
     file_digest,
+    file_of,
     function_digest,
     globals_module,
     is_cached_function,
@@ -246,7 +247,7 @@ def _version(name: str) -> str:
     """Version of the installed package that a module belongs to; empty for code that was not installed."""
     top = name.partition(".")[0]
     package: Any = sys.modules.get(top)
-    parts = Path(getattr(package, "__file__", None) or "").parts
+    parts = Path(file_of(package) or "").parts
     installed = "site-packages" in parts or "dist-packages" in parts
     return f"{top} {package.__version__}" if installed and hasattr(package, "__version__") else ""
 

@@ -29,7 +29,7 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.lazy import LazyVariableTracker
 
 from warmrank.worker.keys.code import is_pinned_module, is_users_function
-from warmrank.worker.repeatable import PLAIN, kept_result
+from warmrank.worker.repeatable import PLAIN, RECIPES, kept_result
 from warmrank.worker.torch_private.evaluated_calls import EVALUATING, PRINTING, callers
 from warmrank.worker.torch_private.evaluated_sets import (
     EMPTY,
@@ -349,7 +349,7 @@ class ValueHooks:
         is_plain = made.is_python_constant() and type(made.as_python_constant()) in (*PLAIN, tuple)
         asked = held or is_marked or (is_users and is_plain)
         whole = _kept_call(function, args, kwargs) if asked else None
-        if is_marked and whole is not None:
+        if whole is not None and (is_marked or whole[1][0] == RECIPES):
             del refused[num_refused:]
         for call in held if whole is None else [whole]:
             self._note_call(*call)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.keys.code import is_pinned_module, modules_by_file, package_of
+from warmrank.worker.keys.code import file_of, is_pinned_module, modules_by_file, package_of
 from warmrank.worker.torch_private.warm import replaced_operator, replacing_call
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ _modules: dict[str, Any] = {}  # by their files, as they were found last
 
 
 def _importable(module: str, operator: str, file: str = "") -> str:
-    if module in sys.modules and (module == "__main__" or getattr(sys.modules[module], "__file__", None)):
+    if module in sys.modules and (module == "__main__" or file_of(sys.modules[module])):
         return module
     msg = (
         f"operator {operator} is defined in {file or module}, which no later process could find again, so a "

@@ -46,6 +46,9 @@ _ASSERTION: Final = "Data-dependent assertion failed (cannot compile partial gra
 _OF_DYNAMO: Final = re.compile(
     r"\n\s*For more details about this graph break|\n+from user code:\n|\nSet TORCHDYNAMO_VERBOSE"
 )
+# Of no help here: marks and variables that are not followed, and reports to PyTorch.
+_NOT_FOLLOWED: Final = re.compile(r" or, if it is traceable, use `torch\.compiler\.allow_in_graph`")
+_NO_HINT: Final = re.compile(r"\b(report|file) an issue\b|TORCHDYNAMO_|allow_in_graph")
 _NAME: Final = "failed to find name in frame builtins"
 _BINDING: Final = "failed to bind arguments when attempting to inline"
 # Kinds of break whose cause is an exception of an operator's, or of Python's.
@@ -330,7 +333,8 @@ def error_of(
 
 def _broken(method: Callable[..., Any], error: BaseException) -> GraphBreak:
     """A break of the graph in Dynamo's words, but for those on Dynamo itself."""
-    name, said = getattr(method, "__qualname__", repr(method)), _OF_DYNAMO.split(str(error))[0].strip()
+    name = getattr(method, "__qualname__", repr(method))
+    said = _NOT_FOLLOWED.sub("", _OF_DYNAMO.split(str(error))[0].strip())
     if not isinstance(error, TorchDynamoException):
         said = f"Dynamo failed with {type(error).__name__}: {said}"
     first, _, more = said.partition("\n")
@@ -339,7 +343,7 @@ def _broken(method: Callable[..., Any], error: BaseException) -> GraphBreak:
     reason = f"{first} ({_where(method, stack)}){line}"
     lines = (
         f"{name} does not form one whole graph, which a cached function must: {reason}",
-        *filter(str.strip, more.split("\n")),
+        *(line for line in more.split("\n") if line.strip() and not _NO_HINT.search(line)),
         "Move what breaks the graph out of the function, or split the function there.",
     )
     return GraphBreak("\n".join(lines), function=name, reason=reason)
