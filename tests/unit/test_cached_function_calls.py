@@ -357,3 +357,26 @@ def test_module_that_imports_when_it_is_asked_is_not_asked(
     function = cached(Plain().affine, cache)
     assert torch.equal(function(torch.ones(2, 4)), model_of(function).affine(torch.ones(2, 4)))
     assert outcome(function) == "compiled"
+
+
+class Decoding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = 1
+        self.register_buffer("cache", torch.zeros(2, 8, 4))
+        self.cache: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.cache[:, self.position] = x
+        self.position += 1
+        return self.cache[0, self.position - 1] + self.cache[:, : self.position].sum()
+
+
+def test_positions_in_a_cache_are_not_compiled_one_by_one(cache: Path) -> None:
+    model, same = Decoding(), Decoding()
+    function = cached(model.forward, cache)
+    for step in range(6):
+        x = torch.full((2, 4), step + 1.0)
+        assert torch.equal(function(x), same(x))
+        assert torch.equal(model.cache, same.cache)
+    assert len(function.variants) == 1

@@ -1,6 +1,8 @@
-"""Indexing by a tensor without dimensions (``cache[:, position]``), and by a number that one holds.
+"""Indexing by numbers that vary (``cache[:, self.position]``), and by a tensor without dimensions.
 
-Torch traces neither beside other indexes, because eager asks for the value. A read stays the view that it is
+Torch takes a number beside other indexes for a constant. Here it selects first, as it does in eager.
+
+Torch does not trace such a tensor there, because eager asks for its value. A read stays the view that it is
 in eager, so its graph asks for the value, too, and is not captured. A write of other data becomes an operator
 that takes the position where it runs: one captured graph serves all positions.
 """
@@ -16,7 +18,6 @@ from torch._dynamo.variables import ListVariable, SliceVariable, TensorVariable,
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
-from torch.fx import Node
 
 from warmrank.worker.torch_private.operators import memory_of
 from warmrank.worker.torch_private.patching import steps_in
@@ -29,19 +30,71 @@ class Positions:
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_function(tx, args, kwargs)")
     def _get(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        found = _Index.of(tx, *args) if variable.fn is operator.getitem and len(args) == 2 else None
+        if variable.fn is not operator.getitem or len(args) != 2:
+            return original(variable, tx, args, kwargs)
+        if (selected := _selected(tx, *args)) is not None:
+            view, rest = selected
+            return variable.call_function(tx, [view, rest], kwargs) if rest.items else view
+        found = _Index.of(tx, *args)
         return original(variable, tx, args, kwargs) if found is None else found.read()
 
     @steps_in("torch._dynamo.variables:TensorVariable", "method___setitem__")
     def _set(self, original: Any, variable: Any, *call: Any) -> Any:
-        found = _Index.of(InstructionTranslator.current_tx(), variable, call[-2])
-        return original(variable, *call) if found is None else found.write(call[-1].realize())
+        tx, (index, value) = InstructionTranslator.current_tx(), call[-2:]
+        if (selected := _selected(tx, variable, index)) is not None:
+            view, rest = selected
+            return view.call_method(tx, "__setitem__", [rest, value], {})
+        found = _Index.of(tx, variable, index)
+        return original(variable, *call) if found is None else found.write(value.realize())
+
+
+def _selected(tx: Any, base: Any, index: Any) -> tuple[Any, TupleVariable] | None:
+    """A view of the elements at numbers that vary, and the indexes beside these; None for others."""
+    base, index = base.realize(), index.realize()
+    if type(base) is not TensorVariable or not isinstance(index, TupleVariable):
+        return None
+    items = [item.realize() for item in index.items]
+    taken = [_num_taken(item) for item in items]
+    if None in taken or not any(map(_is_number, items)):
+        return None
+    # New dimensions first, for their strides are made of those behind them.
+    everything = SliceVariable([ConstantVariable.create(None)] * 3)
+    left = _example(base).dim() - sum(taken)  # for ``...``, or at the end
+    whole: list[Any] = []
+    rest: list[Any] = []
+    numbers: list[tuple[int, Any]] = []
+    for item, num_taken in zip(items, taken, strict=True):
+        is_new = _is(item, None)
+        if _is_number(item):
+            numbers.append((len(whole), item))
+        else:
+            rest.append(everything if is_new else item)
+        whole += [item] if is_new else [everything] * (left if _is(item, ...) else num_taken)
+    view = VariableTracker.build(tx, operator.getitem).call_function(tx, [base, TupleVariable(whole)], {})
+    select = VariableTracker.build(tx, torch.select)
+    for dim, number in reversed(numbers):
+        view = select.call_function(tx, [view, ConstantVariable.create(dim), number], {})
+    return view, TupleVariable(rest)
+
+
+def _num_taken(item: Any) -> Any:
+    """Dimensions that an index takes; None where that is not known."""
+    if isinstance(item, TensorVariable):
+        value = _example(item)
+        return (value.dim() or None) if value.dtype in (torch.bool, torch.uint8) else 1
+    is_list = isinstance(item, ListVariable) and all(_is_constant_number(one.realize()) for one in item.items)
+    is_one = is_list or _is_number(item) or isinstance(item, SliceVariable) or _is_constant_number(item)
+    return 1 if is_one else 0 if _is(item, None, ...) else None
+
+
+def _is_number(item: Any) -> bool:
+    return isinstance(item, SymNodeVariable) and item.python_type() is int
 
 
 class _Index:
     """An index of a tensor with positions in it, each by its dimension of ``view``, which takes all there."""
 
-    def __init__(self, tx: Any, view: TensorVariable, positions: list[VariableTracker | None]) -> None:
+    def __init__(self, tx: Any, view: TensorVariable, positions: list[TensorVariable | None]) -> None:
         self.tx, self.view, self.positions = tx, view, positions
 
     @classmethod
@@ -52,13 +105,12 @@ class _Index:
             return None
         index = index.realize()
         items = [item.realize() for item in index.items] if isinstance(index, TupleVariable) else [index]
-        is_alone = len(items) == 1 and isinstance(items[0], SymNodeVariable)  # which torch traces
-        if is_alone or not any(map(_is_position, items)) or not all(map(_is_known, items)):
+        if not any(map(_is_position, items)) or not all(map(_is_known, items)):
             return None
         everything = ConstantVariable.create(None)
         whole = [SliceVariable([everything] * 3) if _is_position(item) else item for item in items]
         taken = sum(not _is(item, None, ...) for item in items)
-        positions: list[VariableTracker | None] = []
+        positions: list[Any] = []
         for item in items:
             if _is(item, ...):
                 positions += [None] * (_example(base).dim() - taken)
@@ -75,8 +127,7 @@ class _Index:
         select = VariableTracker.build(self.tx, torch.select)
         for dim, position in reversed(list(enumerate(self.positions))):
             if position is not None:
-                is_tensor = isinstance(position, TensorVariable)
-                value = position.call_method(self.tx, "item", [], {}) if is_tensor else position
+                value = position.call_method(self.tx, "item", [], {})
                 made = select.call_function(self.tx, [made, ConstantVariable.create(dim), value], {})
         return made
 
@@ -88,10 +139,15 @@ class _Index:
             full = VariableTracker.build(tx, torch.full)
             value = full.call_function(tx, [TupleVariable([]), value], as_like)
         is_own = set(memory_of(like)).intersection(memory_of(_example(value)))
-        if is_own or any(isinstance(position, SymNodeVariable) for position in self.positions):
-            self.read().call_method(tx, "copy_", [value], {})
+        if is_own:
+            self.read().call_method(tx, "__setitem__", [ConstantVariable.create(...), value], {})
         else:
-            indices = [position or ConstantVariable.create(None) for position in self.positions]
+            nothing = ConstantVariable.create(None)
+            indices: list[VariableTracker] = [position or nothing for position in self.positions]
+            num_filled = like.dim() - sum(position is not None for position in self.positions)
+            for size in _example(value).shape[: max(0, _example(value).dim() - num_filled)]:
+                if size == 1:  # which an assignment passes over
+                    value = value.call_method(tx, "squeeze", [ConstantVariable.create(0)], {})
             value = value.call_method(tx, "to", [], as_like)
             put = VariableTracker.build(tx, torch.ops.aten.index_put_.default)
             put.call_function(tx, [self.view, ListVariable(indices), value], {})
@@ -103,25 +159,18 @@ def _example(variable: Any) -> Any:
 
 
 def _is_position(item: Any) -> bool:
-    if isinstance(item, SymNodeVariable):
-        return _is_of_data(item.as_proxy().node)
     value = _example(item) if type(item) is TensorVariable else None
     return isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype in _DTYPES
 
 
-def _is_of_data(node: Node) -> bool:
-    """True if a number is, or was made of, what a tensor holds."""
-    numbers = [
-        given for given in node.all_input_nodes if isinstance(given.meta["example_value"], torch.SymInt)
-    ]
-    return node.target == "item" or any(map(_is_of_data, numbers))
-
-
 def _is_known(item: Any) -> bool:
     """True for a position and what may stand beside it: slices, numbers, None and ``...``."""
-    is_number = isinstance(item, ConstantVariable) and type(item.value) is int
-    is_plain = is_number or _is(item, None, ...) or isinstance(item, SliceVariable | SymNodeVariable)
+    is_plain = _is_constant_number(item) or _is(item, None, ...) or isinstance(item, SliceVariable)
     return is_plain or _is_position(item)
+
+
+def _is_constant_number(item: Any) -> bool:
+    return isinstance(item, ConstantVariable) and type(item.value) is int
 
 
 def _is(item: Any, *values: Any) -> bool:
