@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -17,6 +18,7 @@ from tests.support.devices import fake_world
 from tests.support.tracing import cached, outcome
 from warmrank.worker import groups
 from warmrank.worker.errors import GroupError
+from warmrank.worker.rank.workload import RankContext
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 X = torch.ones(2)
@@ -132,3 +134,41 @@ def test_nothing_is_asked_again_where_no_group_changed(cache: Path, alone: None)
     groups.declare_groups({"tp": dist.new_group([0])})  # another one, which the graph has no part in
     assert function(X).tolist() == [2, 2]
     assert function.variants == known
+
+
+class Named(nn.Module):
+    def __init__(self, name: Any) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return collectives.all_reduce(x, "sum", self.name)
+
+
+def test_group_that_goes_by_a_name_of_the_callers_has_the_role_as_well(cache: Path) -> None:
+    with fake_world(rank=0, world_size=4):
+        one, other = dist.new_group([0, 1]), dist.new_group([0, 2])
+        outcomes = []
+        for declared in ({"tp": one}, {"dp": one}, {"tp": one, "dp": other}):
+            groups.declare_groups(declared)
+            function = cached(Named(one.group_name).forward, cache)
+            function(X)
+            outcomes.append(outcome(function))
+    assert outcomes == ["compiled", "compiled", "loaded"]
+
+
+class Keeping(nn.Module):
+    def __init__(self, context: RankContext) -> None:
+        super().__init__()
+        self.context = context
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * (self.context.rank + 2)
+
+
+def test_context_of_a_rank_may_be_kept_by_a_model(cache: Path) -> None:
+    device = torch.device("cpu")
+    context = RankContext(rank=1, world_size=2, local_rank=1, device_kind="cpu", device=device, groups={})
+    for way in ("compiled", "loaded"):
+        function = cached(Keeping(context).forward, cache)
+        assert (function(X).tolist(), outcome(function)) == ([3, 3], way)

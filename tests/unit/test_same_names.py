@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,113 @@ def test_bound_methods_are_compared_by_function_and_object(cache: Path) -> None:
         expected, expected_answers = model(ROWS, Choosing())
         assert torch.equal(found, expected)
         assert answers == expected_answers
+
+
+def _times(number: int) -> Any:
+    """Decorate a method; both decorators' functions have one name."""
+
+    def decorate(method: Any) -> Any:
+        if number == 2:
+
+            @functools.wraps(method)
+            def run(self: Any, x: torch.Tensor) -> Any:
+                return method(self, x) * 2
+        else:
+
+            @functools.wraps(method)
+            def run(self: Any, x: torch.Tensor) -> Any:
+                return method(self, x) * 3
+
+        return run
+
+    return decorate
+
+
+def _scales(number: int) -> Any:
+    """An object of one of two classes, all of whose names are equal."""
+
+    class Decorated:
+        @_times(number)  # type: ignore[untyped-decorator] # of any method
+        def decorated(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+        chosen = (lambda self, x: x * 2) if number == 2 else (lambda self, x: x * 3)
+
+    if number == 2:
+
+        class Base:
+            def scale(self, x: torch.Tensor) -> torch.Tensor:
+                return x * 2
+
+            @classmethod
+            def of_class(cls, x: torch.Tensor) -> torch.Tensor:
+                return x * 2
+
+            def __len__(self) -> int:
+                return 2
+    else:
+
+        class Base:  # type: ignore[no-redef] # of the same name, as is meant
+            def scale(self, x: torch.Tensor) -> torch.Tensor:
+                return x * 3
+
+            @classmethod
+            def of_class(cls, x: torch.Tensor) -> torch.Tensor:
+                return x * 3
+
+            def __len__(self) -> int:
+                return 3
+
+    class Scale(Base, Decorated):
+        pass
+
+    return Scale()
+
+
+class Once:
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+FormerOnce = Once
+
+
+class Once:  # type: ignore[no-redef] # the same once more
+    def scale(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+
+class Scaling(nn.Module):
+    def __init__(self, by: Any) -> None:
+        super().__init__()
+        self.by = by
+
+    def scale(self, x: torch.Tensor) -> Any:
+        return self.by.scale(x)
+
+    def of_class(self, x: torch.Tensor) -> Any:
+        return self.by.of_class(x)
+
+    def length(self, x: torch.Tensor) -> Any:
+        return x * len(self.by)
+
+    def decorated(self, x: torch.Tensor) -> Any:
+        return self.by.decorated(x)
+
+    def chosen(self, x: torch.Tensor) -> Any:
+        return self.by.chosen(x)
+
+
+@pytest.mark.parametrize("name", ["scale", "of_class", "length", "decorated", "chosen"])
+def test_methods_of_one_name_in_one_function_are_told_apart(name: str, cache: Path) -> None:
+    for _ in range(2):
+        for number in (2, 3):
+            model = Scaling(_scales(number))
+            method = getattr(model, name)
+            assert torch.equal(cached(method, cache)(ROWS), method(ROWS))
+
+
+def test_methods_of_a_class_that_was_replaced_are_told_apart(cache: Path) -> None:
+    for kind in (Once, FormerOnce, Once, FormerOnce):
+        model = Scaling(kind())
+        assert torch.equal(cached(model.scale, cache)(ROWS), model.scale(ROWS))

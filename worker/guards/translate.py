@@ -13,7 +13,7 @@ import torch
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.gears.model import carried, encoded
-from warmrank.worker.groups import is_group, role_of
+from warmrank.worker.groups import is_group, resolve, role_of
 from warmrank.worker.guards.paths import UNNAMED_SCOPE, NodeValues, PathTable, made_globals, volatile_nodes
 from warmrank.worker.guards.unguarded import MEMBER_OF_SET, builtins_named, unguarded
 from warmrank.worker.keys.code import forget_types, type_name
@@ -72,6 +72,7 @@ def translate(
     shapes: list[tuple[str, tuple[int, ...]]] = []
     pinned = (*_pinned_globals(trace), MEMBER_OF_SET)
     groups = frozenset(map(table.add, _groups_in_collectives(trace)))
+    named = {resolve(role)[0]: role for role in roles}
     values = NodeValues(table.nodes, function, arguments)
 
     def add(found: Iterable[Check]) -> None:
@@ -85,6 +86,8 @@ def translate(
             shapes.extend(_shape(table, condition) for condition in guard.conditions)
         elif guard.kind not in AMBIENT_KINDS and not _pinned(f"{guard.source} {guard.same_as}", pinned):
             add(_checks(table, guard, groups))
+            if isinstance(guard.value, str) and guard.value in named:
+                add([(table.add(guard.source), "group_name", named[guard.value])])
     facts = (fact for fact in trace.evaluated.facts if not _pinned(fact.source, pinned))
     add(_evaluated(table, fact, values) for fact in facts)
     refuse_unaccounted(trace.tree, pinned)

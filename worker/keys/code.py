@@ -193,10 +193,24 @@ def globals_module(function: types.FunctionType) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _has_no_file(function: types.FunctionType) -> bool:
-    """True if a function stands in no file of its module: in a cell of a notebook, or made by `exec`."""
+def _is_not_told(function: types.FunctionType) -> bool:
+    """True if its name and its file do not tell a function: others have that name, or it is in no file.
+
+    Such as those of a notebook or of `exec`, within functions, and lambdas.
+    """
     elsewhere = function.__globals__.get("__file__") != function.__code__.co_filename
-    return elsewhere or is_of_replaced_module(function)
+    return elsewhere or is_of_replaced_module(function) or not _stands_at_its_name(function)
+
+
+def _stands_at_its_name(function: types.FunctionType) -> bool:
+    """True if the name of a function's code leads to it; a version tells those that it pins."""
+    module = globals_module(function)
+    value: Any = sys.modules.get(module or "")
+    if _is_pinned(module):
+        return True
+    for part in function.__code__.co_qualname.split("."):
+        value = getattr(value, "__dict__", {}).get(part)
+    return any(layer is function for layer in layers(value))
 
 
 def is_of_replaced_module(function: types.FunctionType) -> bool:
@@ -209,7 +223,7 @@ def class_digest(cls: type) -> str:
     """Digest of a class's bases, and of those of its metaclass, and of the names that each of them defines.
 
     A method that is added, removed, overridden, put there from elsewhere, or made a property changes it; the
-    body of a method that was not traced does not, unless it stands in no file.
+    body of a method that was not traced does not, unless others may have its name, or it stands in no file.
     """
     hasher = hashlib.sha256()
     for base in digested_bases(cls):
@@ -238,7 +252,7 @@ def digested_functions(cls: type) -> Iterator[types.FunctionType]:
         return
     for _, value in patches(cls) if pinned else tuple(vars(cls).items()):
         functions = (layer for layer in layers(value) if isinstance(layer, types.FunctionType))
-        yield from filter(is_users_function if pinned else _has_no_file, functions)
+        yield from filter(is_users_function if pinned else _is_not_told, functions)
 
 
 def patches(holder: Any) -> list[tuple[str, Any]]:
@@ -301,7 +315,8 @@ def _member(cls: type, name: str, value: Any) -> str:
         return f"{name}={stable_text(value)}"
     if name == "__dataclass_fields__":  # without annotations, which change nothing
         # All as stable texts: kw_only may be dataclasses.MISSING, whose own text holds its address.
-        fields = ((f.name, f.default, f.default_factory, f.init, f.kw_only) for f in value.values())
+        own = getattr(cls, name).values()  # as `worker.values` makes them, when it is asked
+        fields = ((f.name, f.default, f.default_factory, f.init, f.kw_only) for f in own)
         return f"{name}={';'.join(','.join((known, *map(stable_text, rest))) for known, *rest in fields)}"
     if isinstance(value, type):
         return f"{name}={value.__module__}.{value.__qualname__}"
@@ -311,7 +326,7 @@ def _member(cls: type, name: str, value: Any) -> str:
     names, own = [], f"{cls.__module__}.{cls.__qualname__}.{name}"
     for layer in found:
         if isinstance(layer, types.FunctionType):
-            body = f"#{function_digest(layer)}" if _has_no_file(layer) else ""
+            body = f"#{function_digest(layer)}" if _is_not_told(layer) else ""
             place = f"{layer.__module__}.{layer.__qualname__}"
             names.append(f"{'' if place == own else place}{body}")
         else:
