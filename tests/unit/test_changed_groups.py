@@ -149,7 +149,7 @@ def test_group_that_goes_by_a_name_of_the_callers_has_the_role_as_well(cache: Pa
     with fake_world(rank=0, world_size=4):
         one, other = dist.new_group([0, 1]), dist.new_group([0, 2])
         outcomes = []
-        for declared in ({"tp": one}, {"dp": one}, {"tp": one, "dp": other}):
+        for declared in ({"tp": one, "dp": other}, {"dp": one, "tp": other}, {"tp": one, "dp": other}):
             groups.declare_groups(declared)
             function = cached(Named(one.group_name).forward, cache)
             function(X)

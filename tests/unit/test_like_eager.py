@@ -511,3 +511,18 @@ def test_lock_is_refused_with_a_remedy(cache: Path) -> None:
 def held(x: torch.Tensor, lock: Any) -> torch.Tensor:
     with lock:
         return x + 1
+
+
+class Dividing(nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        return x // 0.3, x // y, x % 6.28, torch.remainder(x, y), torch.fmod(x, 0.3), 5.5 % x
+
+
+@both_modes
+def test_rounded_quotients_and_remainders_of_floats_are_eagers(mode: str, cache: Path) -> None:
+    model = Dividing()
+    for dtype in (torch.float32, torch.bfloat16):
+        x = torch.tensor([1.5, 2.7, 3.0, -0.3, -0.6, 100.0, 1e5, 0.3], dtype=dtype)
+        y = torch.full_like(x, 0.3)
+        found = cached(model.forward, cache, config=in_mode(mode))(x, y)
+        assert [*map(torch.equal, found, model(x, y))] == [True] * 6

@@ -43,9 +43,10 @@ def function_of(text: str, file_name: str = "<text>") -> FunctionType:
 
 def class_of(text: str, file_name: str = "made.py") -> type:
     """The class ``C`` of a piece of source."""
-    scope: dict[str, Any] = {"__name__": "made_classes", "__file__": "made.py", "torch": torch}
-    exec(compile(text, file_name, "exec"), scope)  # noqa: S102 - a module in memory
-    made = scope["C"]
+    module = sys.modules["made_classes"] = ModuleType("made_classes")
+    vars(module).update(__file__="made.py", torch=torch)
+    exec(compile(text, file_name, "exec"), vars(module))  # noqa: S102 - a module in memory
+    made = module.C
     assert isinstance(made, type)
     return made
 

@@ -42,6 +42,8 @@ _NAME = "graph"
 _OPTIONAL = frozenset({"aot_inductor.enable_line_tables", "aot_inductor.precompile_headers"})
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _ENVIRONMENT = threading.Lock()
+_QUOTIENTS = (torch.ops.aten.div.Tensor_mode, torch.ops.aten.floor_divide.default)
+_ROUNDED = frozenset({"floor_divide", "remainder", "fmod"})
 _IN_CPP = ("torch.ops.aten.", "torch.ops.prims.")  # torch's own operators
 
 
@@ -224,15 +226,18 @@ class AsEager:
     def _lower(self, original: Any, lowering: Any, target: Any, args: Any, kwargs: Any) -> Any:
         """Give kernels eager's dtype (``any`` of bytes), and eager's results of nothing (``var_mean``).
 
-        Inductor's own quotient of integers ends the process where eager raises an error for a zero.
+        Inductor's own quotient of integers ends the process where eager raises an error for a zero, and its
+        rounded quotients and remainders of floats are those of a quotient that was rounded before.
         """
         from torch._inductor.ir import TensorBox
         from torch._inductor.lowering import fallback_handler, to_dtype
 
         node = lowering.current_node
-        if (is_quotient := _may_divide_by_zero(node)) or _makes_something_of_nothing(node):
-            if is_quotient and not isinstance(args[1], TensorBox):
-                target, args = torch.ops.aten.div.Scalar_mode, (args[0], 0)
+        is_quotient = _may_divide_by_zero(node)
+        if is_quotient or _makes_something_of_nothing(node) or _rounds_quotients(node):
+            if target in _QUOTIENTS and not isinstance(args[1], TensorBox):
+                target, kwargs = torch.ops.aten.div.Scalar_mode, {"rounding_mode": "floor", **kwargs}
+                args = (args[0], 0) if is_quotient else args
             return fallback_handler(target, add_to_fallback_set=False)(*args, **kwargs)  # type: ignore[no-untyped-call]
         made, traced = original(lowering, target, args, kwargs), node.meta.get("val")
         if isinstance(made, TensorBox) and isinstance(traced, torch.Tensor):
@@ -298,6 +303,14 @@ def _makes_something_of_nothing(node: Node) -> bool:
         and all(isinstance(value, torch.Tensor) and 0 in value.shape for value in given)
         and all(isinstance(value, torch.Tensor) and 0 not in value.shape for value in results)
     )
+
+
+def _rounds_quotients(node: Node) -> bool:
+    """True if an operator makes rounded quotients, or remainders, of floats."""
+    made, name = node.meta.get("val"), getattr(node.target, "_opname", "")
+    is_floor = name == "div" and node.kwargs.get("rounding_mode") == "floor" and hasattr(node.args[0], "meta")
+    is_rounded = name in _ROUNDED or is_floor
+    return is_rounded and isinstance(made, torch.Tensor) and made.is_floating_point()
 
 
 def _may_divide_by_zero(node: Node) -> bool:
