@@ -15,6 +15,7 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tests.support.devices import fake_world
+from tests.support.small_models import Collective
 from tests.support.tracing import cached, outcome
 from warmrank.worker import groups
 from warmrank.worker.errors import GroupError
@@ -24,17 +25,8 @@ pytestmark = pytest.mark.usefixtures("no_grad")
 X = torch.ones(2)
 
 
-class Summing(nn.Module):
-    def __init__(self, group: Any) -> None:
-        super().__init__()
-        self.group = group
-
+class Ranked(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x * 2
-        dist.all_reduce(y, group=self.group)
-        return y
-
-    def ranked(self, x: torch.Tensor) -> torch.Tensor:
         return x + dist.get_rank()
 
 
@@ -87,7 +79,7 @@ def test_new_world_shows_though_it_may_lie_where_the_old_one_did() -> None:
 
 
 def test_rank_is_that_of_the_present_world(cache: Path) -> None:
-    function = cached(Summing(None).ranked, cache)
+    function = cached(Ranked().forward, cache)
     for call in range(24):
         with fake_world(rank=call % 4, world_size=4):
             assert function(X).tolist() == [1 + call % 4] * 2
@@ -97,7 +89,7 @@ def test_rank_is_that_of_the_present_world(cache: Path) -> None:
 def test_group_that_was_made_anew_takes_the_place_of_the_old_one(
     cache: Path, alone: None, guards: Any
 ) -> None:
-    model = Summing(dist.new_group([0]))
+    model = Collective(dist.new_group([0]))
     function = cached(model.forward, cache, guards=guards)
     for _ in range(3):
         function(X)
@@ -114,7 +106,7 @@ def test_roles_that_were_declared_anew_count_from_the_next_call_on(
 ) -> None:
     one, other = dist.new_group([0]), dist.new_group([0])
     groups.declare_groups({"tp": one, "dp": other})
-    model = Summing(one)
+    model = Collective(one)
     function = cached(model.forward, cache, guards=guards)
     for _ in range(3):
         function(X)
@@ -127,7 +119,7 @@ def test_roles_that_were_declared_anew_count_from_the_next_call_on(
 
 
 def test_nothing_is_asked_again_where_no_group_changed(cache: Path, alone: None) -> None:
-    function = cached(Summing(dist.new_group([0])).forward, cache)
+    function = cached(Collective(dist.new_group([0])).forward, cache)
     for _ in range(3):
         function(X)
     known = function.variants
@@ -136,10 +128,8 @@ def test_nothing_is_asked_again_where_no_group_changed(cache: Path, alone: None)
     assert function.variants == known
 
 
-class Named(nn.Module):
-    def __init__(self, name: Any) -> None:
-        super().__init__()
-        self.name = name
+class Named(Collective):
+    name: Any
 
     def forward(self, x: torch.Tensor) -> Any:
         return collectives.all_reduce(x, "sum", self.name)
@@ -151,7 +141,9 @@ def test_group_that_goes_by_a_name_of_the_callers_has_the_role_as_well(cache: Pa
         outcomes = []
         for declared in ({"tp": one, "dp": other}, {"dp": one, "tp": other}, {"tp": one, "dp": other}):
             groups.declare_groups(declared)
-            function = cached(Named(one.group_name).forward, cache)
+            model = Named(one)
+            model.name = one.group_name
+            function = cached(model.forward, cache)
             function(X)
             outcomes.append(outcome(function))
     assert outcomes == ["compiled", "compiled", "loaded"]

@@ -85,9 +85,7 @@ def translate(
         if guard.kind == "SHAPE_ENV":
             shapes.extend(_shape(table, condition) for condition in guard.conditions)
         elif guard.kind not in AMBIENT_KINDS and not _pinned(f"{guard.source} {guard.same_as}", pinned):
-            add(_checks(table, guard, groups))
-            if isinstance(guard.value, str) and guard.value in named:
-                add([(table.add(guard.source), "group_name", named[guard.value])])
+            add(_checks(table, guard, groups, named))
     facts = (fact for fact in trace.evaluated.facts if not _pinned(fact.source, pinned))
     add(_evaluated(table, fact, values) for fact in facts)
     refuse_unaccounted(trace.tree, pinned)
@@ -206,8 +204,14 @@ def _refuse_unnamed(classes: tuple[type, ...], encoded: Any) -> None:
     raise NotPortable(msg, what=names)
 
 
-def _checks(table: PathTable, guard: TracedGuard, groups: frozenset[int]) -> list[Check]:
-    """The conditions of a guard; ``groups``: nodes of groups whose names count by role."""
+def _checks(
+    table: PathTable, guard: TracedGuard, groups: frozenset[int], named: Mapping[str, str]
+) -> list[Check]:
+    """The conditions of a guard.
+
+    ``groups`` are nodes of groups whose names count by role alone; ``named`` are names of groups in the
+    graph, with their roles: a text that is one counts by both.
+    """
     translator = _TRANSLATORS.get(guard.kind)
     if translator is None:
         raise _refusal(guard, "this kind of guard has no portable form")
@@ -218,9 +222,11 @@ def _checks(table: PathTable, guard: TracedGuard, groups: frozenset[int]) -> lis
         parent, _, name = table.nodes[node]
         if parent in groups and name == "group_name" and translator in (_equals, _constant):
             return [(node, "group_name", role_of(guard.value))]
-        return [(node, kind, expected) for kind, expected in translator(guard)]
+        found = [(node, kind, expected) for kind, expected in translator(guard)]
     except NotPortable as error:
         raise _refusal(guard, error.message) from error
+    role = named.get(guard.value) if isinstance(guard.value, str) else None
+    return found if role is None else [*found, (node, "group_name", role)]
 
 
 def _refusal(guard: TracedGuard, why: str) -> NotPortable:

@@ -193,7 +193,7 @@ def globals_module(function: types.FunctionType) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _is_not_told(function: types.FunctionType) -> bool:
+def _is_ambiguous(function: types.FunctionType) -> bool:
     """True if its name and its file do not tell a function: others have that name, or it is in no file.
 
     Such as those of a notebook or of `exec`, within functions, and lambdas.
@@ -205,12 +205,20 @@ def _is_not_told(function: types.FunctionType) -> bool:
 def _stands_at_its_name(function: types.FunctionType) -> bool:
     """True if the name of a function's code leads to it; a version tells those that it pins."""
     module = globals_module(function)
-    value: Any = sys.modules.get(module or "")
-    if _is_pinned(module):
-        return True
-    for part in function.__code__.co_qualname.split("."):
-        value = getattr(value, "__dict__", {}).get(part)
-    return any(layer is function for layer in layers(value))
+    return _is_pinned(module) or function in functions_by_name(
+        sys.modules.get(module or ""), function.__code__.co_qualname
+    )
+
+
+def functions_by_name(module: types.ModuleType | None, qualname: str) -> list[types.FunctionType]:
+    """The functions of this name in a module, decorators first."""
+    value: Any = module
+    for part in qualname.split("."):
+        try:
+            value = inspect.getattr_static(value, part)
+        except AttributeError:
+            return []
+    return [layer for layer in layers(value) if isinstance(layer, types.FunctionType)]
 
 
 def is_of_replaced_module(function: types.FunctionType) -> bool:
@@ -252,7 +260,7 @@ def digested_functions(cls: type) -> Iterator[types.FunctionType]:
         return
     for _, value in patches(cls) if pinned else tuple(vars(cls).items()):
         functions = (layer for layer in layers(value) if isinstance(layer, types.FunctionType))
-        yield from filter(is_users_function if pinned else _is_not_told, functions)
+        yield from filter(is_users_function if pinned else _is_ambiguous, functions)
 
 
 def patches(holder: Any) -> list[tuple[str, Any]]:
@@ -326,7 +334,7 @@ def _member(cls: type, name: str, value: Any) -> str:
     names, own = [], f"{cls.__module__}.{cls.__qualname__}.{name}"
     for layer in found:
         if isinstance(layer, types.FunctionType):
-            body = f"#{function_digest(layer)}" if _is_not_told(layer) else ""
+            body = f"#{function_digest(layer)}" if _is_ambiguous(layer) else ""
             place = f"{layer.__module__}.{layer.__qualname__}"
             names.append(f"{'' if place == own else place}{body}")
         else:

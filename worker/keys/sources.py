@@ -16,6 +16,7 @@ from warmrank.worker.keys.code import (
     code_digest,
     digested_functions,
     file_digest,
+    functions_by_name,
     globals_module,
     globals_read,
     is_pinned_module,
@@ -27,7 +28,6 @@ from warmrank.worker.runtime.artifact import TracedSource
 from warmrank.worker.runtime.sources import (
     code_of,
     digest_by_name,
-    functions_by_name,
     holder_of,
     objects_by_name,
     patches_digest,

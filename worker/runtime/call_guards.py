@@ -116,14 +116,15 @@ class CallGuards:
                 snapshot = Snapshot(self._guards, self._function, arguments, noise=self._noise)
             kind = variant.device_kind
             wrong = stored.mismatches(variant.method, args, kwargs, kind, self._on_gear_miss, learned=True)
-        if not wrong:
-            self._groups = known_groups
-            variant.bind_frame()
-        if not wrong and snapshot is None:
+        if wrong:
+            return wrong
+        variant.bind_frame()
+        if snapshot is None:
             variant.settle()
-        elif not wrong and snapshot is not None:
+        else:
             self._keep(snapshot, variant.inputs_of(args, kwargs))
-        return wrong
+        self._groups = known_groups
+        return ()
 
     def settle(self) -> None:
         """Note the state of the module for which all conditions were just found to hold."""

@@ -10,7 +10,6 @@ Process safety: pure reads of this process's modules.
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
@@ -22,6 +21,7 @@ from warmrank.worker.keys.code import (
     digest_of_texts,
     file_digest,
     function_digest,
+    functions_by_name,
     globals_module,
     is_pinned_module,
     is_users,
@@ -149,14 +149,3 @@ def objects_by_name(module: ModuleType, qualname: str) -> list[FunctionType | Co
         within = [constant for item in found for constant in code_of(item).co_consts]
         found = [item for item in within if isinstance(item, CodeType) and item.co_name == part]
     return found
-
-
-def functions_by_name(module: ModuleType, qualname: str) -> list[FunctionType]:
-    """The functions of this name in a module, decorators first."""
-    value: Any = module
-    for part in qualname.split("."):
-        try:
-            value = inspect.getattr_static(value, part)
-        except AttributeError:
-            return []
-    return [layer for layer in layers(value) if isinstance(layer, FunctionType)]

@@ -58,7 +58,6 @@ def _selected(tx: Any, base: Any, index: Any) -> tuple[Any, TupleVariable] | Non
     if None in taken or not any(map(_is_number, items)):
         return None
     # New dimensions first, for their strides are made of those behind them.
-    everything = SliceVariable([ConstantVariable.create(None)] * 3)
     left = _example(base).dim() - sum(taken)  # for ``...``, or at the end
     whole: list[Any] = []
     rest: list[Any] = []
@@ -68,8 +67,8 @@ def _selected(tx: Any, base: Any, index: Any) -> tuple[Any, TupleVariable] | Non
         if _is_number(item):
             numbers.append((len(whole), item))
         else:
-            rest.append(everything if is_new else item)
-        whole += [item] if is_new else [everything] * (left if _is(item, ...) else num_taken)
+            rest.append(_everything() if is_new else item)
+        whole += [item] if is_new else [_everything()] * (left if _is(item, ...) else num_taken)
     view = VariableTracker.build(tx, operator.getitem).call_function(tx, [base, TupleVariable(whole)], {})
     select = VariableTracker.build(tx, torch.select)
     for dim, number in reversed(numbers):
@@ -107,9 +106,8 @@ class _Index:
         items = [item.realize() for item in index.items] if isinstance(index, TupleVariable) else [index]
         if not any(map(_is_position, items)) or not all(map(_is_known, items)):
             return None
-        everything = ConstantVariable.create(None)
-        whole = [SliceVariable([everything] * 3) if _is_position(item) else item for item in items]
-        taken = sum(not _is(item, None, ...) for item in items)
+        whole = [_everything() if _is_position(item) else item for item in items]
+        taken = sum(map(_num_taken, items))
         positions: list[Any] = []
         for item in items:
             if _is(item, ...):
@@ -152,6 +150,10 @@ class _Index:
             put = VariableTracker.build(tx, torch.ops.aten.index_put_.default)
             put.call_function(tx, [self.view, ListVariable(indices), value], {})
         return ConstantVariable.create(None)
+
+
+def _everything() -> SliceVariable:
+    return SliceVariable([ConstantVariable.create(None)] * 3)
 
 
 def _example(variable: Any) -> Any:

@@ -343,7 +343,7 @@ def _broken(method: Callable[..., Any], error: BaseException) -> GraphBreak:
     reason = f"{first} ({_where(method, stack)}){line}"
     lines = (
         f"{name} does not form one whole graph, which a cached function must: {reason}",
-        *(line for line in more.split("\n") if line.strip() and not _NO_HINT.search(line)),
+        *(hint for hint in more.split("\n") if hint.strip() and not _NO_HINT.search(hint)),
         "Move what breaks the graph out of the function, or split the function there.",
     )
     return GraphBreak("\n".join(lines), function=name, reason=reason)
