@@ -32,48 +32,126 @@ class Positions:
     def _get(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if variable.fn is not operator.getitem or len(args) != 2:
             return original(variable, tx, args, kwargs)
-        if (selected := _selected(tx, *args)) is not None:
-            view, rest = selected
-            return variable.call_function(tx, [view, rest], kwargs) if rest.items else view
-        found = _Index.of(tx, *args)
-        return original(variable, tx, args, kwargs) if found is None else found.read()
+        index = _Index.of(tx, *args)
+        if index is None or not index.has(_is_number, _is_position):
+            return original(variable, tx, args, kwargs)
+        if index.has(_is_gathered) and not index.has(_is_number):
+            return index.gathered()
+        view, rest = index.selected(_is_number if index.has(_is_number) else _is_position)
+        return variable.call_function(tx, [view, rest], kwargs) if rest.items else view
 
     @steps_in("torch._dynamo.variables:TensorVariable", "method___setitem__")
     def _set(self, original: Any, variable: Any, *call: Any) -> Any:
-        tx, (index, value) = InstructionTranslator.current_tx(), call[-2:]
-        if (selected := _selected(tx, variable, index)) is not None:
-            view, rest = selected
+        tx, (items, value) = InstructionTranslator.current_tx(), call[-2:]
+        index = _Index.of(tx, variable, items)
+        if index is not None and index.has(_is_number):
+            view, rest = index.selected(_is_number)
             return view.call_method(tx, "__setitem__", [rest, value], {})
-        found = _Index.of(tx, variable, index)
-        return original(variable, *call) if found is None else found.write(value.realize())
+        if index is not None and index.has(_is_position):
+            return index.write(value.realize())
+        return original(variable, *call)
 
 
-def _selected(tx: Any, base: Any, index: Any) -> tuple[Any, TupleVariable] | None:
-    """A view of the elements at numbers that vary, and the indexes beside these; None for others."""
-    base, index = base.realize(), index.realize()
-    if type(base) is not TensorVariable or not isinstance(index, TupleVariable):
-        return None
-    items = [item.realize() for item in index.items]
-    taken = [_num_taken(item) for item in items]
-    if None in taken or not any(map(_is_number, items)):
-        return None
-    # New dimensions first, for their strides are made of those behind them.
-    left = _example(base).dim() - sum(taken)  # for ``...``, or at the end
-    whole: list[Any] = []
-    rest: list[Any] = []
-    numbers: list[tuple[int, Any]] = []
-    for item, num_taken in zip(items, taken, strict=True):
-        is_new = _is(item, None)
-        if _is_number(item):
-            numbers.append((len(whole), item))
-        else:
-            rest.append(_everything() if is_new else item)
-        whole += [item] if is_new else [_everything()] * (left if _is(item, ...) else num_taken)
-    view = VariableTracker.build(tx, operator.getitem).call_function(tx, [base, TupleVariable(whole)], {})
-    select = VariableTracker.build(tx, torch.select)
-    for dim, number in reversed(numbers):
-        view = select.call_function(tx, [view, ConstantVariable.create(dim), number], {})
-    return view, TupleVariable(rest)
+class _Index:
+    """What indexes a tensor, and how many of its dimensions each of that takes."""
+
+    def __init__(self, tx: Any, base: TensorVariable, items: list[Any], taken: list[int]) -> None:
+        self.tx, self.base, self.items, self.taken = tx, base, items, taken
+        self.left = _example(base).dim() - sum(taken)  # for ``...``, or at the end
+
+    @classmethod
+    def of(cls, tx: Any, base: VariableTracker, index: VariableTracker) -> _Index | None:
+        """None where it is not known what is taken, and for what is no tensor of torch's."""
+        base, index = base.realize(), index.realize()
+        if type(base) is not TensorVariable:  # not an array of NumPy's, either
+            return None
+        items = [item.realize() for item in index.items] if isinstance(index, TupleVariable) else [index]
+        taken = [_num_taken(item) for item in items]
+        return None if None in taken else cls(tx, base, items, taken)
+
+    def has(self, *kinds: Any) -> bool:
+        """True where an item is of one of these kinds."""
+        return any(kind(item) for item in self.items for kind in kinds)
+
+    def selected(self, is_selecting: Any) -> tuple[Any, TupleVariable]:
+        """A view of the elements at the numbers or positions, and the indexes beside them."""
+        # New dimensions first, for their strides are made of those behind them.
+        whole: list[Any] = []
+        rest: list[Any] = []
+        numbers: list[tuple[int, Any]] = []
+        for item, num_taken in zip(self.items, self.taken, strict=True):
+            is_new = _is(item, None)
+            if is_selecting(item):
+                numbers.append((len(whole), item))
+            else:
+                rest.append(_everything() if is_new else item)
+            whole += [item] if is_new else [_everything()] * (self.left if _is(item, ...) else num_taken)
+        view = self._viewed(whole)
+        for dim, item in reversed(numbers):
+            number = item.call_method(self.tx, "item", [], {}) if _is_position(item) else item
+            view = self._call(torch.select, view, ConstantVariable.create(dim), number)
+        return view, TupleVariable(rest)
+
+    def gathered(self) -> Any:
+        """A copy of the elements there."""
+        view, indices = self._put()
+        return self._call(torch.ops.aten.index.Tensor, view, ListVariable(indices))
+
+    def write(self, value: VariableTracker) -> Any:
+        """Assign a tensor or a number where some indexes are positions."""
+        like = _example(self.base)
+        as_like = {name: VariableTracker.build(self.tx, getattr(like, name)) for name in ("dtype", "device")}
+        if not isinstance(value, TensorVariable):
+            value = self._call(torch.full, TupleVariable([]), value, **as_like)
+        if set(memory_of(like)).intersection(memory_of(_example(value))):
+            view, beside = self.selected(_is_position)
+            rest = beside if beside.items else ConstantVariable.create(...)
+            return view.call_method(self.tx, "__setitem__", [rest, value], {})
+        view, indices = self._put()
+        tensors = [index for index in indices if not _is(index, None)]
+        num_filled = len(indices) - len(tensors)
+        num_filled += max(_example(index).dim() if _num_taken(index) == 1 else 1 for index in tensors)
+        for size in _example(value).shape[: max(0, _example(value).dim() - num_filled)]:
+            if size == 1:  # which an assignment passes over
+                value = value.call_method(self.tx, "squeeze", [ConstantVariable.create(0)], {})
+        value = value.call_method(self.tx, "to", [], as_like)
+        self._call(torch.ops.aten.index_put_.default, view, ListVariable(indices), value)
+        return ConstantVariable.create(None)
+
+    def _put(self) -> tuple[Any, list[Any]]:
+        """A view, and what indexes it: tensors, or None for all of a dimension.
+
+        A position stands beside another tensor: eager selects first, so it does not part two of them.
+        """
+        whole: list[Any] = []
+        indices: list[tuple[Any, list[int]]] = []  # each with its dimensions of the view
+        num_dims = 0
+        for item, num_taken in zip(self.items, self.taken, strict=True):
+            is_kept = isinstance(item, SliceVariable) or _is(item, None)
+            num_left = self.left if _is(item, ...) else 0 if _is_constant_number(item) else num_taken
+            dims = list(range(num_dims, num_dims := num_dims + (1 if is_kept else num_left)))
+            whole += [item] if is_kept or not dims else [_everything()] * len(dims)
+            if isinstance(item, TensorVariable):
+                indices.append((item, dims))
+            elif isinstance(item, ListVariable):
+                indices.append((self._call(torch.tensor, item), dims))
+            else:
+                indices += [(ConstantVariable.create(None), [dim]) for dim in dims]
+        view = self._viewed(whole)
+        others = [one for one in indices if not _is_position(one[0])]
+        first = next((at for at, (index, _) in enumerate(others) if not _is(index, None)), None)
+        if first is not None:
+            indices = [*others[:first], *(one for one in indices if _is_position(one[0])), *others[first:]]
+            order = [dim for _, dims in indices for dim in dims]
+            order += range(num_dims, _example(view).dim())
+            view = view.call_method(self.tx, "permute", [ConstantVariable.create(dim) for dim in order], {})
+        return view, [index for index, _ in indices]
+
+    def _viewed(self, items: list[Any]) -> Any:
+        return self._call(operator.getitem, self.base, TupleVariable(items))
+
+    def _call(self, function: Any, *args: Any, **kwargs: Any) -> Any:
+        return VariableTracker.build(self.tx, function).call_function(self.tx, list(args), kwargs)
 
 
 def _num_taken(item: Any) -> Any:
@@ -90,68 +168,6 @@ def _is_number(item: Any) -> bool:
     return isinstance(item, SymNodeVariable) and item.python_type() is int
 
 
-class _Index:
-    """An index of a tensor with positions in it, each by its dimension of ``view``, which takes all there."""
-
-    def __init__(self, tx: Any, view: TensorVariable, positions: list[TensorVariable | None]) -> None:
-        self.tx, self.view, self.positions = tx, view, positions
-
-    @classmethod
-    def of(cls, tx: Any, base: VariableTracker, index: VariableTracker) -> _Index | None:
-        """None for any other index, also for one beside other tensors."""
-        base = base.realize()
-        if type(base) is not TensorVariable:  # not an array of NumPy's, either
-            return None
-        index = index.realize()
-        items = [item.realize() for item in index.items] if isinstance(index, TupleVariable) else [index]
-        if not any(map(_is_position, items)) or not all(map(_is_known, items)):
-            return None
-        whole = [_everything() if _is_position(item) else item for item in items]
-        taken = sum(map(_num_taken, items))
-        positions: list[Any] = []
-        for item in items:
-            if _is(item, ...):
-                positions += [None] * (_example(base).dim() - taken)
-            elif _is_position(item):
-                positions.append(item)
-            elif isinstance(item, SliceVariable) or _is(item, None):
-                positions.append(None)
-        view = VariableTracker.build(tx, operator.getitem).call_function(tx, [base, TupleVariable(whole)], {})
-        return cls(tx, view, positions)
-
-    def read(self) -> Any:
-        """A view of the elements there."""
-        made: Any = self.view
-        select = VariableTracker.build(self.tx, torch.select)
-        for dim, position in reversed(list(enumerate(self.positions))):
-            if position is not None:
-                value = position.call_method(self.tx, "item", [], {})
-                made = select.call_function(self.tx, [made, ConstantVariable.create(dim), value], {})
-        return made
-
-    def write(self, value: VariableTracker) -> VariableTracker:
-        """Fill it with a tensor or a number."""
-        tx, like = self.tx, _example(self.view)
-        as_like = {name: VariableTracker.build(tx, getattr(like, name)) for name in ("dtype", "device")}
-        if not isinstance(value, TensorVariable):
-            full = VariableTracker.build(tx, torch.full)
-            value = full.call_function(tx, [TupleVariable([]), value], as_like)
-        is_own = set(memory_of(like)).intersection(memory_of(_example(value)))
-        if is_own:
-            self.read().call_method(tx, "__setitem__", [ConstantVariable.create(...), value], {})
-        else:
-            nothing = ConstantVariable.create(None)
-            indices: list[VariableTracker] = [position or nothing for position in self.positions]
-            num_filled = like.dim() - sum(position is not None for position in self.positions)
-            for size in _example(value).shape[: max(0, _example(value).dim() - num_filled)]:
-                if size == 1:  # which an assignment passes over
-                    value = value.call_method(tx, "squeeze", [ConstantVariable.create(0)], {})
-            value = value.call_method(tx, "to", [], as_like)
-            put = VariableTracker.build(tx, torch.ops.aten.index_put_.default)
-            put.call_function(tx, [self.view, ListVariable(indices), value], {})
-        return ConstantVariable.create(None)
-
-
 def _everything() -> SliceVariable:
     return SliceVariable([ConstantVariable.create(None)] * 3)
 
@@ -165,10 +181,8 @@ def _is_position(item: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype in _DTYPES
 
 
-def _is_known(item: Any) -> bool:
-    """True for a position and what may stand beside it: slices, numbers, None and ``...``."""
-    is_plain = _is_constant_number(item) or _is(item, None, ...) or isinstance(item, SliceVariable)
-    return is_plain or _is_position(item)
+def _is_gathered(item: Any) -> bool:
+    return isinstance(item, TensorVariable | ListVariable) and not _is_position(item)
 
 
 def _is_constant_number(item: Any) -> bool:
