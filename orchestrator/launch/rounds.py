@@ -420,8 +420,8 @@ class _Round:
             if outcome == "differs":
                 self._run.problem(
                     f"audit: {function} is traced otherwise on {ranks_text(ranks)} than on rank {maker}, and "
-                    f"no condition says so; what rank {maker} compiled is not used there, and nothing of the "
-                    f"function is stored: {difference}"
+                    f"no condition says so; what rank {maker} compiled is not used there, and later launches "
+                    f"find no artifact of the function: {difference}"
                 )
 
     def _attempt(self, slot: Slot, action: Action, result: FunctionResult | None) -> Attempt:

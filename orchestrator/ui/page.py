@@ -323,9 +323,10 @@ def _traces(report: Report) -> Iterator[Step]:
     differing = [audit_text(audit) for audit in report.timeline.audits if audit.outcome == "differs"]
     if differing:
         text = (
-            f"{_joined(differing)}\nThese ranks compiled for themselves, so the launch is right; nothing of "
-            "these functions is stored. Hand what differs from rank to rank to the function as an argument, "
-            "or keep it as an attribute of the module; or report it as a bug of warmrank."
+            f"{_joined(differing)}\nThese ranks compiled for themselves, so the launch is right; later "
+            "launches find no artifact of these functions. Hand what differs from rank to rank to the "
+            "function as an argument, or keep it as an attribute of the module; or report it as a bug of "
+            "warmrank."
         )
         yield Step("do", "Traces differ from rank to rank behind all conditions", text)
     if report.nondeterministic:
