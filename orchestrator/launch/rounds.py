@@ -253,12 +253,16 @@ class _Round:
                     for name in asked.get(failure.rank, ((), ()))[0]
                 )
                 raise
+        refusals = {demand.slot: demand.reason for demand in self._state.demands if demand.refused}
         for rank, answer in answers.items():
             for result in answer if not isinstance(answer, WorkerFailure) else ():
-                if isinstance(result, FunctionResult):
-                    self.made[rank, result.function] = result
+                slot = rank, result.function
+                if not isinstance(result, FunctionResult):
+                    self.traced[slot] = result
+                elif result.ok and slot in refusals:  # the rank itself only knows that it holds nothing
+                    self.made[slot] = replace(result, reason=refusals[slot])
                 else:
-                    self.traced[rank, result.function] = result
+                    self.made[slot] = result
         run.tell_results("compile", ((rank, result) for (rank, _), result in self.made.items()))
 
     def _compare(self) -> None:

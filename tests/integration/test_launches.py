@@ -216,6 +216,10 @@ def test_classes_that_no_request_shows_compile_once_each_in_two_rounds(tmp_path:
     house = House(tmp_path, workload=workload("by_rank", num_kinds=4))
     report = house.launch_on(("a", "a", "b", "b", "c"))
     assert (counts(report), num_rounds(report)) == ((4, 0, 1), 2)
+    first, second, *_ = (found.reason for rank in report.ranks for found in rank.functions)
+    assert first == "the cache holds nothing for Plain.affine"
+    assert second.startswith(f"{first}; ")
+    assert second.endswith(" refused: self.factor: 2 -> 3")
     assert house.launch_on(("b", "d")).totals.num_compiled == 0
 
 
