@@ -136,7 +136,9 @@ def _identity_name(described: Sequence[Any]) -> str:
         return _identity_name(described[1:] if kind == "method" else described[1])
     if kind == "constant":
         return written(described[1])
-    return str(described[1] if kind in ("module", "code", "operator", "operators", "group") else described[2])
+    if kind == "group":
+        return f"{described[1]} of {described[2]} ranks"
+    return str(described[1] if kind in ("module", "code", "operator", "operators") else described[2])
 
 
 def tensor_differences(value: Any, expected: Mapping[str, Any]) -> list[str]:
