@@ -252,7 +252,11 @@ def test_each_stage_compiles_once_and_other_sizes_of_the_world_compile_nothing(t
     staged = {"entrypoint": "warmrank.examples.llama_stage:workload", "arguments": sizes}
 
     def launched(node: str, dp: int, **changes: Any) -> Report:
-        more = {"workload": staged, "parallel": {"tp": 2, "pp": 2, "dp": dp}, "ray": {"num_cpus": 4 * dp}}
+        more = {
+            "workload": staged,
+            "parallel": {"tp": 2, "pp": 2, "dp": dp},
+            "ray": {"num_cpus": 4, "num_cpus_per_rank": 0.5},
+        }
         return launch(House(tmp_path).config(4 * dp, node=node, **more, **changes))
 
     cold = launched("first", 2)
