@@ -94,8 +94,10 @@ class _Finder:
         del path, target
         if name != "torch_npu":
             return None
-        spec = ModuleSpec(name, self, origin=__file__, is_package=True)  # type: ignore[arg-type]
-        spec.submodule_search_locations = [str(package_home())]
+        home = package_home()
+        origin = str(home / "__init__.py")  # beside which the real package names its version
+        spec = ModuleSpec(name, self, origin=origin, is_package=True)  # type: ignore[arg-type]
+        spec.submodule_search_locations = [str(home)]
         return spec
 
     def create_module(self, spec: ModuleSpec) -> Any:
