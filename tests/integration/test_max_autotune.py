@@ -376,7 +376,9 @@ class Operators(torch.nn.Module):
         scales = scaled(x, 2.0), scaled(x, 3.0, plus=4), scaled(x, 3.0, times=4, name="bb")
         computed = z - 1, 2.5 - z, z * number, z[0] / 2, z - z * 2, 1j - z, z + True, z == 1, z.isclose(z * 1)
         large = index.to(torch.uint8) * 100
-        powers = 2**index, (-3) ** index.int(), 2.5**index, index**40, index.int() ** 3
+        powers = 2**index, (-3) ** index.int(), 2.5**index, index**40, index.int() ** 3, number**index
+        of_numbers = x % number, number % (x + 1), x // number, torch.fmod(x, number / 3), x.half() % number
+        filled = torch.full((2,), 1 + 2j), z[None].tril(), z ** (1 + 1j), z.masked_fill(x > 0, 1j), z.sgn()
         of_nothing = torch.var_mean(x[:0]), x[:0].mean(), x[:0].sum(), x[:0].prod()
         return (
             scales,
@@ -386,6 +388,9 @@ class Operators(torch.nn.Module):
             large.any(0, keepdim=True) + large,
             of_nothing,
             powers,
+            of_numbers,
+            filled,
+            torch.min(index.repeat(9, 2) > 0, 0),
         )
 
     def noting(self, x: torch.Tensor) -> torch.Tensor:
@@ -420,7 +425,7 @@ class Rows(torch.nn.Module):
     """Looks up rows by numbers, in each of the ways that Inductor's own kernels take others than eager's."""
 
     def forward(self, x: torch.Tensor, *rows: torch.Tensor) -> Any:
-        selected, copied, added, reduced, unpooled, single = rows
+        selected, copied, added, reduced, unpooled, single, filled = rows
         cell, first = x[0, 0], single[1:]
         return (
             x.index_select(0, selected), x.t().index_select(1, selected),
@@ -430,6 +435,7 @@ class Rows(torch.nn.Module):
             torch.nn.functional.max_unpool1d(x[None, :2, :2], unpooled[None, :, None].expand(1, 2, 2), [2]),
             cell.index_select(0, first), cell.index_add(0, first, cell, alpha=3),
             cell.index_copy(0, first, cell + 1), x[0].index_copy(0, first, cell),
+            x.index_fill(0, filled, 2.5), cell.index_fill(0, filled[1:] * 0 - 1, cell),
         )  # fmt: skip
 
 
@@ -439,9 +445,11 @@ def test_row_that_is_not_there_is_an_error_as_in_eager(
     monkeypatch.setenv("CI", "true")  # where torch refuses eager's kernels for which it has a decomposition
     x, good = torch.arange(12.0).reshape(4, 3), torch.tensor([2, 0])
     function = cache_compile(Rows().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
-    torch.testing.assert_close(function(x, *[good] * 6), function.module.forward(x, *[good] * 6))
-    for number, bad in itertools.product(range(6), (-1, 4)):
-        rows = [good] * number + [torch.tensor([1, bad])] + [good] * (5 - number)
+    torch.testing.assert_close(function(x, *[good] * 7), function.module.forward(x, *[good] * 7))
+    given = [x, *[good] * 6, torch.tensor([1, -1])]  # which counts from the end
+    torch.testing.assert_close(function(*given), function.module.forward(*given))
+    for number, bad in [*itertools.product(range(6), (-1, 4)), (6, 4), (6, -5)]:
+        rows = [good] * number + [torch.tensor([1, bad])] + [good] * (6 - number)
         for forward in (function.module.forward, function):
             with pytest.raises((IndexError, RuntimeError)):
                 forward(x, *rows)

@@ -213,7 +213,7 @@ class AotiEngine:
     """Compiles with AOTInductor; loads without it."""
 
     name = "aoti"
-    version = "3"
+    version = "4"
     captured = False
     captures_itself = False
 

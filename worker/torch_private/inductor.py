@@ -44,6 +44,14 @@ _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _ENVIRONMENT = threading.Lock()
 _QUOTIENTS = (torch.ops.aten.div.Tensor_mode, torch.ops.aten.floor_divide.default)
 _ROUNDED = frozenset({"floor_divide", "remainder", "fmod"})
+_OF_TENSORS = {
+    torch.ops.aten.remainder.Scalar: torch.ops.aten.remainder.Tensor,
+    torch.ops.aten.remainder.Scalar_Tensor: torch.ops.aten.remainder.Tensor,
+    torch.ops.aten.fmod.Scalar: torch.ops.aten.fmod.Tensor,
+    torch.ops.aten.pow.Scalar: torch.ops.aten.pow.Tensor_Tensor,
+    torch.ops.aten.pow.Tensor_Scalar: torch.ops.aten.pow.Tensor_Tensor,
+}
+"""What takes a tensor in place of an operator's number."""
 _IN_CPP = ("torch.ops.aten.", "torch.ops.prims.")  # torch's own operators
 
 
@@ -226,15 +234,26 @@ class AsEager:
     def _lower(self, original: Any, lowering: Any, target: Any, args: Any, kwargs: Any) -> Any:
         """Give kernels eager's dtype (``any`` of bytes), and eager's results of nothing (``var_mean``).
 
-        Inductor's own quotient of integers ends the process where eager raises an error for a zero, and its
-        rounded quotients and remainders of floats are those of a quotient that was rounded before.
+        Inductor's own quotient of integers ends the process where eager raises an error for a zero, its
+        rounded quotients and remainders of floats are those of a quotient that was rounded before, and its
+        least of bools is found at the greatest.
         """
         from torch._inductor.ir import TensorBox
-        from torch._inductor.lowering import fallback_handler, to_dtype
+        from torch._inductor.lowering import fallback_handler, lowerings, to_dtype
 
         node = lowering.current_node
         is_quotient = _may_divide_by_zero(node)
-        if is_quotient or _makes_something_of_nothing(node) or _rounds_quotients(node):
+        is_rounded = _rounds_quotients(node)
+        takes_tensors = is_rounded or target is torch.ops.aten.pow.Scalar
+        varies = [takes_tensors and hasattr(given, "meta") and _is_number(given) for given in node.args]
+        if any(varies):
+            full, like = lowerings[torch.ops.aten.full.default], node.meta["val"]
+            options = {"dtype": like.dtype, "device": like.device}
+            args = [
+                full([], arg, **options) if is_one else arg for arg, is_one in zip(args, varies, strict=True)
+            ]
+            target = _OF_TENSORS.get(target, target)
+        if is_quotient or is_rounded or _makes_something_of_nothing(node) or _finds_least_of_bools(node):
             if target in _QUOTIENTS and not isinstance(args[1], TensorBox):
                 target, kwargs = torch.ops.aten.div.Scalar_mode, {"rounding_mode": "floor", **kwargs}
                 args = (args[0], 0) if is_quotient else args
@@ -313,6 +332,11 @@ def _rounds_quotients(node: Node) -> bool:
     return is_rounded and isinstance(made, torch.Tensor) and made.is_floating_point()
 
 
+def _finds_least_of_bools(node: Node) -> bool:
+    found = node.meta.get("val")
+    return node.target is torch.ops.aten.min.dim and isinstance(found, tuple) and found[0].dtype == torch.bool
+
+
 def _may_divide_by_zero(node: Node) -> bool:
     """True if an operator divides integers on a CPU, rounds to zero, and no number but 0 is the divisor.
 
@@ -347,32 +371,43 @@ def _writes_twice(graph: Graph) -> bool:
 def _numbers_beside_complex(graph: Graph) -> None:
     """Make numbers tensors of the type that complex operators compute in, as eager does.
 
-    Inductor has no kernels for complex numbers, and hands a number over as it is, or as complex128.
+    Inductor has no kernels for complex numbers, and hands a number over as it is, as complex128 or
+    not at all.
     """
     for node in list(graph.nodes):
         values = [item.meta.get("val") for item in (*node.all_input_nodes, node)]
         dtypes = [value.dtype for value in values if isinstance(value, torch.Tensor) and value.is_complex()]
         if not dtypes or not isinstance(node.target, torch._ops.OpOverload):
             continue
+        if node.target is torch.ops.aten.full.default:
+            with graph.inserting_before(node):
+                filled = _complex_tensor(graph, node.args[1], dtypes[0], node.meta["val"], node.args[0])
+            node.replace_all_uses_with(filled)
+            graph.erase_node(node)
+            continue
+        if any(isinstance(arg, complex) for arg in node.args):
+            node.target = _OF_TENSORS.get(node.target, node.target)
         for index, (value, taken) in enumerate(zip(node.args, node.target._schema.arguments, strict=False)):
             if isinstance(taken.type, torch.TensorType) and _is_number(value):
                 with graph.inserting_before(node):
                     node.update_arg(index, _complex_tensor(graph, value, dtypes[0], node.meta["val"]))
 
 
-def _complex_tensor(graph: Graph, number: Any, dtype: torch.dtype, like: torch.Tensor) -> Node:
-    """A tensor without dimensions of a number, on the device of another tensor."""
+def _complex_tensor(
+    graph: Graph, number: Any, dtype: torch.dtype, like: torch.Tensor, size: Any = ()
+) -> Node:
+    """A tensor full of a number, on the device of another tensor."""
     real, imaginary = (number.real, number.imag) if isinstance(number, complex) else (number, 0)
     options: dict[str, Any] = {"dtype": dtype.to_real(), "device": like.device}
     parts = [
         graph.call_function(
-            torch.ops.aten.full.default, ((), float(part) if isinstance(part, int) else part), options
+            torch.ops.aten.full.default, (size, float(part) if isinstance(part, int) else part), options
         )
         for part in (real, imaginary)
     ]
     made = graph.call_function(torch.ops.aten.complex.default, tuple(parts))
     for node, of in ((made, dtype), *((part, dtype.to_real()) for part in parts)):
-        node.meta["val"] = like.new_empty((), dtype=of)
+        node.meta["val"] = like.new_empty(like.shape if size else (), dtype=of)
     return made
 
 

@@ -16,7 +16,18 @@ import torch
 
 def with_checks(table: Mapping[Any, Any]) -> dict[Any, Any]:
     """Inductor's decompositions, with these in place of its own."""
-    return {op: rule for op, rule in {**table, **_ALONG}.items() if op not in _WITHOUT_CHECKS}
+    fills = {op: _from_the_end(table[op]) for op in _FILLS}
+    return {op: rule for op, rule in {**table, **_ALONG, **fills}.items() if op not in _WITHOUT_CHECKS}
+
+
+def _from_the_end(fill: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The decomposition, which copies rows, for numbers that count from the end as well."""
+
+    def filled(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
+        num_rows = x.shape[dim] if x.ndim else 1
+        return fill(x, dim, torch.where(index < 0, index + num_rows, index), value)
+
+    return filled
 
 
 def _index_select(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
@@ -58,6 +69,7 @@ _WITHOUT_CHECKS = (
     torch.ops.aten.multi_margin_loss.default,
     torch.ops.aten.multilabel_margin_loss_forward.default,
 )
+_FILLS = (torch.ops.aten.index_fill.int_Scalar, torch.ops.aten.index_fill.int_Tensor)
 _ALONG: dict[Any, Callable[..., torch.Tensor]] = {
     torch.ops.aten.index_select.default: _index_select,
     torch.ops.aten.index_copy.default: _index_copy,
