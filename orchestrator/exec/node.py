@@ -14,7 +14,7 @@ import re
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from warmrank.cache_store.cache_dir.private_files import (
     temporary_name,
 )
 from warmrank.cache_store.errors import NotInStore, StoreError, UnusableCache, is_final
+from warmrank.cache_store.fetch.blobs import FetchOptions
 from warmrank.cache_store.publish_pending import QueueReport, add_partition, publish_pending
 from warmrank.cache_store.text import count_text
 from warmrank.orchestrator.config.models import Config, launch_key, variable_of
@@ -39,15 +40,17 @@ from warmrank.orchestrator.stores import Target, is_writable, may_publish, open_
 from warmrank.worker import journal
 from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.manifests import made, of_journals
-from warmrank.worker.results import Published
+from warmrank.worker.results import FunctionResult, Published
 from warmrank.worker.settings import expanded
 
 if TYPE_CHECKING:
+    from warmrank.cache_store.backends.backend import NewFile
     from warmrank.cache_store.records.manifest import PartitionManifest
     from warmrank.cache_store.store import Store
 
 Work = Mapping[tuple[int, int], Counter[str]]
-"""Look-ups that ended ``compiled``, ``loaded`` or ``adopted``, by world size and rank."""
+"""Look-ups that ended ``compiled``, ``loaded`` or ``adopted``, by world size and rank; those that loaded what
+the store had when the command began are ``stored``."""
 
 _JOURNALS = ".journal"
 _HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
@@ -167,6 +170,7 @@ class ExecNode:
         self._config = config
         self._tools: Mapping[str, Target] = {}
         self._keeper = NodeKeeper(config)
+        self._stored: set[str] = set()  # sha256s of what the store has of the launch
         self._journals = config.cache_dir / _JOURNALS / f"{_EXEC}{temporary_name()}"
         self._command: ReapedCommand | None = None
         self._when = When(kind="none")
@@ -205,7 +209,7 @@ class ExecNode:
 
     def _fetch(self, store: Store) -> Synced:
         """Partitions of all ranks, because the command may place them as it likes; then the directories."""
-        report = self._keeper.fetch(store)
+        report = self._keeper.fetch(store, options=FetchOptions(held=self._note_stored))
         done = Synced([], [*report.faults], report.found)
         if report.found:
             num = count_text(len(report.partitions), "partition")
@@ -227,6 +231,9 @@ class ExecNode:
                 done.said.append(f"{tool}: pulled {pulled.num_new} new of {files}")
                 done.problems.extend(f"{tool}: {problem}" for problem in pulled.problems)
         return done
+
+    def _note_stored(self, files: Iterable[NewFile]) -> None:
+        self._stored.update(file.expected.sha256 for file in files)
 
     def start(
         self, words: Sequence[str], placement: Placement, when: When, grace_s: float, captured: bool
@@ -311,13 +318,17 @@ class ExecNode:
         """
         try:
             found = {
-                whose: Counter(str(result.outcome) for file in files for result, _ in journal.read(file))
+                whose: Counter(self._outcome(result) for file in files for result, _ in journal.read(file))
                 for whose, files in journal.by_rank(self._journals).items()
             }
         except (OSError, ValueError, LookupError, TypeError) as error:
             msg = f"the ranks' journals cannot be read: {error}"
             raise NotPublished(msg) from error
         return {whose: outcomes for whose, outcomes in found.items() if outcomes}
+
+    def _outcome(self, result: FunctionResult) -> str:
+        is_stored = result.outcome == "loaded" and result.digest in self._stored
+        return "stored" if is_stored else result.outcome
 
     def publish(self, ranks: Sequence[int]) -> dict[int, Published]:
         """Publish partitions of ranks that ran on this node, or let them wait on its disk.

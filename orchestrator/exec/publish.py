@@ -145,7 +145,7 @@ class Publisher(threading.Thread):
                 break
             self._has_ended.wait(_LOOK_S)
         outcomes = sum(work.values(), Counter[str]())
-        if self._hosts is None and outcomes.keys() <= {"loaded"}:
+        if self._hosts is None and outcomes.keys() <= {"stored"}:
             if work:  # else nothing of the command goes through cache_compile
                 num = count_text(outcomes.total(), "function")
                 self._say(f"nothing new to publish: {num} loaded, 0 compiled")

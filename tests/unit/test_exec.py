@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -74,6 +75,20 @@ def test_what_the_ranks_compiled_is_in_the_store_at_the_end(tmp_path: Path, run:
     assert [ref.partition for ref in record.partitions] == ["world2global_rank0", "world2global_rank1"]
     assert not (config.cache_dir / ".journal").exists()
     assert list((config.cache_dir / ".queue").iterdir()) == []
+
+
+def test_what_was_loaded_from_this_disk_is_published_unless_the_store_has_it(
+    tmp_path: Path, run: Runs, said: list[str]
+) -> None:
+    config = loaded_config(tmp_path)
+    assert run(config, (*RANKS, "--status", "3")).record == ""
+    loads = (*RANKS, "--outcome", "loaded")
+    first = run(config, loads)
+    assert (bool(first.record), num_launches(config)) == (True, 1)
+    assert run(config, loads).record == ""
+    assert said[-1] == "nothing new to publish: 2 functions loaded, 0 compiled"
+    shutil.rmtree(tmp_path / "store")
+    assert (bool(run(config, loads).record), num_launches(config)) == (True, 1)
 
 
 def test_last_host_of_a_world_commits_what_all_of_them_published(
