@@ -39,10 +39,12 @@ from warmrank.cache_store.layout import (
     DIRECTORIES,
     LAUNCHES,
     MANIFESTS,
+    PINS,
     blob_name,
     is_record,
     manifest_name,
     split_fanned_name,
+    split_pin_name,
 )
 from warmrank.cache_store.parallel import Meter, OnProgress, each
 from warmrank.cache_store.records.documents import (
@@ -52,7 +54,7 @@ from warmrank.cache_store.records.documents import (
     read_listing,
     read_stored_form,
 )
-from warmrank.cache_store.records.manifest import LaunchRecord
+from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest
 from warmrank.cache_store.signing.trust import Trust
 
 _KINDS = {LAUNCHES: "record", DIRECTORIES: "record", MANIFESTS: "manifest", BLOBS: "blob"}
@@ -311,20 +313,24 @@ class _Audit:
         sizes: Mapping[str, int],
     ) -> None:
         faults = {name: [*self._unpinned(record, manifests)] for name, record in records.items() if record}
-        whole = {name.rpartition("/")[0] for name, found in faults.items() if not found}
-        for name, found in faults.items():
+        lacks = {name: [*self._lacking(found.manifest, sizes)] for name, found in manifests.items() if found}
+        unusable = {name for name in manifests if lacks.get(name, True)}
+        whole = {
+            _whose(record)
+            for name, record in records.items()
+            if record
+            and not faults[name]
+            and unusable.isdisjoint(manifest_name(ref.manifest_key) for ref in record.partitions)
+        }
+        pins = {split_pin_name(info.name) for info in self.documents.places.list(PINS)}
+        for name, record in records.items():
+            found = faults[name] if record else []
             self.faults.extend(f"{name}: {fault}" for fault in found)
             # Launched again, it was recorded anew.
-            if found and self.repair and name.rpartition("/")[0] in whole:
+            if record and found and self.repair and name not in pins and _whose(record) in whole:
                 self.documents.places.quarantine(name, found[0])
                 self.repairs.append(f"{name}: moved into quarantine; another record of this launch is whole")
-        for name, standing in manifests.items():
-            for entry in standing.manifest.artifacts if standing else ():
-                blob = blob_name(entry.sha256)
-                if sizes.get(blob) != entry.size_bytes and (self.is_whole or blob in sizes):
-                    actual = f"{sizes[blob]} bytes long" if blob in sizes else "missing"
-                    needs = f"{entry.function} needs {blob} of {entry.size_bytes} bytes"
-                    self.faults.append(f"{name}: {needs}, which is {actual}")
+        self.faults.extend(f"{name}: {fault}" for name, found in lacks.items() for fault in found)
         for name, blobs in listings.items() if self.is_whole else ():
             missing = (blob for blob in blobs or () if blob not in sizes)
             self.faults.extend(f"{name}: needs {blob}, which is missing" for blob in missing)
@@ -341,6 +347,14 @@ class _Audit:
             elif standing is not None and standing.sha256 != ref.manifest_sha256:
                 yield f"the manifest of {ref.partition} is another one than it pins"
 
+    def _lacking(self, manifest: PartitionManifest, sizes: Mapping[str, int]) -> Iterator[str]:
+        """Faults of the blobs that a manifest needs."""
+        for entry in manifest.artifacts:
+            blob = blob_name(entry.sha256)
+            if sizes.get(blob) != entry.size_bytes and (self.is_whole or blob in sizes):
+                actual = f"{sizes[blob]} bytes long" if blob in sizes else "missing"
+                yield f"{entry.function} needs {blob} of {entry.size_bytes} bytes, which is {actual}"
+
     def _check_debris(self, now_s: float) -> None:
         where = "" if self.is_writable else " where this place may be written"
         for info in list_debris(self.documents.places):
@@ -349,6 +363,14 @@ class _Audit:
                     f"{info.name}: {info.stored_bytes} bytes on their way in for {age_s / 3600.0:.0f} h, "
                     f"by a process that must have died; `warmrank store evict` removes them{where}"
                 )
+
+
+def _whose(record: LaunchRecord) -> str:
+    """Equal for records that replace each other: those of one launch, its partitions and environments."""
+    names = {"__all__": {"rank", "partition"}}
+    return record.model_dump_json(
+        include={"launch_key": True, "environment": True, "others": True, "partitions": names}
+    )
 
 
 def _read_listing(documents: Documents, name: str) -> dict[str, Digest]:

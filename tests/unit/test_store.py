@@ -117,6 +117,25 @@ def test_record_without_another_one_keeps_what_it_has(audited, root):
     assert len(audited.launches()) == 1
 
 
+@pytest.mark.parametrize("other", ["of fewer ranks", "elsewhere", "without a blob", "pinned itself"])
+def test_record_stays_if_it_is_pinned_or_no_other_one_of_its_ranks_is_whole(audited, root, tmp_path, other):
+    if other == "pinned itself":
+        audited.pin(stored(root, "launch")[0].name)
+    for path in stored(root, "ac"):
+        path.unlink()
+    publish_launch(
+        audited,
+        tmp_path / "cache",
+        world_size=1 if other == "of fewer ranks" else 2,
+        environment={**ENVIRONMENT, "torch": "2.14.0" if other == "elsewhere" else ENVIRONMENT["torch"]},
+        created="2026-02-01T00:00:00+00:00",
+    )
+    if other == "without a blob":
+        blob_path(root, DECODE).unlink()
+    assert audited.verify(repair=True).repairs == ()
+    assert len(audited.launches()) == 2
+
+
 @pytest.mark.parametrize("place", ["cas/sha256/ab/README", "ac/README", "launch/ab/README"])
 def test_stranger_is_found(audited, root, place):
     (root / place).parent.mkdir(parents=True, exist_ok=True)
