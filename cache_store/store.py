@@ -162,7 +162,7 @@ class Store:
     """One store and the trust with which this process uses it.
 
     ``location`` is as it was named; ``problems`` has a line for what was skipped, or failed although
-    a verb went on.
+    a verb went on. Damaged documents that are read go into quarantine, unless ``repairs`` is false.
     """
 
     def __init__(
@@ -172,6 +172,7 @@ class Store:
         self._trust = trust
         self._left_out = tuple(left_out)
         self.location = location
+        self.repairs = True
         self.problems = [tier.reason for tier in left_out if tier.state == "away"]
 
     @property
@@ -361,7 +362,7 @@ class Store:
         return Places(asked, self.problems)
 
     def _documents(self) -> Documents:
-        return Documents(places=self._view(), trust=self._trust, problems=self.problems)
+        return Documents(places=self._view(), trust=self._trust, problems=self.problems, repairs=self.repairs)
 
     def _write(self, verb: Callable[[Documents], T], fill: Callable[[Places, T], None]) -> T:
         """Do ``verb`` in the far place, then ``fill`` the near one."""

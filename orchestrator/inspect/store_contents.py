@@ -41,7 +41,7 @@ _NAMED_BY = ("entrypoint", "script", "name")
 
 
 def open_to_look(config: Config | None, location: Path | str | None, *, with_keyring: bool = False) -> Store:
-    """Open the config's store, or the one at ``location``; never create one.
+    """Open the config's store, or the one at ``location``; never create one, nor repair what is read.
 
     Without a config signatures go unchecked, unless they are checked ``with_keyring``, the user's.
 
@@ -50,17 +50,20 @@ def open_to_look(config: Config | None, location: Path | str | None, *, with_key
     """
     if (config is None) == (location is None):
         raise BadArgument("expected either a CONFIG or --store PATH, to say which store")
-    if config is None:
-        if with_keyring:
-            return open_store(named_store(str(location)), create=False, to_sign=False)
-        return cache_store.open_store(
-            [tier_spec(tier_at(str(location)))], trust=Trust(policy="off"), create=False
-        )
-    if config.store is None:
-        raise BadArgument(
-            f"config {config.name} names no store; expected store.path in it, or name one with --store PATH"
-        )
-    return open_store(config.store, create=False, to_sign=False)
+    if config is not None:
+        if config.store is None:
+            raise BadArgument(
+                f"config {config.name} names no store; expected store.path in it, or name one with "
+                "--store PATH"
+            )
+        opened = open_store(config.store, create=False, to_sign=False)
+    elif with_keyring:
+        opened = open_store(named_store(str(location)), create=False, to_sign=False)
+    else:
+        specs = [tier_spec(tier_at(str(location)))]
+        opened = cache_store.open_store(specs, trust=Trust(policy="off"), create=False)
+    opened.repairs = False
+    return opened
 
 
 def open_if_there(config: Config) -> Store | None:
@@ -68,7 +71,7 @@ def open_if_there(config: Config) -> Store | None:
     if config.store is None:
         return None
     try:
-        return open_store(config.store, create=False, to_sign=False)
+        return open_to_look(config, None)
     except StoreUnavailable:
         # To look at a silent place would hang.
         if silent_places(config.store) or not all(can_be_made(tier.path) for tier in config.store.tiers):

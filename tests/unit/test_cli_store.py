@@ -19,6 +19,7 @@ from tests.support.stored import (
     publish_launch,
     save_key_pair,
     stored,
+    tree,
 )
 from warmrank.cache_store.cache_dir.marks import mark_signers
 from warmrank.cache_store.errors import NoStoreYet, StoreUnavailable
@@ -257,6 +258,20 @@ def test_verify_repair_moves_damage_away_and_says_so(store, root):
     assert (repaired.exit_code, path.exists()) == (4, False)
     assert f"repair: cas/sha256/{path.parent.name}/{path.name}: moved into quarantine" in repaired.stdout
     assert path.name in stored(root, "quarantine")[0].name
+
+
+@pytest.mark.parametrize("prefix", ["launch", "ac", "dir"])
+def test_looking_leaves_damage_where_an_evict_refuses_it(root, cache, tmp_path, prefix):
+    config = write_config(tmp_path)
+    store_launch(loaded_config(tmp_path), tmp_path / "source")
+    done("store", "sync", "push", "vllm", cache, "--store", root, "--key", "model=8b")
+    overwrite(stored(root, prefix)[0], b"damaged")
+    before = tree(root)
+    said = [invoke(*command).output for command in (("ls", config), ("ls", "--store", root))]
+    invoke("explain", config), invoke("show", "world2global_rank0", "--store", root)
+    assert tree(root) == before
+    assert ["problem: corrupt: " in text for text in said] == [True, True]
+    assert invoke("store", "evict", "--store", root, "--dry-run").exit_code == 4
 
 
 OLDER = "2026-01-01T12:00:00+00:00"
