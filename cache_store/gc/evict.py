@@ -296,17 +296,22 @@ def _choose_records(inventory: Inventory, policy: EvictPolicy) -> tuple[list[Cho
     takes no room from them.
     """
     protected = _protected(inventory, policy)
-    unused = {name: _unused_s(inventory, name) for name in inventory.files if is_record(name)}
-    for name, seconds in unused.items():
-        if seconds <= policy.grace_s:
-            protected.setdefault(name, f"{_last_use_text(seconds)}, within the grace")
-    rank = {name: inventory.documents[name].trust_rank for name in unused}
+    last_uses = {name: _last_use(inventory, name) for name in inventory.files if is_record(name)}
+    rank = {name: inventory.documents[name].trust_rank for name in last_uses}
     taken: list[Choice] = []
     kept: list[Choice] = []
     counted: set[str] = set()
     counted_bytes = 0
-    for name in sorted(unused, key=lambda name: (-rank[name], name not in protected, unused[name], name)):
-        seconds, reason = unused[name], protected.get(name, "")
+
+    def most_wanted_first(name: str) -> tuple[object, ...]:
+        return -rank[name], name not in protected, last_uses[name].most_s, name
+
+    for name in sorted(last_uses, key=most_wanted_first):
+        last_use, reason = last_uses[name], protected.get(name, "")
+        seconds = last_use.least_s
+        if not reason and seconds <= policy.grace_s:
+            perhaps = "perhaps " if last_use.most_s > policy.grace_s else ""
+            reason = f"{last_use}, {perhaps}within the grace"
         if not reason and policy.older_than_s is not None and seconds > policy.older_than_s:
             taken.append(_choice(inventory, name, f"unused for {_age(seconds)}"))
             continue
@@ -317,15 +322,29 @@ def _choose_records(inventory: Inventory, policy: EvictPolicy) -> tuple[list[Cho
         if over > 0 and not reason:
             taken.append(_choice(inventory, name, f"{over} bytes too many, unused for {_age(seconds)}"))
         else:
-            kept.append(_choice(inventory, name, reason or _last_use_text(seconds)))
+            kept.append(_choice(inventory, name, reason or str(last_use)))
     return taken[::-1], kept
 
 
-def _unused_s(inventory: Inventory, record: str) -> float:
-    """Seconds since a record's last use, or fewer: a mark stands for a whole day."""
-    used = inventory.uses.get(record)
-    marked_s = min(used.modified_s + RESOLUTION_S, inventory.now_s) if used else 0.0
-    return inventory.now_s - max(marked_s, inventory.files[record].modified_s)
+class _LastUse(NamedTuple):
+    """Seconds since a record's last use, at least and at most: a mark stands for a whole day."""
+
+    least_s: float
+    most_s: float
+
+    def __str__(self) -> str:
+        least, most = _age(self.least_s), _age(self.most_s)
+        if self.least_s == self.most_s:
+            return f"used {most} ago"
+        return f"used {least} to {most} ago" if self.least_s else f"used within the last {most}"
+
+
+def _last_use(inventory: Inventory, record: str) -> _LastUse:
+    made_s, used = inventory.files[record].modified_s, inventory.uses.get(record)
+    if used is None:
+        return _LastUse(inventory.now_s - made_s, inventory.now_s - made_s)
+    latest_s = max(min(used.modified_s + RESOLUTION_S, inventory.now_s), made_s)
+    return _LastUse(inventory.now_s - latest_s, inventory.now_s - max(used.modified_s, made_s))
 
 
 def _protected(inventory: Inventory, policy: EvictPolicy) -> dict[str, str]:
@@ -364,10 +383,6 @@ def _spent(inventory: Inventory, policy: EvictPolicy, needed: Collection[str]) -
 def _choice(inventory: Inventory, name: str, reason: str) -> Choice:
     kind: Kind = "record" if is_record(name) else "manifest" if name.startswith(MANIFESTS) else "blob"
     return Choice(kind, name, inventory.files[name].stored_bytes, reason)
-
-
-def _last_use_text(unused_s: float) -> str:
-    return "used just now" if unused_s < 1.0 else f"used {_age(unused_s)} ago"
 
 
 def _age(seconds: float) -> str:

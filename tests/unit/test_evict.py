@@ -71,6 +71,26 @@ def test_least_recently_used_go_until_the_rest_fits(memory):
     assert "bytes too many" in report.taken[0].reason
 
 
+def test_what_was_just_made_does_not_go_before_what_was_used_earlier_that_day(memory):
+    used = memory.launch(own=b"1" * 100_000)
+    memory.pass_time(3 * DAY_S)
+    mark_used(memory.places, used)
+    memory.pass_time(600)
+    made = memory.launch(own=b"2" * 100_000)
+    memory.pass_time(3)
+    report = memory.evict(max_bytes=150_000, keep=0, grace_s=0)
+    assert [(choice.name, choice.reason) for choice in report.kept] == [
+        (made, "used 3 s ago"),
+        (used, "used within the last 10.1 min, perhaps within the grace"),
+    ]
+    memory.pass_time(DAY_S)
+    report = memory.evict(max_bytes=150_000, keep=0, grace_s=0)
+    assert ([choice.name for choice in report.taken if choice.kind == "record"], report.over_bytes) == (
+        [used],
+        0,
+    )
+
+
 def test_what_no_launch_committed_goes_after_the_grace(memory):
     memory.launch()
     memory.publish({"Llama.own": b"no launch"}, 50)
