@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeVar
 
@@ -49,6 +50,14 @@ def size_text(size_bytes: int) -> str:
             break
         size /= 1024
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def ended_text(status: int) -> str:
+    """The end of a process by its status as `subprocess` has it, such as ``was killed by SIGKILL``."""
+    if status >= 0:
+        return f"ended with status {status}"
+    names = {each.value: each.name for each in signal.Signals}
+    return f"was killed by {names.get(-status, f'signal {-status}')}"
 
 
 def defused(text: str, *, instead: str = "?") -> str:

@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from warmrank.cache_store.text import count_text, seconds_text
+from warmrank.cache_store.text import count_text, ended_text, seconds_text
 from warmrank.orchestrator import signals
 from warmrank.orchestrator.cli.console import exit_code_of, others_on_stderr, output, say
 from warmrank.orchestrator.cli.options import (
@@ -261,7 +261,7 @@ def _launch(name: str, named: Sequence[str], out: Path, console: Console, run: R
     process_s = time.perf_counter() - started
     if status != 0:
         raise DemoFailed(
-            f"the {name} launch ended with status {status}; its own message stands above",
+            f"the {name} launch {ended_text(status)}; its own message stands above",
             exit_code=status if status > 0 else 128 - status,
         )
     return read_report(path), process_s

@@ -57,7 +57,7 @@ _HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"
 _EXEC = "exec-"
 
 
-_PORT = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]]+):)?(?P<port>[0-9]{1,5})", re.ASCII)
+_PORT = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s/:\[\]]+):)?(?P<port>[0-9]+)", re.ASCII)
 _CONNECT_S = 1.0
 
 

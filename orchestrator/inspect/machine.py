@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from warmrank.cache_store.backends.deadline import all_within
-from warmrank.cache_store.text import size_text
+from warmrank.cache_store.text import ended_text, size_text
 from warmrank.orchestrator import import_root
 from warmrank.worker.ascend import Installation, fit, installation, visible_devices
 from warmrank.worker.engines.toolchain import check_cpp_compiler, check_cuda
@@ -292,7 +292,7 @@ def probe_torch(device: str, environ: Mapping[str, str], *, timeout_s: float = P
         return Probe(error=f"no answer within {timeout_s:g} s")
     except (IndexError, ValueError):
         last = next(reversed(done.stderr.strip().splitlines()), "")
-        return Probe(error=f"the interpreter ended with status {done.returncode}: {last[:500]}")
+        return Probe(error=f"the interpreter {ended_text(done.returncode)}: {last[:500]}")
     return Probe(**said)
 
 

@@ -222,6 +222,7 @@ def cli(tmp_path: Path, mark: str) -> Iterator[Cli]:
         (["--here", "--nnodes", "2", "--node-rank", "0"], "--run-id"),
         (["--here", "--nnodes", "3", "--node-rank", "0", "--run-id", "7"], "not as many on each of 3 hosts"),
         (["--publish-when", "0"], "expected exit, none, a port"),
+        (["--publish-when", "99999999"], "expected exit, none, a port"),
         (["--publish-when", "host:abc"], "expected exit, none, a port"),
     ],
 )

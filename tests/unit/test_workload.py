@@ -24,7 +24,7 @@ from warmrank.examples.llama_model import build_model
 from warmrank.examples.llama_weights import LlamaSizes, full_weights
 from warmrank.inference import cache_compile
 from warmrank.worker import journal
-from warmrank.worker.errors import CompileForbidden, WorkloadError
+from warmrank.worker.errors import CompileForbidden, ScriptFailed, WorkloadError
 from warmrank.worker.rank import manifests
 from warmrank.worker.rank.rank_worker import RankSpec
 from warmrank.worker.rank.workload import Call, RankContext, Workload, build_workload, journal_of, run_script
@@ -187,6 +187,16 @@ def test_script_that_misses_where_compiling_is_forbidden_says_so(spec: RankSpec,
     with pytest.raises(CompileForbidden, match=r"M.a would have to be compiled") as raised:
         run_script(spec, script(tmp_path, text), ())
     assert raised.value.function == "M.a"
+
+
+@pytest.mark.parametrize(
+    ("end", "said"), [("os.kill(os.getpid(), 9)", "was killed by SIGKILL"), ("os._exit(3)", "status 3")]
+)
+def test_script_that_failed_is_reported_by_how_it_ended(
+    spec: RankSpec, tmp_path: Path, end: str, said: str
+) -> None:
+    with pytest.raises(ScriptFailed, match=rf"script.py .*{said}; its last lines:\n\s*loading"):
+        run_script(spec, script(tmp_path, f"import os\nprint('loading', flush=True)\n{end}"), ())
 
 
 ARTIFACT = make_artifact()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from warmrank.cache_store.cache_dir.private_files import make_private_directories, os_errors_are_unusable
+from warmrank.cache_store.text import ended_text
 from warmrank.worker import journal
 from warmrank.worker.errors import BadRuntimeState, CompileForbidden, GroupError, ScriptFailed, WorkloadError
 from warmrank.worker.results import FunctionResult, Verification
@@ -257,7 +258,7 @@ def run_script(spec: RankSpec, path: str, arguments: tuple[str, ...]) -> tuple[F
         for function, reason in journal.forbidden(file):
             raise CompileForbidden(reason, function=function, reason=reason)
         last = "\n".join(tail)
-        msg = f"rank {spec.rank}: script {path} ended with status {status}; its last lines:\n{last}"
+        msg = f"rank {spec.rank}: script {path} {ended_text(status)}; its last lines:\n{last}"
         raise ScriptFailed(msg, rank=spec.rank, script=path, status=status)
     return _distinct(result for result, _ in journal.read(file))
 
