@@ -380,3 +380,31 @@ def test_positions_in_a_cache_are_not_compiled_one_by_one(cache: Path) -> None:
         assert torch.equal(function(x), same(x))
         assert torch.equal(model.cache, same.cache)
     assert len(function.variants) == 1
+
+
+class Registry(dict[str, Any]):
+    def get_of(self, kind: type[Any]) -> Any:
+        return super().get(kind.__name__) or {}
+
+
+REGISTRY = Registry(Registered={"scale": 2.0}, Other={"scale": 3.0})
+
+
+class Registered(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * REGISTRY.get_of(Registered).get("scale", 1.0)
+
+
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="Dynamo takes members of such dicts by their places")
+def test_keys_of_a_registry_that_are_not_read_do_not_count(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function, x = cached(Registered().forward, cache), torch.ones(2)
+    assert function(x).tolist() == [2, 2]
+    monkeypatch.setattr(sys.modules[__name__], "REGISTRY", Registry(New=1, **REGISTRY))
+    again = cached(Registered().forward, cache)
+    assert again(x).tolist() == [2, 2]
+    assert outcome(again) == "loaded"
+    for change, made in (({"Registered": {"scale": 5.0}}, [5, 5]), ({"Registered": None}, [1, 1])):
+        REGISTRY.update(change)
+        assert again(x).tolist() == made

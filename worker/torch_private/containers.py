@@ -22,11 +22,13 @@ import functools
 import inspect
 import itertools
 import operator
-from collections import OrderedDict, deque
+from collections import OrderedDict, defaultdict, deque
 from types import FunctionType, MethodDescriptorType, SimpleNamespace
 from typing import Any, Final
 
 import torch
+from torch._dynamo.guards import GuardBuilder
+from torch._dynamo.source import DictSubclassGetItemSource
 from torch._dynamo.variables import (
     BuiltinVariable,
     ConstDictVariable,
@@ -34,10 +36,12 @@ from torch._dynamo.variables import (
     TupleVariable,
     UserDefinedClassVariable,
     UserDefinedObjectVariable,
+    base,
     builtin,
     dicts,
 )
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.functions import (
     BaseUserFunctionVariable,
     FunctoolsPartialVariable,
@@ -47,6 +51,7 @@ from torch._dynamo.variables.functions import (
 from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.lists import BaseListVariable, ListVariable, RangeVariable
 from torch._dynamo.variables.misc import LambdaVariable
+from torch._dynamo.variables.user_defined import UserDefinedDictVariable
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module
@@ -60,6 +65,8 @@ from warmrank.worker.repeatable import (
 from warmrank.worker.torch_private.patching import steps_in, steps_in_variables
 
 _REPEATS: Final = torch.__version__ >= "2.13"  # lists in place
+_IS_ONE: Final = "items" in inspect.signature(UserDefinedDictVariable).parameters  # an object, and its dict
+_BOTH_CHANGE: Any = getattr(base, "ValueAndAttributeMutationExisting", None)  # where they are one
 _VARS: Any = getattr(dicts, "DunderDictVariable", ())  # from torch 2.13 on
 _BUILTIN: Any = getattr(builtin, "BaseBuiltinVariable", BuiltinVariable)  # from torch 2.13 on
 # Methods that matter where a container is taken as a whole, by its class; of the first class that fits.
@@ -110,6 +117,39 @@ _OPERATORS: Final = {function.__name__ for function in _IN_PLACE}
 _TRUTH: Final = ("UNARY_NOT", "TO_BOOL", "POP_JUMP_", "JUMP_IF_")
 
 
+def _has_plain_keys(value: Any) -> bool:
+    """True for a dict of a class of the user's whose keys are all constants."""
+    return (
+        _REPEATS
+        and isinstance(value, dict)
+        and type(value) is not dict
+        and not isinstance(value, OrderedDict | defaultdict)
+        and type(value).__new__ is dict.__new__
+        and all(type(key) in (str, int, bool) for key in dict.keys(value))
+    )
+
+
+def _dict_by_key(builder: Any, value: Any) -> Any:
+    """A variable whose conditions are on the keys that are read, as with Python's own dicts.
+
+    Dynamo's own takes members by their places, so that all keys and their order are conditions.
+    """
+    builder.install_guards(GuardBuilder.TYPE_MATCH)
+    members = {
+        ConstantVariable.create(key): LazyVariableTracker.create(
+            member, DictSubclassGetItemSource(builder.get_source(), key), tx=builder.tx
+        )
+        for key, member in dict.items(value)
+    }
+    track = builder.tx.output.side_effects.track_object_existing
+    if _IS_ONE:
+        own = UserDefinedDictVariable(value, items=members, source=builder.source)
+        return track(value, own, mutation_type_cls=_BOTH_CHANGE)
+    held = ConstDictVariable(members, mutation_type=base.ValueMutationExisting(), source=builder.source)
+    held.should_reconstruct_all = True
+    return track(value, UserDefinedDictVariable(value, dict_vt=held, source=builder.source))
+
+
 class Containers:
     """Steps in where Dynamo traces what the module's docstring says."""
 
@@ -120,6 +160,8 @@ class Containers:
     @steps_in("torch._dynamo.variables.builder:VariableBuilder", "_wrap(value)")
     def _wrap(self, original: Any, builder: Any, value: Any) -> Any:
         _refuse_kind(type(value))
+        if _has_plain_keys(value):
+            return _dict_by_key(builder, value)
         before, self._is_wrapping = self._is_wrapping, type(value) is tuple
         try:
             return original(builder, value)

@@ -86,7 +86,7 @@ FACTS: Final = {
         torch._dynamo.types:GuardFilterEntry  name has_value value guard_type orig_guard
         torch._dynamo.variables  PythonModuleVariable(value)
         torch._dynamo.variables.base:VariableTracker  build(tx, value, source)
-        torch._dynamo.variables.builder:VariableBuilder  install_guards source tx
+        torch._dynamo.variables.builder:VariableBuilder  install_guards get_source source tx
         torch._dynamo.variables.builtin:BuiltinVariable  call_function_handler_cache
         torch._dynamo.variables.constant:ConstantVariable  as_proxy reconstruct(codegen)
         torch._dynamo.variables.functions:PolyfilledFunctionVariable  _get_polyfill_handlers
