@@ -195,9 +195,10 @@ def begin(
     # First what a rank holds, then what only fits.
     offers = [Offer(demand.asked, demand.held, demand.rank) for demand in demands if demand.held]
     offers += [Offer(demand.asked, demand.fits, None) for demand in demands if demand.fits]
-    if cluster.audit != "off":
-        audited = [offer._replace(trace=traces.get(offer.digest, "")) for offer in offers]
-        offers = [offer._replace(audit=cluster.audit) if offer.trace else offer for offer in audited]
+    offers = [
+        offer._replace(trace=traces[offer.digest], audit=cluster.audit) if offer.digest in traces else offer
+        for offer in offers
+    ]
     return PlanState(
         cluster=cluster, round=0, demands=demands, offers=_distinct(offers), avoided=tuple(avoided)
     )

@@ -28,6 +28,7 @@ from warmrank.orchestrator.launch import events
 from warmrank.orchestrator.launch.events import AuditOutcome, AuditReport
 from warmrank.orchestrator.launch.plan import (
     Action,
+    Asked,
     Attempt,
     Cluster,
     Demand,
@@ -90,6 +91,7 @@ def settle_all(
         audit=config.audit,
     )
     state = begin(probes, cluster, avoided=_tried(avoid, run.gang.placements))
+    asking = state.demands
     ledger: Ledger = {}
     while state.demands:
         actions = plan_round(state)
@@ -106,7 +108,7 @@ def settle_all(
         state = apply_round(state, actions, attempts)
         for text in _retries(state, state.failed[num_failed:], run.gang.placements):
             run.problem(text)
-    _release(run, state, ledger)
+    _release(run, state, _suspects(run, state, asking), ledger)
     raised = {failed.class_key for failed in state.failed if failed.is_final}
     lost = [each for each in state.lost if each.slot not in may_wait or each.class_key(cluster) not in raised]
     if lost:
@@ -178,12 +180,39 @@ def _where(ranks: Iterable[int], placements: tuple[RankPlacement, ...]) -> str:
     return brief_names(named, max_names=_MAX_NAMED)
 
 
-def _release(run: Run, state: PlanState, ledger: Ledger) -> None:
-    """Let other partitions have what this launch compiled or audited, unless it depends on a rank."""
+def _suspects(run: Run, state: PlanState, demands: Iterable[Demand]) -> set[Asked]:
+    """Requests that audits found at fault, now or in an earlier launch.
+
+    No rank audits what it holds. Of an earlier launch that is at fault of which ranks hold artifacts, not yet
+    released, with different traces that no condition tells apart.
+    """
+    suspects = {*state.suspects}
+    left = {(offer.asked, offer.digest): offer for offer in state.offers if offer.trace and not offer.is_new}
+    for (asked, digest), offer in left.items():
+        others = {
+            demand.rank: ({demand.function: digest},)
+            for demand in demands
+            if demand.asked == asked and left.get((asked, demand.held), offer).trace != offer.trace
+        }
+        if asked in suspects or not others:
+            continue
+        answers = run.ask("load", RankWorker.consider, others, is_work=False, may_lack_store=True)
+        if alike := [rank for rank in others if rank not in answers or answers[rank][0].ok]:
+            suspects.add(asked)
+            run.problem(
+                f"audit: of an earlier launch, {asked[0]} is traced otherwise on {ranks_text(alike)} than on "
+                f"rank {offer.from_rank}, and no condition says so; it is not published, and launches on an "
+                "empty cache find no artifact of the function"
+            )
+    return suspects
+
+
+def _release(run: Run, state: PlanState, suspects: Collection[Asked], ledger: Ledger) -> None:
+    """Let other partitions have what was compiled now, or left by a launch that was cut off; no suspects."""
     digests = {
         (offer.asked[0], offer.digest)
         for offer in state.offers
-        if offer.trace and (offer.is_new or offer.audit == "off") and offer.asked not in state.suspects
+        if offer.trace and offer.asked not in suspects
     }
     released: dict[int, dict[str, str]] = {}
     for (rank, function), result in ledger.items():

@@ -49,6 +49,18 @@ def artifacts(report: Report, name: str) -> list[str]:
     return [found.digest for rank in report.ranks for found in rank.functions if found.function == name]
 
 
+def published(store: Path) -> list[set[str]]:
+    """Functions of each partition in the only launch of a store."""
+    opened = open_store(store)
+    (record,) = opened.launches()
+    manifests = [opened.manifest(ref.manifest_key) for ref in record.partitions]
+    return [{entry.function for entry in manifest.artifacts} for manifest in manifests]
+
+
+def withheld(root: Path) -> list[Path]:
+    return list((root / "cache").rglob(".withheld_*"))
+
+
 @pytest.mark.parametrize("audit", ["one", pytest.param("all", marks=pytest.mark.slow)])
 def test_rank_dependence_behind_all_guards_is_found(tmp_path: Path, audit: str) -> None:
     report = launch(config_of(tmp_path, audit=audit), launcher=HidingLauncher())
@@ -71,13 +83,14 @@ def test_without_an_audit_it_is_not(tmp_path: Path) -> None:
 def test_finding_is_not_published_and_kept_from_other_partitions(tmp_path: Path) -> None:
     store = tmp_path / "store"
     launch(config_of(tmp_path, 2, store=store_config(store)), launcher=HidingLauncher())
-    (record,) = open_store(store).launches()
-    opened = open_store(store)
-    manifests = [opened.manifest(ref.manifest_key) for ref in record.partitions]
-    assert {entry.function for manifest in manifests for entry in manifest.artifacts} == {PLAIN}
-    assert len({path.parent.name for path in (tmp_path / "cache").rglob(".withheld_*")}) == 1
-    again = launch(config_of(tmp_path, 2, store=store_config(store)), launcher=HidingLauncher())
-    assert again.totals.num_loaded == 4
+    assert published(store) == [{PLAIN}] * 2
+    assert len({path.parent.name for path in withheld(tmp_path)}) == 1
+    for audit in ("one", "all", "off"):
+        config = config_of(tmp_path, 2, store=store_config(store), audit=audit)
+        again = launch(config, launcher=HidingLauncher())
+        assert again.totals.num_loaded == 4
+        assert "of an earlier launch, Scaled.scaled is traced otherwise on rank 1" in again.problems[0]
+    assert published(store) == [{PLAIN}] * 2
     larger = launch(config_of(tmp_path, 4, store=store_config(store)), launcher=HidingLauncher())
     assert all(rank.verification is not None and rank.verification.ok for rank in larger.ranks)
 
@@ -89,6 +102,33 @@ def test_retry_of_an_attempt_that_died_in_the_audit_audits_again(tmp_path: Path)
     report = launch(config_of(tmp_path, 2), launcher=HidingLauncher())
     assert all(rank.verification is not None and rank.verification.ok for rank in report.ranks)
     assert "differs" in [item.outcome for item in report.timeline.audits]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "arguments"),
+    [
+        (DyingLauncher(), {"kinds": 1}),  # between compile and audit
+        (DyingLauncher("release", lost=(0, 1)), {"shown": True}),  # each has its own, and conditions say so
+        (DyingLauncher("release"), {"shown": True}),
+    ],
+)
+@pytest.mark.parametrize("audit", ["all", "one", "off"])
+def test_launch_after_one_that_was_cut_off_in_its_audits_publishes_everything(
+    tmp_path: Path, launcher: DyingLauncher, arguments: dict[str, Any], audit: str
+) -> None:
+    settings = {
+        "workload": {**HIDDEN, "arguments": arguments},
+        "store": store_config(tmp_path / "store"),
+        "retries": {"rank": 0},
+    }
+    with pytest.raises(LaunchFailed):
+        launch(config_of(tmp_path, 2, **settings), launcher=launcher)
+    assert withheld(tmp_path)
+    alike = InProcessLauncher() if "kinds" in arguments else HidingLauncher()
+    report = launch(config_of(tmp_path, 2, audit=audit, **settings), launcher=alike)
+    assert report.problems == ()
+    assert withheld(tmp_path) == []
+    assert published(tmp_path / "store") == [{SCALED, PLAIN}] * 2
 
 
 def built_config(root: Path, **arguments: int) -> Path:

@@ -40,11 +40,15 @@ def _(x: torch.Tensor) -> torch.Tensor:
 
 
 class Scaled(torch.nn.Module):
-    """Multiplies by the hidden number."""
+    """Multiplies by the hidden number, and adds one that conditions see."""
+
+    def __init__(self, shown: int) -> None:
+        super().__init__()
+        self.shown = shown
 
     def scaled(self, x: torch.Tensor) -> torch.Tensor:
         rows: torch.Tensor = hidden(x)
-        return x * rows.shape[0]
+        return x * rows.shape[0] + self.shown
 
     def plain(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1
@@ -54,16 +58,19 @@ SHIFT = "WARMRANK_TEST_SHIFT"
 """Environment variable, of no traced code, that is added to the hidden number."""
 
 
-def workload(context: RankContext, *, kinds: int = 2) -> Workload:
-    """Two functions, of which one burns in one of ``kinds`` numbers, and a check against arithmetic."""
+def workload(context: RankContext, *, kinds: int = 2, shown: bool = False) -> Workload:
+    """Two functions, of which one burns in one of ``kinds`` numbers, and a check against arithmetic.
+
+    ``shown``: conditions on the rank keep others from the function.
+    """
     number = 2 + int(os.environ.get(SHIFT, "0")) + context.rank % kinds
     hide(number)
-    model = Scaled()
+    model = Scaled(context.rank if shown else 0)
     scaled = cache_compile(model.scaled, dynamic=False)
     x = torch.ones(3)
 
     def check() -> Verification:
-        worst = float((scaled(x) - number).abs().max())
+        worst = float((scaled(x) - number - model.shown).abs().max())
         return Verification(ok=worst == 0, max_error=worst, tolerance=0.0, compared="scaled with arithmetic")
 
     calls = (
@@ -87,14 +94,18 @@ class HidingLauncher(InProcessLauncher):
 
 
 class DyingLauncher(HidingLauncher):
-    """Loses its second rank before that can say what it traced for an audit."""
+    """Loses ranks that are asked for something, such as a trace for an audit, before they do it."""
+
+    def __init__(self, method: str = "compile", lost: tuple[int, ...] = (1,)) -> None:
+        super().__init__()
+        self._method, self._lost = method, lost
 
     def call(
         self, stage: str, method: str, arguments: Mapping[int, tuple[Any, ...]], *, timeout_s: float
     ) -> Iterator[tuple[int, Any]]:
-        """Call one rank after the other, but for the one that is gone."""
-        for rank, answer in super().call(stage, method, arguments, timeout_s=timeout_s):
-            if method == "compile" and rank == 1:
+        """Call one rank after the other, but for those that are gone."""
+        for rank, values in arguments.items():
+            if method == self._method and rank in self._lost:
                 yield rank, WorkerFailure(rank=rank, stage=stage, kind="ProcessDied", message="gone")
             else:
-                yield rank, answer
+                yield from super().call(stage, method, {rank: values}, timeout_s=timeout_s)
