@@ -138,7 +138,11 @@ class Launch:
 
     def failed(self, error: BaseException, *, exit_code: int) -> Report:
         """The report of a launch whose `run` ended with this error, as far as it came."""
-        self._results, self._checks = {}, {}
+        in_order = {(rank, probe.function): None for rank, own in self._probes.items() for probe in own}
+        told = {**in_order, **self._run.state.results}
+        known = grouped((rank, found) for (rank, _), found in told.items() if found and found.ok)
+        self._results = {rank: tuple(own) for rank, own in known.items()}
+        self._checks = {}
         report = self._whole(self._report)
         failure = Failure(kind=type(error).__name__, message=in_words(error), stage=self._run.running)
         if isinstance(error, LaunchFailed):
@@ -195,7 +199,7 @@ class Launch:
     def _warm_up(self, planned: tuple[PlannedCapture, ...]) -> None:
         """Bring every function of every rank to a captured, called and verified artifact."""
         run, no_compile = self._run, self._no_compile
-        probes = stages.build_and_probe(run)
+        probes = self._probes = stages.build_and_probe(run)
         # A call may need what one before it leaves behind: it gets another chance when its turn comes.
         later = {(rank, found.function) for rank, own in probes.items() for found in own[1:]}
         ledger = settle_all(run, probes, no_compile=no_compile, avoid=self._avoid, may_wait=later)

@@ -118,7 +118,7 @@ class Nondeterministic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Sums over all ranks."""
+    """Sums over all ranks; of a launch that failed, what ranks of its last attempt had told."""
 
     num_compiled: Annotated[int, about("functions compiled; 0 in a warm launch.")]
     num_loaded: Annotated[int, about("functions loaded from the rank's own partition.")]

@@ -149,8 +149,9 @@ def _totals(report: Report) -> Text:
     artifacts = count_text(totals.num_artifacts, "distinct artifact")
     if totals.num_files != totals.num_artifacts:
         artifacts += f" in {count_text(totals.num_files, 'file')}"
+    known = "known of the last attempt: " if report.failure is not None else ""
     return Text(
-        f"{totals.num_compiled} compiled, {totals.num_loaded} loaded, {totals.num_adopted} adopted; "
+        f"{known}{totals.num_compiled} compiled, {totals.num_loaded} loaded, {totals.num_adopted} adopted; "
         f"{artifacts} of {size_text(totals.artifact_bytes)}; "
         f"{size_text(totals.fetched_bytes)} copied from the store, "
         f"{size_text(totals.published_bytes)} published; "

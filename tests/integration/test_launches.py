@@ -12,12 +12,14 @@ import pytest
 from torch import nn
 
 from tests.support.checkout import printed_by
+from tests.support.in_process import InProcessLauncher
 from tests.support.launching import ENTRYPOINT, House, counts
 from tests.support.made_reports import faults_of
 from tests.support.stored import store_config
 from warmrank.cache_store.backends.directory import DirectoryBackend
+from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
-from warmrank.orchestrator.launch.driver import launch
+from warmrank.orchestrator.launch.driver import Launch, launch
 from warmrank.orchestrator.launch.events import Event, LaunchState, StageFinished
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.stores import open_store, publish_late
@@ -45,6 +47,31 @@ def test_new_node_fetches_from_the_store_and_compiles_nothing(house: House) -> N
     assert counts(report) == (0, 4, 0)
     assert [(fetch.found, fetch.num_partitions) for fetch in report.fetches] == [(True, 2)]
     assert report.totals.fetched_bytes > 0
+
+
+_FAILS_ON_RANK_1 = """
+import os, torch
+from warmrank.inference import cache_compile
+
+class Twice(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+
+if os.environ["RANK"] == "1":
+    raise SystemExit(3)
+cache_compile(Twice().forward)(torch.ones(2))
+"""
+
+
+def test_report_of_a_script_that_failed_counts_what_other_ranks_compiled(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(_FAILS_ON_RANK_1)
+    data = {"workload": {"script": str(script)}, "ranks": 2, "cache_dir": str(tmp_path / "cache")}
+    data["parallel"] = {"tp": 2}
+    failing = Launch(parse(data), launcher=InProcessLauncher())
+    with pytest.raises(LaunchFailed) as caught:
+        failing.run()
+    assert failing.failed(caught.value, exit_code=1).totals.num_compiled == 1
 
 
 @pytest.mark.slow

@@ -182,6 +182,22 @@ def test_budget_that_is_spent_ends_the_launch_with_its_report(launches: Launches
     assert not list((launches.tmp_path / "store").glob("launch/*/*"))
 
 
+def test_report_of_a_failed_launch_counts_what_ranks_had_told(launches: Launches) -> None:
+    launches.world.max_error = 0.5
+    run = Launch(launches.config(), launcher=launches.launcher())
+    with pytest.raises(LaunchFailed) as caught:
+        run.run()
+    report = run.failed(caught.value, exit_code=1)
+    launches.world.max_error = 0.0
+    warm = launches()
+    assert (report.totals.num_compiled, report.totals.num_adopted) == (2, 2)
+    failed, found = (
+        [(each.function, each.request_key, each.digest) for rank in one.ranks for each in rank.functions]
+        for one in (report, warm)
+    )
+    assert failed == found
+
+
 def test_publish_that_hangs_leaves_a_warm_launch_without_a_record_unless_the_store_is_required(
     launches: Launches,
 ) -> None:
