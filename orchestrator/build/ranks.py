@@ -101,9 +101,8 @@ def _nursery(connections: Mapping[int, Connection], module: str, path: Sequence[
     os.setsid()  # Ctrl-C is the driver's to handle, and what hangs is ended as a whole
     sys.path[:] = path
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a model that prints must not spoil a report
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # By which the driver ends ranks that are at work.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGINT):  # the driver ended it, and says so itself
+        signal.signal(number, signal.SIG_DFL)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     _import_ahead(module)
     gc.collect()
@@ -132,6 +131,8 @@ def _be(rank: int, connection: Connection) -> NoReturn:
     apart, which takes longer than all the rank had to do.
     """
     with contextlib.suppress(KeyboardInterrupt, EOFError, OSError):  # the driver stopped, and says so itself
+        # By which the driver ends ranks that are at work.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         host = OfflineHost()
         connection.send("up")
         while True:

@@ -18,7 +18,8 @@ from tests.support.offline_ranks import FakeOfflineLauncher, rank_of, small
 from tests.support.stored import open_store
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import built_ranks, check_target, read_target, target_here
-from warmrank.orchestrator.errors import BadArgument, BuildFailed
+from warmrank.orchestrator.build.ranks import OfflineLauncher
+from warmrank.orchestrator.errors import BadArgument, BuildFailed, CannotStart
 from warmrank.worker.errors import NeedsValues
 from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.manifests import unpacked
@@ -50,6 +51,15 @@ def test_command_that_cannot_be_done_is_bad_input(arguments, says, tmp_path, mon
     result = run("build", write_config(tmp_path), *arguments)
     assert result.exit_code == 2
     assert says in result.output
+
+
+def test_interrupt_while_ranks_are_imported_shows_no_traceback(tmp_path, monkeypatch, capfd):
+    (tmp_path / "made_interrupted.py").write_text("import os, signal\nos.killpg(0, signal.SIGINT)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = loaded_config(tmp_path, workload={"entrypoint": "made_interrupted:workload"})
+    with pytest.raises(CannotStart):
+        OfflineLauncher(config, (0,), num_jobs=1).start(1, timeout_s=120)
+    assert capfd.readouterr().err == ""
 
 
 def spec_of(cache: Path, *, rank: int = 1, entrypoint: str = "small", **changed: Any) -> RankSpec:
