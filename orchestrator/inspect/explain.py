@@ -18,7 +18,7 @@ from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, P
 from warmrank.cache_store.seed import pick_launch
 from warmrank.cache_store.store import Store
 from warmrank.cache_store.text import count_text, grouped, nearest, time_text
-from warmrank.orchestrator.config.models import identity, launch_key
+from warmrank.orchestrator.config.models import EntrypointWorkload, identity, launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.inspect.store_contents import (
     Contents,
@@ -98,7 +98,8 @@ def explain(config: Config, store: Store | None, here: Mapping[str, str] | None 
     other = None
     if store and not records:
         other = nearest(asked, ((record.launch_key, record.identity) for record in store.launches()))
-    outlook, verdict = judge(config, chosen, near, here, has_store=store is not None)
+    engines = _other_engines(config, [manifest for _, manifest in manifests])
+    outlook, verdict = judge(config, chosen, near, here, engines=engines, has_store=store is not None)
     return Explanation(
         name=config.name,
         launch_key=key,
@@ -123,9 +124,13 @@ def judge(
     near: RecordView | None,
     here: Mapping[str, str],
     *,
+    engines: Sequence[str],
     has_store: bool,
 ) -> tuple[Outlook, str]:
     """The ranks' next action, and the reason, in one line that begins with the action."""
+    if chosen and engines:
+        what = f"what names no engine itself, if its mode allows engine {config.engine}"
+        return "compile", f"compile {what}: stored for engine {' and '.join(engines)}"
     if chosen:
         stored = count_text(chosen.world_size, "rank")
         if chosen.world_size != config.ranks:
@@ -134,7 +139,7 @@ def judge(
         num_here = len(chosen.made_in(here))
         of = "" if num_here == chosen.world_size else f"the {num_here} in this environment of "
         what = f"loads what {of}{stored} stored at {time_text(chosen.created)}"
-        return "load", f"load, if the model's code is unchanged: a launch here {what}"
+        return "load", f"load, if the model's code and its engine are unchanged: a launch here {what}"
     action = "compile"
     if config.store is None:
         why = "no store is configured: ranks load what their own cache directory holds, or compile"
@@ -147,6 +152,14 @@ def judge(
     else:
         why = "this launch is not in the store: a launch here compiles, unless its cache holds it"
     return "compile", f"{action}: {why}"
+
+
+def _other_engines(config: Config, manifests: Sequence[PartitionManifest]) -> list[str]:
+    """Engines of what is stored, other than the config's; none where functions or scripts decide."""
+    if config.engine == "auto" or not isinstance(config.workload, EntrypointWorkload):
+        return []
+    asked = (entry.components.get("engine", "") for manifest in manifests for entry in manifest.requests)
+    return sorted({engine.partition(" ")[0] for engine in asked} - {config.engine, ""})
 
 
 def _functions(config: Config, manifests: Sequence[PartitionManifest]) -> tuple[FunctionView, ...]:

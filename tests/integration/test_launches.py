@@ -19,6 +19,7 @@ from tests.support.stored import store_config
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.orchestrator.config.reading import parse
 from warmrank.orchestrator.errors import CompileForbidden, LaunchFailed
+from warmrank.orchestrator.inspect.explain import explain_here
 from warmrank.orchestrator.launch.driver import Launch, launch
 from warmrank.orchestrator.launch.events import Event, LaunchState, StageFinished
 from warmrank.orchestrator.launch.report import Report
@@ -81,6 +82,19 @@ def test_other_arguments_miss_and_no_compile_says_why(house: House) -> None:
         house.launch(no_compile=True, workload={"entrypoint": ENTRYPOINT, "arguments": {"rows": 5}})
     assert {miss.function for miss in caught.value.misses} == {"Tiny.twice", "Tiny.increment"}
     assert all(miss.reason for miss in caught.value.misses)
+
+
+@pytest.mark.parametrize(
+    ("engine", "outlook"), [("auto", "load"), ("graph", "load"), ("aoti", "compile"), ("torchair", "compile")]
+)
+def test_explain_promises_no_load_of_what_another_engine_compiled(
+    house: House, engine: str, outlook: str
+) -> None:
+    house.launch()
+    found = explain_here(house.config(engine=engine))
+    assert found.outlook == outlook
+    assert found.verdict.startswith(outlook)
+    assert ("stored for engine graph" in found.verdict) == (outlook == "compile")
 
 
 def test_forbidden_compile_writes_nothing_into_the_store(house: House) -> None:
