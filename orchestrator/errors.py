@@ -9,9 +9,12 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from warmrank.cache_store.text import brief_names, brief_ranks, count_text, grouped
+
+if TYPE_CHECKING:
+    from warmrank.worker.results import FunctionResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,7 @@ class WorkerFailure:
     store_fault: bool = False  # a launch may go on without the store
     traceback: str = ""  # where it was raised, or what the rank's threads were doing
     remedy: str = ""
+    results: tuple[FunctionResult, ...] = ()  # of a script, until it failed
 
     def advice(self) -> str:
         """The remedy; may be empty."""

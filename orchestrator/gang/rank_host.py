@@ -371,6 +371,7 @@ def failure_of(error: Exception | SystemExit, *, rank: int, stage: str) -> Worke
         and not isinstance(error, UnusableCache)
         and not (isinstance(error, StoreUnavailable) and error.required),
         traceback="".join(traceback.format_exception(error)),
+        results=getattr(error, "results", ()),
     )
 
 

@@ -230,11 +230,14 @@ def verify(run: Run) -> tuple[dict[int, Verification], Results]:
 
 
 def run_script(run: Run) -> Results:
-    """Run the script on every rank, from its beginning to its end; what ended well is told in any case."""
+    """Run the script on every rank, from its beginning to its end; tell what it did also where it failed."""
     with run.stage("script"):
         answers = run.try_ask("script", RankHost.run_script, dict.fromkeys(run.ranks, ()))
         failures = [answer for answer in answers.values() if isinstance(answer, WorkerFailure)]
-        results = {rank: own for rank, own in answers.items() if not isinstance(own, WorkerFailure)}
+        results = {
+            rank: answer.results if isinstance(answer, WorkerFailure) else answer
+            for rank, answer in answers.items()
+        }
         run.tell_results("script", _pairs(results))
         if failures:
             run.fail("script", failures, silent=tuple(set(run.ranks) - set(answers)))

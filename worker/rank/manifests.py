@@ -144,6 +144,8 @@ def _listed(
         _log.warning(text, fields["function"], path, root)
         return {}
     if is_withheld(path.parent, fields["sha256"]):
+        text = "%s is not published: no audit has found it equal to what other ranks trace"
+        _log.warning(text, fields["function"])
         return {}
     relative = at.relative_to(wanted)
     found = {}

@@ -226,7 +226,7 @@ def run_script(spec: RankSpec, path: str, arguments: tuple[str, ...]) -> tuple[F
 
     Raises:
         CompileForbidden: it ended because something missed, and compiling is forbidden.
-        ScriptFailed: the script ended with another error.
+        ScriptFailed: the script ended with another error; ``results``: as far as it came.
         WorkloadError: it is not there.
     """
     if not Path(path).is_file():
@@ -254,13 +254,14 @@ def run_script(spec: RankSpec, path: str, arguments: tuple[str, ...]) -> tuple[F
         except BaseException:
             process.kill()
             raise
+    results = _distinct(result for result, _ in journal.read(file))
     if status := process.returncode:
         for function, reason in journal.forbidden(file):
             raise CompileForbidden(reason, function=function, reason=reason)
         last = "\n".join(tail)
         msg = f"rank {spec.rank}: script {path} {ended_text(status)}; its last lines:\n{last}"
-        raise ScriptFailed(msg, rank=spec.rank, script=path, status=status)
-    return _distinct(result for result, _ in journal.read(file))
+        raise ScriptFailed(msg, rank=spec.rank, script=path, status=status, results=results)
+    return results
 
 
 def _distinct(results: Iterable[FunctionResult]) -> tuple[FunctionResult, ...]:
