@@ -392,7 +392,8 @@ REGISTRY = Registry(Registered={"scale": 2.0}, Other={"scale": 3.0})
 
 class Registered(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * REGISTRY.get_of(Registered).get("scale", 1.0)
+        scale: float = REGISTRY.get_of(Registered).get("scale", 1.0)
+        return x * scale
 
 
 @pytest.mark.skipif(torch.__version__ < "2.13", reason="Dynamo takes members of such dicts by their places")
