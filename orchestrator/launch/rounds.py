@@ -183,8 +183,8 @@ def _where(ranks: Iterable[int], placements: tuple[RankPlacement, ...]) -> str:
 def _suspects(run: Run, state: PlanState, demands: Iterable[Demand]) -> set[Asked]:
     """Requests that audits found at fault, now or in an earlier launch.
 
-    No rank audits what it holds. Of an earlier launch that is at fault of which ranks hold artifacts, not yet
-    released, with different traces that no condition tells apart.
+    No rank audits what it holds. What an earlier launch left unreleased is at fault if ranks hold artifacts
+    of different traces for one request, and no condition tells the ranks apart.
     """
     suspects = {*state.suspects}
     left = {(offer.asked, offer.digest): offer for offer in state.offers if offer.trace and not offer.is_new}

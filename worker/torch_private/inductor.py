@@ -333,6 +333,7 @@ def _rounds_quotients(node: Node) -> bool:
 
 
 def _finds_least_of_bools(node: Node) -> bool:
+    """True if an operator finds the places of the least bools along a dimension."""
     found = node.meta.get("val")
     return node.target is torch.ops.aten.min.dim and isinstance(found, tuple) and found[0].dtype == torch.bool
 
