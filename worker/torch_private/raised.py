@@ -157,8 +157,6 @@ class Raising:
         tx, kind = self._translator, kwargs.get("gb_type")
         if kind == "Import failure" and (raised := self._import_error(tx)):
             _call(tx, repeatable.get_raised, *raised)
-        if kind == _BINDING and _is_caught(tx):
-            _call(tx, repeatable.get_raised, TypeError, _Unread(str(kwargs["from_exc"])))
         if kind == _NAME and _is_caught(tx):
             name = tx.current_instruction.argval
             msg = (
@@ -167,6 +165,16 @@ class Raising:
             )
             raise NotPortable(msg, what=f"a NameError of {name}")
         original(*args, **kwargs)
+
+    @steps_in("torch._dynamo.variables.functions", "bind_args_cached(func, tx, fn_source, args, kwargs)")
+    def _bind(self, original: Any, *call: Any) -> Any:
+        """The arguments of a call by name; an error that may be caught where they do not fit."""
+        try:
+            return original(*call)
+        except TypeError as error:  # from torch 2.15 on Dynamo raises it itself, in words of its own
+            if not _is_caught(self._translator):
+                raise
+            return _call(self._translator, repeatable.get_raised, TypeError, _Unread(str(error)))
 
     @steps_in(_TRANSLATOR, "_load_attr(attr)")
     def _load_attribute(self, original: Any, tx: Any, name: str) -> None:
