@@ -53,7 +53,7 @@ class Positions:
 
 
 class _Index:
-    """What indexes a tensor, and how many of its dimensions each of that takes."""
+    """The indexes of a tensor, each with the number of dimensions that it takes."""
 
     def __init__(self, tx: Any, base: TensorVariable, items: list[Any], taken: list[int]) -> None:
         self.tx, self.base, self.items, self.taken = tx, base, items, taken
@@ -119,7 +119,7 @@ class _Index:
         return ConstantVariable.create(None)
 
     def _put(self) -> tuple[Any, list[Any]]:
-        """A view, and what indexes it: tensors, or None for all of a dimension.
+        """A view and its indexes: tensors, or None for all of a dimension.
 
         A position stands beside another tensor: eager selects first, so it does not part two of them.
         """
