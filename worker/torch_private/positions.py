@@ -3,8 +3,8 @@
 Torch takes a number beside other indexes for a constant. Here it selects first, as it does in eager.
 
 Torch does not trace such a tensor there, because eager asks for its value. A read stays the view that it is
-in eager, so its graph asks for the value, too, and is not captured. A write of other data becomes an operator
-that takes the position where it runs: one captured graph serves all positions.
+in eager, so its graph asks for the value, too, and is not captured. A write of other data, and a read beside
+other tensors, becomes an operator that takes the position where it runs: one captured graph serves all.
 """
 
 from __future__ import annotations
