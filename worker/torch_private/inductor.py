@@ -51,7 +51,7 @@ _OF_TENSORS = {
     torch.ops.aten.pow.Scalar: torch.ops.aten.pow.Tensor_Tensor,
     torch.ops.aten.pow.Tensor_Scalar: torch.ops.aten.pow.Tensor_Tensor,
 }
-"""What takes a tensor in place of an operator's number."""
+"""Overloads that take a tensor in place of a number."""
 _IN_CPP = ("torch.ops.aten.", "torch.ops.prims.")  # torch's own operators
 
 
@@ -239,21 +239,14 @@ class AsEager:
         least of bools is found at the greatest.
         """
         from torch._inductor.ir import TensorBox
-        from torch._inductor.lowering import fallback_handler, lowerings, to_dtype
+        from torch._inductor.lowering import fallback_handler, to_dtype
 
         node = lowering.current_node
         is_quotient = _may_divide_by_zero(node)
-        is_rounded = _rounds_quotients(node)
-        takes_tensors = is_rounded or target is torch.ops.aten.pow.Scalar
-        varies = [takes_tensors and hasattr(given, "meta") and _is_number(given) for given in node.args]
-        if any(varies):
-            full, like = lowerings[torch.ops.aten.full.default], node.meta["val"]
-            options = {"dtype": like.dtype, "device": like.device}
-            args = [
-                full([], arg, **options) if is_one else arg for arg, is_one in zip(args, varies, strict=True)
-            ]
-            target = _OF_TENSORS.get(target, target)
-        if is_quotient or is_rounded or _makes_something_of_nothing(node) or _finds_least_of_bools(node):
+        is_eagers = (
+            _rounds_quotients(node) or _makes_something_of_nothing(node) or _finds_least_of_bools(node)
+        )
+        if is_quotient or is_eagers:
             if target in _QUOTIENTS and not isinstance(args[1], TensorBox):
                 target, kwargs = torch.ops.aten.div.Scalar_mode, {"rounding_mode": "floor", **kwargs}
                 args = (args[0], 0) if is_quotient else args
@@ -369,29 +362,43 @@ def _writes_twice(graph: Graph) -> bool:
     return False
 
 
-def _numbers_beside_complex(graph: Graph) -> None:
-    """Make numbers tensors of the type that complex operators compute in, as eager does.
+def _numbers_as_tensors(graph: Graph) -> None:
+    """Make numbers tensors where Inductor hands over none, or another one than eager computes with.
 
-    Inductor has no kernels for complex numbers, and hands a number over as it is, as complex128 or
-    not at all.
+    It has no kernels for complex numbers, and hands a number beside them over as it is, as complex128 or not
+    at all; nor does it hand one that varies to eager's kernels.
     """
     for node in list(graph.nodes):
+        if not isinstance(node.target, torch._ops.OpOverload):
+            continue
         values = [item.meta.get("val") for item in (*node.all_input_nodes, node)]
         dtypes = [value.dtype for value in values if isinstance(value, torch.Tensor) and value.is_complex()]
-        if not dtypes or not isinstance(node.target, torch._ops.OpOverload):
-            continue
-        if node.target is torch.ops.aten.full.default:
+        if dtypes:
+            _numbers_beside_complex(node, dtypes[0])
+        elif _rounds_quotients(node) or node.target is torch.ops.aten.pow.Scalar:
+            like = node.meta["val"]
+            for index, value in enumerate(node.args):
+                if hasattr(value, "meta") and _is_number(value):
+                    with graph.inserting_before(node):
+                        node.update_arg(index, _full(graph, value, like.dtype, like))
+                    node.target = _OF_TENSORS.get(node.target, node.target)
+
+
+def _numbers_beside_complex(node: Any, dtype: torch.dtype) -> None:
+    """Make an operator's numbers tensors of the type that it computes in."""
+    graph, like = node.graph, node.meta["val"]
+    if node.target is torch.ops.aten.full.default:
+        with graph.inserting_before(node):
+            filled = _complex_tensor(graph, node.args[1], dtype, like, node.args[0])
+        node.replace_all_uses_with(filled)
+        graph.erase_node(node)
+        return
+    if any(isinstance(arg, complex) for arg in node.args):
+        node.target = _OF_TENSORS.get(node.target, node.target)
+    for index, (value, taken) in enumerate(zip(node.args, node.target._schema.arguments, strict=False)):
+        if isinstance(taken.type, torch.TensorType) and _is_number(value):
             with graph.inserting_before(node):
-                filled = _complex_tensor(graph, node.args[1], dtypes[0], node.meta["val"], node.args[0])
-            node.replace_all_uses_with(filled)
-            graph.erase_node(node)
-            continue
-        if any(isinstance(arg, complex) for arg in node.args):
-            node.target = _OF_TENSORS.get(node.target, node.target)
-        for index, (value, taken) in enumerate(zip(node.args, node.target._schema.arguments, strict=False)):
-            if isinstance(taken.type, torch.TensorType) and _is_number(value):
-                with graph.inserting_before(node):
-                    node.update_arg(index, _complex_tensor(graph, value, dtypes[0], node.meta["val"]))
+                node.update_arg(index, _complex_tensor(graph, value, dtype, like))
 
 
 def _complex_tensor(
@@ -399,16 +406,20 @@ def _complex_tensor(
 ) -> Node:
     """A tensor full of a number, on the device of another tensor."""
     real, imaginary = (number.real, number.imag) if isinstance(number, complex) else (number, 0)
-    options: dict[str, Any] = {"dtype": dtype.to_real(), "device": like.device}
     parts = [
-        graph.call_function(
-            torch.ops.aten.full.default, (size, float(part) if isinstance(part, int) else part), options
-        )
+        _full(graph, float(part) if isinstance(part, int) else part, dtype.to_real(), like, size)
         for part in (real, imaginary)
     ]
     made = graph.call_function(torch.ops.aten.complex.default, tuple(parts))
-    for node, of in ((made, dtype), *((part, dtype.to_real()) for part in parts)):
-        node.meta["val"] = like.new_empty(like.shape if size else (), dtype=of)
+    made.meta["val"] = parts[0].meta["val"].to(dtype)
+    return made
+
+
+def _full(graph: Graph, number: Any, dtype: torch.dtype, like: torch.Tensor, size: Any = ()) -> Node:
+    """A tensor full of a real number, on the device of ``like``, and of its shape unless the size is none."""
+    options: dict[str, Any] = {"dtype": dtype, "device": like.device}
+    made = graph.call_function(torch.ops.aten.full.default, (size, number), options)
+    made.meta["val"] = like.new_empty(like.shape if size else (), dtype=dtype)
     return made
 
 
@@ -421,7 +432,7 @@ def _is_number(value: Any) -> bool:
 def _read_before_overwritten(graph: Graph) -> None:
     """Copy what the last writes of a graph read of inputs that earlier ones of them overwrite.
 
-    Inductor's own passes are over by then. Numbers beside complex tensors are made tensors, too.
+    Inductor's own passes are over by then. Numbers that it does not hand over are made tensors, too.
     """
     *_, output = graph.nodes
     found = graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
@@ -437,4 +448,4 @@ def _read_before_overwritten(graph: Graph) -> None:
             copied.meta["val"] = value.meta["val"].clone()
             write.update_arg(1, copied)
         overwritten.update(memory_of(target.meta["val"]))
-    _numbers_beside_complex(graph)
+    _numbers_as_tensors(graph)
