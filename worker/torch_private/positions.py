@@ -33,55 +33,59 @@ class Positions:
         if variable.fn is not operator.getitem or len(args) != 2:
             return original(variable, tx, args, kwargs)
         index = _Index.of(tx, *args)
-        if index is None or not index.has(_is_number, _is_position):
+        if index is None:
             return original(variable, tx, args, kwargs)
-        if index.has(_is_gathered) and not index.has(_is_number):
+        if index.is_selecting is _is_position and any(map(_is_gathered, index.items)):
             return index.gathered()
-        view, rest = index.selected(_is_number if index.has(_is_number) else _is_position)
+        view, rest = index.selected()
         return variable.call_function(tx, [view, rest], kwargs) if rest.items else view
 
     @steps_in("torch._dynamo.variables:TensorVariable", "method___setitem__")
     def _set(self, original: Any, variable: Any, *call: Any) -> Any:
         tx, (items, value) = InstructionTranslator.current_tx(), call[-2:]
         index = _Index.of(tx, variable, items)
-        if index is not None and index.has(_is_number):
-            view, rest = index.selected(_is_number)
-            return view.call_method(tx, "__setitem__", [rest, value], {})
-        if index is not None and index.has(_is_position):
+        if index is None:
+            return original(variable, *call)
+        if index.is_selecting is _is_position:
             return index.write(value.realize())
-        return original(variable, *call)
+        view, rest = index.selected()
+        return view.call_method(tx, "__setitem__", [rest, value], {})
 
 
 class _Index:
-    """The indexes of a tensor, each with the number of dimensions that it takes."""
+    """The indexes of a tensor, each with the number of dimensions that it takes.
 
-    def __init__(self, tx: Any, base: TensorVariable, items: list[Any], taken: list[int]) -> None:
-        self.tx, self.base, self.items, self.taken = tx, base, items, taken
+    ``is_selecting`` tells those that select first: numbers that vary, or positions where there are none.
+    """
+
+    def __init__(
+        self, tx: Any, base: TensorVariable, items: list[Any], taken: list[int], is_selecting: Any
+    ) -> None:
+        self.tx, self.base, self.items, self.taken, self.is_selecting = tx, base, items, taken, is_selecting
         self.left = _example(base).dim() - sum(taken)  # for ``...``, or at the end
 
     @classmethod
     def of(cls, tx: Any, base: VariableTracker, index: VariableTracker) -> _Index | None:
-        """None where it is not known what is taken, and for what is no tensor of torch's."""
+        """None where nothing selects, or it is not known what is taken, and for no tensor of torch's."""
         base, index = base.realize(), index.realize()
         if type(base) is not TensorVariable:  # not an array of NumPy's, either
             return None
         items = [item.realize() for item in index.items] if isinstance(index, TupleVariable) else [index]
+        kinds = (kind for kind in (_is_number, _is_position) if any(map(kind, items)))
+        if (is_selecting := next(kinds, None)) is None:
+            return None
         taken = [_num_taken(item) for item in items]
-        return None if None in taken else cls(tx, base, items, taken)
+        return None if None in taken else cls(tx, base, items, taken, is_selecting)
 
-    def has(self, *kinds: Any) -> bool:
-        """True where an item is of one of these kinds."""
-        return any(kind(item) for item in self.items for kind in kinds)
-
-    def selected(self, is_selecting: Any) -> tuple[Any, TupleVariable]:
-        """A view of the elements at the numbers or positions, and the indexes beside them."""
+    def selected(self) -> tuple[Any, TupleVariable]:
+        """A view of the elements at what selects, and the indexes beside that."""
         # New dimensions first, for their strides are made of those behind them.
         whole: list[Any] = []
         rest: list[Any] = []
         numbers: list[tuple[int, Any]] = []
         for item, num_taken in zip(self.items, self.taken, strict=True):
             is_new = _is(item, None)
-            if is_selecting(item):
+            if self.is_selecting(item):
                 numbers.append((len(whole), item))
             else:
                 rest.append(_everything() if is_new else item)
@@ -104,7 +108,7 @@ class _Index:
         if not isinstance(value, TensorVariable):
             value = self._call(torch.full, TupleVariable([]), value, **as_like)
         if set(memory_of(like)).intersection(memory_of(_example(value))):
-            view, beside = self.selected(_is_position)
+            view, beside = self.selected()
             rest = beside if beside.items else ConstantVariable.create(...)
             return view.call_method(self.tx, "__setitem__", [rest, value], {})
         view, indices = self._put()
