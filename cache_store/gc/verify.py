@@ -312,22 +312,21 @@ class _Audit:
         listings: Mapping[str, Iterable[str] | None],
         sizes: Mapping[str, int],
     ) -> None:
-        faults = {name: [*self._unpinned(record, manifests)] for name, record in records.items() if record}
+        readable = {name: record for name, record in records.items() if record}
+        faults = {name: [*self._unpinned(record, manifests)] for name, record in readable.items()}
         lacks = {name: [*self._lacking(found.manifest, sizes)] for name, found in manifests.items() if found}
         unusable = {name for name in manifests if lacks.get(name, True)}
         whole = {
             _whose(record)
-            for name, record in records.items()
-            if record
-            and not faults[name]
+            for name, record in readable.items()
+            if not faults[name]
             and unusable.isdisjoint(manifest_name(ref.manifest_key) for ref in record.partitions)
         }
-        pins = {split_pin_name(info.name) for info in self.documents.places.list(PINS)}
-        for name, record in records.items():
-            found = faults[name] if record else []
+        pins = {split_pin_name(info.name) for info in self.documents.places.list(PINS)} if self.repair else ()
+        for name, found in faults.items():
             self.faults.extend(f"{name}: {fault}" for fault in found)
             # Launched again, it was recorded anew.
-            if record and found and self.repair and name not in pins and _whose(record) in whole:
+            if found and self.repair and name not in pins and _whose(readable[name]) in whole:
                 self.documents.places.quarantine(name, found[0])
                 self.repairs.append(f"{name}: moved into quarantine; another record of this launch is whole")
         self.faults.extend(f"{name}: {fault}" for name, found in lacks.items() for fault in found)
