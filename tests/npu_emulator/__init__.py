@@ -96,7 +96,7 @@ class _Finder:
             return None
         home = package_home()
         origin = str(home / "__init__.py")  # beside which the real package names its version
-        spec = ModuleSpec(name, self, origin=origin, is_package=True)  # type: ignore[arg-type]
+        spec = ModuleSpec(name, self, origin=origin, is_package=True)  # type: ignore[arg-type] # its methods suffice
         spec.submodule_search_locations = [str(home)]
         return spec
 

@@ -65,6 +65,7 @@ from warmrank.worker.repeatable import (
 from warmrank.worker.torch_private.patching import steps_in, steps_in_variables
 
 _REPEATS: Final = torch.__version__ >= "2.13"  # lists in place
+_COUNTS_KEYS: Final = torch.__version__ >= "2.13"  # those that are read, where a dict is an object with one
 _IS_ONE: Final = "items" in inspect.signature(UserDefinedDictVariable).parameters  # an object, and its dict
 _BOTH_CHANGE: Any = getattr(base, "ValueAndAttributeMutationExisting", None)  # where they are one
 _VARS: Any = getattr(dicts, "DunderDictVariable", ())  # from torch 2.13 on
@@ -120,7 +121,7 @@ _TRUTH: Final = ("UNARY_NOT", "TO_BOOL", "POP_JUMP_", "JUMP_IF_")
 def _has_plain_keys(value: Any) -> bool:
     """True for a dict of a class of the user's whose keys are all constants."""
     return (
-        _REPEATS
+        _COUNTS_KEYS
         and isinstance(value, dict)
         and type(value) is not dict
         and not isinstance(value, OrderedDict | defaultdict)
