@@ -1,10 +1,10 @@
 """Evicting: what no record needs goes into the trash, is looked at again, and is deleted by a later run.
 
 Nothing gets into the trash, or out of it, before a grace is over. A record stays if it is pinned or among the
-newest of its key and environment; records that no trusted key signed rank behind, because who can write but
-not sign decides about nothing that others signed. After files went everything is marked again, and what
-became needed comes back: so whoever refers to a file needs no lock. Any number of evicts may run at once,
-each may end at any step. All times are the store's own clock's.
+newest of its key, ranks and environment; records that no trusted key signed rank behind, because who can
+write but not sign decides about nothing that others signed. After files went everything is marked again,
+and what became needed comes back: so whoever refers to a file needs no lock. Any number of evicts may run
+at once, each may end at any step. All times are the store's own clock's.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EvictPolicy:
 
     older_than_s: float | None = None  # records not used for so long go
     max_bytes: int | None = None  # least recently used records go until what stands has at most this size
-    keep: int = 1  # newest records of each key and environment that stay in any case, trusted ones first
+    keep: int = 1  # newest records of each key, ranks and environment that stay in any case, trusted first
     grace_s: float = DAY_S
     expects_records: bool = True  # refuse a store of blobs and no record, which looks like half a listing
 
@@ -352,8 +352,8 @@ def _protected(inventory: Inventory, policy: EvictPolicy) -> dict[str, str]:
     documents = inventory.documents
     groups: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for name in filter(is_record, inventory.files):
-        for environment in documents[name].environments:
-            groups[name.rpartition("/")[0], environment].append(name)
+        for group in documents[name].groups:
+            groups[name.rpartition("/")[0], group].append(name)
 
     def newest_first(name: str) -> tuple[object, ...]:
         # Not the trusted only: who evicts without the keys must not take every newest record.

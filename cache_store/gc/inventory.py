@@ -136,7 +136,7 @@ class Document:
 
     references: tuple[str, ...]  # names that it needs
     created_s: float  # by its maker's clock, in seconds since the epoch
-    environments: tuple[str, ...] = ("",)  # digests of those of a launch's ranks; one empty text for others
+    groups: tuple[str, ...] = ("",)  # number and environments of a launch's ranks; one empty text for others
     trust_rank: int = TRUSTED  # told of records only
 
 
@@ -178,12 +178,12 @@ def references(name: str, sealed: bytes) -> Document:
         raise Corrupt(what=kind, where=name, expected=f"one made for {kind} {key[:12]}", actual=actual)
     if sha256:
         check_sha256(kind, name, envelope.payload, sha256)
-    environments: tuple[str, ...] = ("",)
+    groups: tuple[str, ...] = ("",)
     if kind == "launch":
         record = parse_launch_record(envelope.payload, name)
         created = record.created
         needed = [manifest_name(ref.manifest_key) for ref in record.partitions]
-        environments = tuple(key_of(dict(environment)) for environment in record.environments)
+        groups = tuple(f"{record.world_size} {key_of(dict(each))}" for each in record.environments)
     elif kind == "directory":
         listing = parse_listing(envelope.payload, name)
         created, needed = listing.created, [blob_name(file.sha256) for file in listing.files]
@@ -191,7 +191,7 @@ def references(name: str, sealed: bytes) -> Document:
         manifest = parse_manifest(envelope.payload, name)
         created, needed = manifest.created, [blob_name(entry.sha256) for entry in manifest.artifacts]
     names = tuple(map(sys.intern, dict.fromkeys(needed)))  # one text, however many documents refer to it
-    return Document(references=names, created_s=seconds_of(created), environments=environments)
+    return Document(references=names, created_s=seconds_of(created), groups=groups)
 
 
 def take_inventory(places: Places, now_s: float, *, trust: Trust) -> Inventory:

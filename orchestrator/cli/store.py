@@ -141,7 +141,7 @@ def evict(  # noqa: PLR0913 - a parameter is an option of the command
     Options:
         older_than_s: Unused for so long: 30d, 12h.
         max_bytes: Least recently used go until it fits.
-        keep: So many of the newest records of each launch and environment stay.
+        keep: So many of the newest records of each launch, number of ranks and environment stay.
         grace_s: Nothing younger goes, and the trash is emptied after it: longer than the longest publish.
         tier: One place of the store; else every writable one.
         no_records: A store without one launch is no mistake; empty it.

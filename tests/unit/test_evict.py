@@ -32,22 +32,36 @@ def test_old_record_goes_with_what_only_it_needs(memory):
     assert "unused for 30.0 d" in report.taken[0].reason
 
 
+def _of_two_ranks(memory: Evicting, one: dict[str, str], two: dict[str, str]) -> str:
+    """Commit a launch of two ranks, in an environment each; its record's name."""
+    record = memory.publish({"Llama.own": b"own"}, 50)
+    ref = record.partitions[0]
+    refs = (ref, ref.model_copy(update={"rank": 1, "partition": "world2global_rank1"}))
+    return memory.commit(make_record(refs, environment=one, elsewhere={1: two}, created=record.created))
+
+
 def test_record_of_several_environments_is_the_newest_of_each(memory):
     one, two = {"torch": "1"}, {"torch": "2"}
-    ref = memory.publish({"Llama.own": b"own"}, 50).partitions[0]
-    refs = (ref, ref.model_copy(update={"rank": 1, "partition": "world2global_rank1"}))
-    data = make_record(refs, environment=one, elsewhere={1: two}).to_bytes()
-    mixed = record_name("launch", LAUNCH_KEY, digest_bytes(data).sha256)
-    put(memory, mixed, OFF.seal("launch", LAUNCH_KEY, data))
+    mixed = _of_two_ranks(memory, one, two)
     memory.pass_time(DAY_S)
-    newer = memory.launch(environment=one)
+    newer = _of_two_ranks(memory, one, one)
     memory.pass_time(30 * DAY_S)
     memory.evict(older_than_s=DAY_S)
     assert memory.names("launch/") == {mixed, newer}
-    newest = memory.launch(environment=two)
+    newest = _of_two_ranks(memory, two, two)
     memory.pass_time(30 * DAY_S)
     memory.evict(older_than_s=DAY_S)
     assert memory.names("launch/") == {newer, newest}
+
+
+def test_newest_record_of_each_number_of_ranks_stays(memory):
+    one = {"torch": "1"}
+    of_two = _of_two_ranks(memory, one, one)
+    memory.pass_time(DAY_S)
+    older, newer = memory.launch(environment=one), memory.launch(environment=one)
+    memory.pass_time(30 * DAY_S)
+    assert memory.evict(older_than_s=DAY_S).taken[0].name == older
+    assert memory.names("launch/") == {of_two, newer}
 
 
 def test_pinned_record_stays(memory):
