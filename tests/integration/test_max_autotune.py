@@ -443,13 +443,13 @@ def test_row_that_is_not_there_is_an_error_as_in_eager(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CI", "true")  # where torch refuses eager's kernels for which it has a decomposition
-    x, good = torch.arange(12.0).reshape(4, 3), torch.tensor([2, 0])
+    x, good = torch.arange(12.0).reshape(4, 3), [torch.tensor([2, 0]) for _ in range(7)]
     function = cache_compile(Rows().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
-    torch.testing.assert_close(function(x, *[good] * 7), function.module.forward(x, *[good] * 7))
-    given = [x, *[good] * 6, torch.tensor([1, -1])]  # which counts from the end
+    torch.testing.assert_close(function(x, *good), function.module.forward(x, *good))
+    given = [x, *good[:6], torch.tensor([1, -1])]  # which counts from the end
     torch.testing.assert_close(function(*given), function.module.forward(*given))
     for number, bad in [*itertools.product(range(6), (-1, 4)), (6, 4), (6, -5)]:
-        rows = [good] * number + [torch.tensor([1, bad])] + [good] * (6 - number)
+        rows = [*good[:number], torch.tensor([1, bad]), *good[number + 1 :]]
         for forward in (function.module.forward, function):
             with pytest.raises((IndexError, RuntimeError)):
                 forward(x, *rows)
