@@ -194,20 +194,24 @@ def _find(store: Store, wanted: Wanted, faults: list[str]) -> tuple[tuple[Stored
         return (), f"the store could not be read: {error}"
     faults.extend(store.problems[num_known:])
     if not chosen:
-        return (), _none_fits(others, wanted, faults)
+        away = any(tier.state == "away" for tier in store.tiers)
+        where = "the places of the store that answer" if away else "the store"
+        return (), _none_fits(others, wanted, faults, where)
     newest = chosen[0].record
     earlier = f", and {len(chosen) - 1} earlier" if len(chosen) > 1 else ""
     ranks = count_text(newest.world_size, "rank")
     return chosen, f"launch {wanted.launch_key[:12]} of {ranks}, made {time_text(newest.created)}{earlier}"
 
 
-def _none_fits(others: Sequence[tuple[str, Mapping[str, str]]], wanted: Wanted, faults: Sequence[str]) -> str:
+def _none_fits(
+    others: Sequence[tuple[str, Mapping[str, str]]], wanted: Wanted, faults: Sequence[str], where: str
+) -> str:
     launch = f"no launch {wanted.launch_key[:12]}"
     if others:
         return f"{launch} has this environment; {explain_miss(wanted.environment, others)}"
     records = count_text(len(faults), "record")
     skipped = f"; {records} could not be used, the first: {faults[0]}" if faults else ""
-    return f"{launch} is in the store{skipped}"
+    return f"{launch} is in {where}{skipped}"
 
 
 def _choose(records: Sequence[LaunchRecord], wanted: Wanted, cache_root: Path) -> dict[PartitionRef, bool]:

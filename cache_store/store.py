@@ -114,7 +114,9 @@ def open_store(tiers: Sequence[TierSpec], *, trust: Trust, create: bool = True) 
     if not opened:
         raise errors[-1]
     location = ", ".join(spec.location for spec in asked)
-    return Store(Places(opened), trust=trust, location=location, left_out=left_out)
+    return Store(
+        Places(opened), trust=trust, location=location, left_out=left_out, farthest=asked[-1].location
+    )
 
 
 def _opened(spec: TierSpec, mode: TierMode, opening: Call[BlobBackend] | None) -> Tier:
@@ -162,16 +164,24 @@ class Store:
     """One store and the trust with which this process uses it.
 
     ``location`` is as it was named; ``problems`` has a line for what was skipped, or failed although
-    a verb went on. Damaged documents that are read go into quarantine, unless ``repairs`` is false.
+    a verb went on. Damaged documents that are read go into quarantine, unless ``repairs`` is false. The
+    ``farthest`` place is the last one that was opened, unless another is named, which may be left out.
     """
 
     def __init__(
-        self, places: BlobBackend | Places, *, trust: Trust, location: str, left_out: Sequence[TierState] = ()
+        self,
+        places: BlobBackend | Places,
+        *,
+        trust: Trust,
+        location: str,
+        left_out: Sequence[TierState] = (),
+        farthest: str = "",
     ) -> None:
         self.places = places.tiers if isinstance(places, Places) else (Tier(name=location, backend=places),)
         self._trust = trust
         self._left_out = tuple(left_out)
         self.location = location
+        self._farthest = farthest or self.places[-1].name
         self.repairs = True
         self.problems = [tier.reason for tier in left_out if tier.state == "away"]
 
@@ -189,6 +199,11 @@ class Store:
     def tiers(self) -> tuple[TierState, ...]:
         """The state of its places, those in use first, the near one first."""
         return (*(tier.state for tier in self.places), *self._left_out)
+
+    @property
+    def farthest(self) -> TierState:
+        """The state of the farthest place, which alone holds launches whole."""
+        return next(tier for tier in self.tiers if tier.location == self._farthest)
 
     @property
     def is_behind(self) -> bool:
@@ -246,8 +261,9 @@ class Store:
         )
 
     def push_directory(self, tool: str, root: Path, components: Mapping[str, str]) -> PushReport:
-        """Store a directory of another tool; see `cache_store.sync.push.push`."""
-        return self._write(lambda documents: push(documents, tool, root, components), lambda *_: None)
+        """Store a directory of another tool in the farthest place; see `cache_store.sync.push.push`."""
+        view = self._whole(f"directory of {tool}")
+        return self._write(lambda documents: push(documents, tool, root, components), view=view)
 
     directories = _reading(newest_listings)
     standing = _reading(blobs.standing_refs)
@@ -340,12 +356,12 @@ class Store:
         )
 
     def pin(self, prefix: str, *, reason: str = "") -> tuple[Pin, ...]:
-        """Pin records; see `pins.pin`."""
-        return pins.pin(self._view(), prefix, reason=reason)
+        """Pin records, in none while the farthest place is away; see `pins.pin`."""
+        return pins.pin(self._whole("pins"), prefix, reason=reason)
 
     def unpin(self, prefix: str) -> tuple[str, ...]:
-        """Remove pins; see `pins.unpin`."""
-        return pins.unpin(self._view(), prefix)
+        """Remove pins, none while the farthest place is away; see `pins.unpin`."""
+        return pins.unpin(self._whole("pins"), prefix)
 
     def pins(self) -> tuple[Pin, ...]:
         """All pins, sorted by record."""
@@ -361,12 +377,25 @@ class Store:
                 self.problems.append(str(error))
         return Places(asked, self.problems)
 
+    def _whole(self, what: str) -> Places:
+        """Its places for a verb that counts in the farthest only, which therefore must be there."""
+        farthest = self.farthest
+        if farthest.state == "away" and farthest.mode != "ro":
+            reason, remedy = farthest.reason, "try again when it answers"
+            raise StoreUnavailable(what=what, where=farthest.location, reason=reason, remedy=remedy)
+        return Places(self._view().tiers, self.problems, needs_farthest=True)
+
     def _documents(self) -> Documents:
         return Documents(places=self._view(), trust=self._trust, problems=self.problems, repairs=self.repairs)
 
-    def _write(self, verb: Callable[[Documents], T], fill: Callable[[Places, T], None]) -> T:
+    def _write(
+        self,
+        verb: Callable[[Documents], T],
+        fill: Callable[[Places, T], None] = lambda *_: None,
+        view: Places | None = None,
+    ) -> T:
         """Do ``verb`` in the far place, then ``fill`` the near one."""
-        view = self._view()
+        view = view or self._view()
         result = view.write_farthest(lambda place: verb(Documents(places=place, trust=self._trust)))
         if view.near is not None:
             fill(view, result)

@@ -25,14 +25,18 @@ T = TypeVar("T")
 class Places:
     """The open ``tiers`` of a store, nearest first, for one verb.
 
-    ``problems`` gets a line for what failed although the verb went on, each once.
+    ``problems`` gets a line for what failed although the verb went on, each once. A verb that
+    ``needs_farthest`` does not go on without that place.
     """
 
-    def __init__(self, tiers: Sequence[Tier], problems: list[str] | None = None) -> None:
+    def __init__(
+        self, tiers: Sequence[Tier], problems: list[str] | None = None, *, needs_farthest: bool = False
+    ) -> None:
         if not tiers:
             raise ValueError("a store needs at least one tier")
         self.tiers = tuple(tiers)
         self.problems = [] if problems is None else problems
+        self._needs_farthest = needs_farthest
 
     def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
         """Create files in every writable place; the names new in the farthest that took them.
@@ -170,8 +174,9 @@ class Places:
         return self.tiers if name.startswith(BLOBS) else self.tiers[::-1]
 
     def _note(self, tier: Tier, error: StoreError) -> None:
-        """Go on after what failed in one place; raises it where that place is required and away."""
-        if isinstance(error, StoreUnavailable) and error.required:
+        """Go on after what failed in one place; raises it where that place is needed."""
+        is_needed = self._needs_farthest and tier is self.tiers[-1]
+        if isinstance(error, StoreUnavailable) and (error.required or is_needed):
             raise error
         line = str(error) if tier.circuit.is_open else f"store {tier.name}: {error}"
         # Of one place only, the error itself is what the caller sees.

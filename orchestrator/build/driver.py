@@ -115,9 +115,11 @@ def _open_store(config: Config) -> Store | None:
     if config.store is None:
         return None
     found = access(config.store)
-    if found.store is None:
-        msg = f"the store is away: {found.tiers[-1].reason}; build without it: --set store=null"
+    farthest = found.tiers[-1] if found.store is None else found.store.farthest
+    if farthest.state == "away":
+        msg = f"the store is away: {farthest.reason}; build without it: --set store=null"
         raise BadArgument(msg)
+    assert found.store is not None  # noqa: S101 - some place of it is there
     if not is_writable(found.config.tiers):
         msg = "the store is read-only (mode ro in every place), so nothing can be built into it"
         raise BadArgument(msg)
@@ -389,6 +391,8 @@ def _manifests(
     )
     own = [stored.record for stored in picked if stored.record.world_size == config.ranks]
     records = own or [stored.record for stored in picked]
+    for problem in store.problems:
+        stages.problem(f"store: {problem}")
     if not records:
         stages.problem("the store holds no launch of this config for this environment")
     return [

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     from warmrank.cache_store.signing.keyring import KeyList
+    from warmrank.cache_store.store import Store
     from warmrank.orchestrator.config.store import StoreConfig
     from warmrank.orchestrator.stores import Target
 
@@ -202,6 +203,7 @@ def pin(
         print_json({"removed": removed, "pins": opened.pins()})
     else:
         output().print(table.render_pins(opened.pins()))
+    _say_problems(opened)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +279,7 @@ def push(
     opened = open_store(what.named(signing_key))
     reports = [opened.push_directory(what.name, directory, components) for directory, components in wanted]
     answer(reports, table.render_pushes, as_json=as_json)
+    _say_problems(opened)
 
 
 @sync_app.register()
@@ -298,25 +301,36 @@ def pull(
 
     wanted, named = what.targets(), what.named()
     reports, misses = [], []
+    opened: Store | None = None
     try:
         opened = open_to_fetch(named)
     except NoStoreYet as absent:
         trust = load(named, to_sign=False)
         for directory, _ in wanted:  # after a miss the tool uses what is there
             check_marks(directory, trust.policy, trust.revoked)
-        wanted = ()
         misses.append(NotInStore(what="a store", where=absent.where, remedy="push first, which makes it"))
-    for directory, components in wanted:
-        try:
-            reports.append(opened.pull_directory(what.name, directory, components, replaces=replace_))
-        except NotInStore as miss:
-            misses.append(miss)
+    else:
+        for directory, components in wanted:
+            try:
+                reports.append(opened.pull_directory(what.name, directory, components, replaces=replace_))
+            except NotInStore as miss:
+                misses.append(miss)
     if as_json:
         print_json({"pulled": reports, "missed": [str(miss) for miss in misses]})
     else:
         output().print(table.render_pulls(reports, misses))
+    if opened is not None:
+        _say_problems(opened)
+        if opened.farthest.state == "away" or (misses and opened.problems):
+            raise typer.Exit(ExitCode.FAULT)
     if misses:
         raise typer.Exit(ExitCode.MISSED)
+
+
+def _say_problems(opened: Store) -> None:
+    """Say on stderr what the store went on without."""
+    if opened.problems:
+        say(*(f"store: {problem}" for problem in opened.problems), stderr=True)
 
 
 Keyring = Annotated[

@@ -230,7 +230,7 @@ class ExecNode:
                 files = count_text(pulled.num_files, "file")
                 done.said.append(f"{tool}: pulled {pulled.num_new} new of {files}")
                 done.problems.extend(f"{tool}: {problem}" for problem in pulled.problems)
-        return done
+        return _with_those_of(store, done)
 
     def _note_stored(self, files: Iterable[NewFile]) -> None:
         self._stored.update(file.expected.sha256 for file in files)
@@ -308,7 +308,7 @@ class ExecNode:
             else:
                 files = count_text(pushed.num_files, "file")
                 done.said.append(f"{tool}: pushed {files}, {pushed.num_blobs_new} of them new to the store")
-        return done
+        return _with_those_of(store, done)
 
     def work(self) -> Work:
         """Work of this node's ranks so far, without those whose journals hold nothing.
@@ -364,6 +364,12 @@ class ExecNode:
         shutil.rmtree(self._journals, ignore_errors=True)
         with suppress(OSError):  # others' journals lie there
             self._journals.parent.rmdir()
+
+
+def _with_those_of(store: Store, done: Synced) -> Synced:
+    """Add what the store went on without."""
+    done.problems.extend(problem for problem in store.problems if problem not in done.problems)
+    return done
 
 
 def _tools_of(config: Config, placement: Placement) -> dict[str, Target]:

@@ -84,7 +84,9 @@ def seed_here(config: Config, node: Node | None = None, *, options: FetchOptions
         return NodeSeed(node=here, found=False, reason=str(absent))
     keeper = NodeKeeper(config)
     report = keeper.fetch(store, options=options)
-    is_plain_miss = not report.found and not report.faults
+    is_cut_off = not report.found or store.farthest.state == "away"
+    faults = tuple(dict.fromkeys((*(store.problems if is_cut_off else ()), *report.faults)))
+    is_plain_miss = not report.found and not faults
     return NodeSeed(
         node=here,
         found=report.found,
@@ -94,7 +96,7 @@ def seed_here(config: Config, node: Node | None = None, *, options: FetchOptions
         num_files=sum(part.num_files for part in report.partitions),
         num_already_there=sum(part.num_already_there for part in report.partitions),
         bytes_copied=report.bytes_copied,
-        faults=report.faults,
+        faults=faults,
         seconds=report.seconds,
         node_artifacts=keeper.report(),
         bytes_from_store=report.bytes_read,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 
@@ -326,3 +327,30 @@ def test_init_makes_a_required_store_once(tmp_path):
     write_config(tmp_path, store={"path": str(tmp_path / "store"), "mode": "required"})
     for said in ("made", "there already"):
         assert done("store", "init", tmp_path / "tiny.yaml") == f"{said}: {tmp_path / 'store'}\n"
+
+
+def test_without_the_farthest_place_nothing_is_pinned_or_pushed_and_no_miss_is_believed(cache, tmp_path):
+    near, far = tmp_path / "near", tmp_path / "far"
+    tiers = [{"path": str(near)}, {"path": str(far)}]
+    config = loaded_config(tmp_path, store={"tiers": tiers, "trust": {"policy": "off"}})
+    launch = store_launch(config, tmp_path / "work").launch_key[:12]
+    shutil.copytree(near, tmp_path / "elsewhere")
+    far.write_bytes(b"")  # which is no directory
+    before, file = tree(near), ("--config", tmp_path / "tiny.yaml")
+    for words in (("pin", launch), ("pin", launch, "--remove"), ("sync", "push", "mine", cache)):
+        failed = invoke("store", *words, *file)
+        assert (failed.exit_code, str(far) in failed.stderr) == (4, True)
+    missed = invoke("store", "sync", "pull", "mine", tmp_path / "new", *file)
+    assert (missed.exit_code, str(far) in missed.stderr) == (4, True)
+    assert tree(near) == before
+    seeded = invoke("preseed", "--here", tmp_path / "tiny.yaml", "--json")
+    assert (seeded.exit_code, json.loads(seeded.stdout)[0]["found"]) == (4, True)
+    assert (
+        invoke("preseed", "--here", tmp_path / "tiny.yaml", "--set", "workload.arguments.layers=9").exit_code
+        == 4
+    )
+    near.rename(tmp_path / "away")
+    far.unlink()
+    (tmp_path / "elsewhere").rename(far)
+    pinned = invoke("store", "pin", launch, *file)  # the near one is a cache
+    assert (pinned.exit_code, launch in pinned.stdout, str(near) in pinned.stderr) == (0, True, True)
