@@ -1,7 +1,8 @@
 """Arithmetic in a trace, as Python and NumPy do it.
 
-Of two numbers ``min`` and ``max`` give one as it is. A comparison of sizes is True or False under ``is``.
-Where torch's algebra of symbols would lose a rounding, or the sign of a zero, the numbers are constants.
+Of two numbers ``min`` and ``max`` give one as it is. A bool beside a number is 0 or 1. Numbers that vary are
+constants under ``is``, where they are rounded to digits, in texts, and where torch's algebra of symbols would
+lose a rounding, or the sign of a zero.
 Scalars of NumPy's are constants that compute as NumPy does, and its calls are checked.
 
 Dynamo has torch compute what NumPy is asked for. Each call is made once more, by NumPy, on arrays of ones
@@ -118,10 +119,14 @@ class Numbers:
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_function(tx, args, kwargs)")
     def _operate(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if variable.fn in OPERATORS and (made := made_by_numpy(tx, variable.fn, args)) is not None:
-            return made
-        if variable.fn in (operator.is_, operator.is_not):
-            args = [*map(_decided, args)]
+        if variable.fn in OPERATORS:
+            if (made := made_by_numpy(tx, variable.fn, args)) is not None:
+                return made
+            args = _with_numbers(args)
+        elif variable.fn in (operator.is_, operator.is_not):
+            args = _of_one_kind(args)
+        elif variable.fn is round and (len(args) > 1 or kwargs):
+            args, kwargs = [*map(decided, args)], {name: decided(kwargs[name]) for name in kwargs}
         return original(variable, tx, args, kwargs)
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "_call_min_max_binary(tx, a, b)")
@@ -144,11 +149,11 @@ class Numbers:
     @steps_in("torch._dynamo.symbolic_convert:compare_op_handlers", "==", "!=", "<", "<=", ">", ">=")
     def _compare(self, original: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         made = made_by_numpy(tx, original.__self__.fn, args)
-        return original(tx, args, kwargs) if made is None else made
+        return original(tx, _with_numbers(args), kwargs) if made is None else made
 
     @steps_in("torch._dynamo.symbolic_convert:compare_op_handlers", "is", "is not")
     def _compare_objects(self, original: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        return original(tx, [*map(_decided, args)], kwargs)
+        return original(tx, _of_one_kind(args), kwargs)
 
     @steps_in("torch._dynamo.variables.torch:TorchInGraphFunctionVariable", "call_function(tx, args, kwargs)")
     def _call_torch(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -179,11 +184,34 @@ class Rounding:
         return _rounded(operator.mul, original, node, other)
 
 
-def _decided(variable: Any) -> Any:
-    """A comparison of numbers that vary as True or False, which is a condition of the trace then."""
+def decided(variable: Any) -> Any:
+    """A number that varies as a constant, which is a condition of the trace then; all else as it is."""
     held = variable.realize()
-    is_symbolic = isinstance(held, SymNodeVariable) and held.python_type() is bool
-    return ConstantVariable.create(held.evaluate_expr()) if is_symbolic else variable
+    if not isinstance(held, SymNodeVariable):
+        return variable
+    return ConstantVariable.create(held.evaluate_expr(), source=held.source)
+
+
+def _of_one_kind(args: Any) -> Any:
+    """Numbers as constants if they are of one type, so that they may be one object."""
+    held = [arg.realize() for arg in args]
+    if not all(isinstance(each, ConstantVariable | SymNodeVariable) for each in held):
+        return args
+    return [*map(decided, args)] if len({each.python_type() for each in held}) == 1 else args
+
+
+def _with_numbers(args: Any) -> Any:
+    """Operands with 0 or 1 for a bool beside a number that varies, or that varies beside another number."""
+    held = [arg.realize() for arg in args]
+    if not all(isinstance(each, ConstantVariable | SymNodeVariable) for each in held):
+        return args
+    kinds = [each.python_type() for each in held]
+    if not any(isinstance(each, SymNodeVariable) for each in held) or not {int, float} & {*kinds}:
+        return args
+    return [
+        ConstantVariable.create(int(decided(each).value)) if kind is bool else arg
+        for each, kind, arg in zip(held, kinds, args, strict=True)
+    ]
 
 
 def _values_of(variable: Any) -> Any:

@@ -62,6 +62,7 @@ from warmrank.worker.repeatable import (
     get_container_reduced,
     get_extreme,
 )
+from warmrank.worker.torch_private.arithmetic import decided
 from warmrank.worker.torch_private.patching import steps_in, steps_in_variables
 
 _REPEATS: Final = torch.__version__ >= "2.13"  # lists in place
@@ -185,13 +186,13 @@ class Containers:
 
     @steps_in("torch._dynamo.utils", "iter_contains(items, search, tx)")
     @steps_in("torch._dynamo.variables.lists", "iter_contains(items, search, tx)")
-    def _contains(self, original: Any, items: Any, sought: Any, tx: Any, *args: Any) -> Any:
-        """Look for an object itself, or an equal one, in turn; Dynamo makes one value of all comparisons."""
+    def _contains(self, _original: Any, items: Any, sought: Any, tx: Any, *_: Any) -> Any:
+        """Look for an object itself, or an equal one, in turn; Dynamo misses a constant among numbers."""
         every = [sought, *items]
         if all(each.is_python_constant() for each in every):
             values = [each.as_python_constant() for each in every]
             return VariableTracker.build(tx, values[0] in values[1:])
-        return _found(tx, *every) if any(map(_is_compared, every)) else original(every[1:], sought, tx, *args)
+        return _found(tx, *every)
 
     @steps_in("torch._dynamo.variables.lists:RangeVariable", "sq_contains(tx, item)", is_optional=True)
     def _range_contains(self, original: Any, variable: Any, tx: Any, item: Any) -> Any:
@@ -257,6 +258,9 @@ class Containers:
             and isinstance(variable.as_python_constant(), str)
         ):
             VariableTracker.visit(_refuse_formatted, [args, kwargs])
+            args, kwargs = [*map(decided, args)], {key: decided(kwargs[key]) for key in kwargs}
+        elif name == "__round__":
+            variable, args = decided(variable), [*map(decided, args)]
         made = original(variable, tx, name, args, kwargs)
         if name == "__contains__" and isinstance(variable, RangeVariable):  # up to torch 2.12
             return VariableTracker.build(tx, bool(made.as_python_constant()))

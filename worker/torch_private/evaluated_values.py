@@ -29,7 +29,7 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.lazy import LazyVariableTracker
 
 from warmrank.worker.keys.code import is_pinned_module, is_users_function
-from warmrank.worker.repeatable import PLAIN, RECIPES, kept_result
+from warmrank.worker.repeatable import PLAIN, RECIPES, get_counted, kept_result
 from warmrank.worker.torch_private.evaluated_calls import EVALUATING, PRINTING, callers
 from warmrank.worker.torch_private.evaluated_sets import (
     EMPTY,
@@ -176,7 +176,8 @@ class ValueHooks:
     @steps_in("torch._dynamo.symbolic_convert:compare_op_handlers", "is", "is not")
     def _compare(self, original: Any, tx: Any, args: Sequence[Any], kwargs: Any) -> Any:
         answer = original(tx, args, kwargs)
-        if is_pinned_module(tx.f_globals.get("__name__")):
+        asking = tx.f_globals.get("__name__")
+        if asking == get_counted.__module__ or is_pinned_module(asking):
             return answer
         if all(kind_of(arg) is MethodType for arg in args):
             self._refuse(

@@ -81,7 +81,7 @@ from warmrank.worker.repeatable import (
     get_partial,
     get_reduced,
 )
-from warmrank.worker.torch_private.arithmetic import NumpyScalar
+from warmrank.worker.torch_private.arithmetic import NumpyScalar, decided
 from warmrank.worker.torch_private.containers import is_own
 from warmrank.worker.torch_private.encoders import TRACED_INSTEAD, leaves_padding
 from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
@@ -290,6 +290,9 @@ class TracerChanges:
         is_text = variable.fn in (operator.mod, operator.imod) and args[0].is_python_constant()
         if is_text and isinstance(template := args[0].as_python_constant(), str):
             args = _with_texts(tx, template, args[0], args[1].realize())
+        elif variable.fn is format and args:
+            template = VariableTracker.build(tx, "{:{}}" if len(args) > 1 else "{}")
+            return template.call_method(tx, "format", [*args], kwargs)
         elif variable.fn is str and len(args) == 1 and _is_shown(args[0].realize()):
             variable = VariableTracker.build(tx, repr)
         elif variable.fn in (operator.eq, operator.ne) and any(map(_bound, args)):
@@ -299,6 +302,7 @@ class TracerChanges:
 
     @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "_format_value(fmt_spec, flags)")
     def _format(self, original: Any, tx: Any, spec: Any, flags: int) -> Any:
+        tx.push(decided(tx.pop()))
         value = tx.stack[-1].realize()
         if flags & 3 or not isinstance(value, UserDefinedObjectVariable):
             return original(tx, spec, flags)

@@ -45,6 +45,7 @@ def _refused(error: str, body: str, **slots: str) -> Called:
     return Called(program=program, cold=(), refused=error)
 
 
+_NUMBERS = "[a(N(n, 4), n, f) for n, f in ((3, 1.5), (4, 2.25), (3, 1.5))]"
 _LINEAR = "self.layer = nn.Linear(4, 4)"
 _TYPES = """\
 class Mode(enum.Enum):
@@ -130,6 +131,13 @@ VALUES = {
     "scalars": _row("compiled compiled ran compiled compiled ran ran compiled", _SCALARS, "y = getattr(F, name)(x + count if flag else x - count) * factor", params="flag, count, factor, name", tolerance=1e-6),
     "enum as an input": _row("compiled compiled", "[a(N(3, 4), Mode.FAST), a(N(3, 4), Mode.SLOW)]", "y = x * mode.value", params="mode", top=_TYPES),
     "dtype as an input": _row("compiled compiled", "[a(N(3, 4), torch.float64), a(N(3, 4), torch.float16)]", "y = x.to(dtype)", params="dtype"),
+    "constant among numbers": _row("compiled compiled ran", _NUMBERS, "return 3 in (n,), 3 in [n, None], 4 in x.shape, (3, 4) in [x.shape], 3.0 in x.shape, True in [n > 2], 1.5 in (f, n), 3 in {'a': n}.values(), ('a', 3) in {'a': n}.items(), math.nan in [math.nan, n], [i for i in range(6) if i in (n, 4)]", params="n, f"),
+    "list that is searched and changed": _row("compiled compiled", TWO, "if 5 in self.l:\n    self.l.remove(5)\nself.l.append(3 in self.l)\ny = x * len(self.l)", init="self.l = [1, 5, 4]"),
+    "texts of numbers": _row("compiled compiled ran", _NUMBERS, "seen = {f'{n}': 1}\nreturn seen, f'{n}', f'{n:>5}', f'{n // 2:3}', f'{x.numel():6}', f'{n > 3:>6}', f'{f:.3f}', f'{n}' * 2, {'  3': 7}.get(f'{n:>3}'), {'  3': 7}.get('{:>3}'.format(n)), format(n, '>4'), format(f, '.2f'), format(n), '{:>{}}'.format(n, n * 2), f'{(n, [n])}'", params="n, f"),
+    "numbers that are one": _row("compiled compiled ran", _NUMBERS, "three = 3\nreturn n is three, x.shape[0] is n, len(x) is n, n + 0 is n, n is not three, n is None, n is True", params="n, f"),
+    "number beside None": _row("compiled ran ran", "[a(N(n, 4), n) for n in (5, 6, 7)]", "y = x * n if n is not None and x.shape[0] is not True else x", params="n"),
+    "numbers rounded to digits": _row("compiled compiled ran", _NUMBERS, "y = x * round(n * 17, -2)\nreturn y, round(n * 9, -1), round(n), round(n, 1)", params="n, f"),
+    "bools beside numbers": _row("compiled compiled ran", _NUMBERS, "return (2 if (n - 2) == True else 3), True in [n - 2], (n > 2) == 1, True + n, n**True", params="n, f"),
     "list of integers": _row("compiled compiled ran", "[a(N(3, 4), [1, 2]), a(N(3, 4), [1, 2, 3]), a(N(3, 4), [1, 5])]", "y = x * sum(given)", params="given"),
     "list or not": _row("compiled compiled compiled compiled", "(lambda x: [a(x, [x + 1, x + 2]), a(x, [x + 1, x + 2, x + 3]), a(x, 5), a(x, x + 1)])(N(3, 4))", "y = x + len(given) + given[0] if isinstance(given, list) else x * given", params="given"),
     "other memory behind an input": _row("compiled ran ran", "[a(N(3, 4), N(3, 4, seed=seed)) for seed in range(3)]", "x.data = other * 2\nx.add_(1)\nself.w.data = self.w.data + x\ny = x * self.w", params="other", init="self.w = nn.Parameter(torch.ones(3, 4))"),
