@@ -284,7 +284,7 @@ def _write_record(documents: Documents, name: str, sealed: bytes) -> None:
 def _standing_record(documents: Documents, record: LaunchRecord) -> str | None:
     """Name of the newest usable record of this world and these environments, if it says the same."""
     # Only the newest counts: an older equal record must be made the newest again.
-    for name, standing in replace(documents, problems=[]).launches(record.launch_key):
+    for name, standing, _ in replace(documents, problems=[]).launches(record.launch_key):
         if (standing.world_size, standing.environments) == (record.world_size, record.environments):
             return name if standing == record.model_copy(update={"created": standing.created}) else None
     return None

@@ -218,7 +218,7 @@ class Store:
         """Add a private local file; see `publish.put_blob`."""
         return self._write(
             lambda documents: publish.put_blob(documents.places, path),
-            lambda places, added: places.fill([_blob(path, added[0])]),
+            lambda places, added: places.fill([_blob(path, added[0])], {}),
         )
 
     def publish_partition(self, launch_key: str, manifest: PartitionManifest, root: Path) -> PublishReport:
@@ -247,7 +247,8 @@ class Store:
                 for sha256, entry in entries.items()
             ]
             if agreed:
-                places.fill(copies, [manifest_name(report.key) for _, report in agreed])
+                refs = (report.ref for _, report in agreed)
+                places.fill(copies, {manifest_name(ref.manifest_key): ref.manifest_sha256 for ref in refs})
 
         return self._write(
             lambda documents: publish.publish_partitions(documents, launch_key, manifests, files, root), fill
@@ -257,7 +258,7 @@ class Store:
         """Put a launch record into the store, last of all; see `publish.commit_launch`."""
         return self._write(
             lambda documents: publish.commit_launch(documents, record),
-            lambda places, sha256: places.fill([], [record_name("launch", record.launch_key, sha256)]),
+            lambda places, sha256: places.fill([], {record_name("launch", record.launch_key, sha256): ""}),
         )
 
     def push_directory(self, tool: str, root: Path, components: Mapping[str, str]) -> PushReport:
@@ -310,11 +311,10 @@ class Store:
                 self._documents(), refs, cache_root, options=options, distinct=distinct
             )
         options.held(outcome.copies)
-        laid_out = {report.partition for report in outcome.partitions}
-        bad = {fault.ref for fault in outcome.faults}
-        wanted = dict.fromkeys(ref for ref in refs if ref.partition in laid_out and ref not in bad)
-        named = (stored.name for stored in records if not wanted.keys().isdisjoint(stored.record.partitions))
-        self._spread(outcome.copies, [*(manifest_name(ref.manifest_key) for ref in wanted), *named])
+        laid_out = frozenset(outcome.refs)
+        documents = {manifest_name(ref.manifest_key): ref.manifest_sha256 for ref in outcome.refs}
+        documents |= {it.name: it.sha256 for it in records if not laid_out.isdisjoint(it.record.partitions)}
+        self._spread(outcome.copies, documents)
         return outcome
 
     def fetch_node_files(
@@ -333,7 +333,7 @@ class Store:
         with single_flight(cache_root, timeout_s=LOCK_TIMEOUT_S):
             found = fetch_node_files(self._documents(), launches, caches, cache_root, options)
         options.held(found.copies)
-        self._spread(found.copies, [])
+        self._spread(found.copies, {})
         return found
 
     def verify(
@@ -401,12 +401,12 @@ class Store:
             fill(view, result)
         return result
 
-    def _spread(self, copies: Sequence[NewFile], names: Sequence[str]) -> None:
-        """Put blobs, and documents by their names, into the near place."""
+    def _spread(self, copies: Sequence[NewFile], documents: Mapping[str, str]) -> None:
+        """Put blobs and documents into the near place; see `Places.fill`."""
         if len(self.places) == 1:
             return
         try:
-            self._view().fill(copies, names)
+            self._view().fill(copies, documents)
         except StoreUnavailable as error:
             if is_final(error):
                 raise

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
 from warmrank.cache_store.backends.backend import FileInfo, GuardedFile, NewFile, new_document
 from warmrank.cache_store.backends.deadline import Tier
-from warmrank.cache_store.errors import NotInStore, StoreError, StoreUnavailable, is_damage
+from warmrank.cache_store.digests import digest_stream
+from warmrank.cache_store.errors import Corrupt, NotInStore, StoreError, StoreUnavailable, is_damage
 from warmrank.cache_store.layout import BLOBS
 
 logger = logging.getLogger(__name__)
@@ -115,22 +116,29 @@ class Places:
         """The writable place before the farthest, which `fill` fills."""
         return next((tier for tier in self.tiers[:-1] if tier.is_writable), None)
 
-    def fill(self, blobs: Sequence[NewFile], documents: Sequence[str] = ()) -> None:
+    def fill(self, blobs: Sequence[NewFile], documents: Mapping[str, str]) -> None:
         """Copy what the near place lacks, as far as possible: blobs, then documents in their order.
 
-        ``blobs`` has all that the documents refer to.
+        ``blobs`` has all that the documents refer to. ``documents`` gives the sha256 of what the farthest
+        place has under a name, or empty text where that is not known; another one makes way for it.
         """
         if (near := self.near) is None:
             return
         try:
-            names = {*(blob.name for blob in blobs), *documents}
-            standing = near.stat(names)
-            if blobs and len(standing) < len(names):
+            standing = near.stat({*(blob.name for blob in blobs), *documents})
+            found = {name: _sha256(near, name) for name in documents if name in standing}
+            lacking = [name for name, sha256 in documents.items() if not sha256 or found.get(name) != sha256]
+            if blobs and (lacking or any(blob.name not in standing for blob in blobs)):
                 near.put_new(blobs)  # all, so that those that stand are durable before the documents
-            for name in documents:
+            for name in lacking:
                 with contextlib.suppress(NotInStore):  # gone by now
-                    if name not in standing:
-                        near.put_new([new_document(name, self.read(name, GuardedFile.read))])
+                    document = new_document(name, self.read(name, GuardedFile.read))
+                    actual = document.expected.sha256
+                    if documents[name] not in ("", actual):
+                        continue  # put anew since, and its blobs may not be here
+                    if found.get(name, actual) != actual:
+                        near.quarantine(name, "the farthest place has another")
+                    near.put_new([document])
         except StoreError as error:  # of that place; or a source changed or went away meanwhile
             self._note(near, error)
 
@@ -189,6 +197,14 @@ def _move_away(tier: Tier, name: str, error: StoreError) -> None:
         tier.quarantine(name, str(error))
     except StoreUnavailable as failure:  # no reason to hide the fault that led here
         logger.warning("%s stays where it is: %s", name, failure)
+
+
+def _sha256(tier: Tier, name: str) -> str:
+    """The sha256 of a file, or empty text where no file can be read there."""
+    try:
+        return tier.read(name, digest_stream).sha256
+    except Corrupt:
+        return ""
 
 
 def in_each(

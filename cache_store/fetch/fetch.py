@@ -81,6 +81,7 @@ class FetchOutcome:
     """Outcome of fetching several partitions; in the order in which they were asked for."""
 
     partitions: tuple[FetchReport, ...] = ()  # those laid out
+    refs: tuple[PartitionRef, ...] = ()  # to the manifests of those
     faults: tuple[FetchFault, ...] = ()  # the others
     bytes_read: int = 0  # out of the store: of each blob once, whatever the number of its copies
     bytes_brought: int = 0  # from another node
@@ -204,6 +205,7 @@ def fetch_partitions(
     copies = {target.digest: paths[target] for target in _without_faults(partitions, targets, faults)}
     outcome = FetchOutcome(
         partitions=_reports(partitions, faults, copied),
+        refs=tuple(part.ref for part in partitions if not part.fault(faults)),
         faults=(
             *(FetchFault(ref=ref, error=error) for ref, error in pinned.errors.items()),
             *(FetchFault(ref=part.ref, error=error) for part in partitions if (error := part.fault(faults))),

@@ -67,6 +67,7 @@ class StoredLaunch(NamedTuple):
 
     name: str
     record: LaunchRecord
+    sha256: str  # of its stored form
 
     @property
     def created(self) -> str:
@@ -151,8 +152,10 @@ class Documents:
 
     def launch(self, name: str) -> StoredLaunch:
         """Read one launch record; raises as `read`."""
-        record, _ = self.read_record("launch", name, parse_launch_record, lambda record: record.launch_key)
-        return StoredLaunch(name, record)
+        record, sealed = self.read_record(
+            "launch", name, parse_launch_record, lambda record: record.launch_key
+        )
+        return StoredLaunch(name, record, digest_bytes(sealed).sha256)
 
     def launches(self, launch_key: str | None = None) -> Iterator[StoredLaunch]:
         """All launch records that can be used, or those of one key; see `newest_first`."""

@@ -11,7 +11,7 @@ from typing import BinaryIO
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.support.backends import unavailable
+from tests.support.backends import new_file, read, unavailable
 from tests.support.checkout import python
 from tests.support.sealed_launches import Evicting
 from tests.support.stored import (
@@ -50,6 +50,33 @@ def test_fetch_fills_the_near_place_so_that_it_serves_alone(places, tmp_path):
     assert near_only.launches(record.launch_key) == (record,)
     outcome = near_only.fetch_partitions(record.partitions, tmp_path / "again")
     assert (len(outcome.partitions), outcome.faults, near_only.problems) == (2, (), [])
+
+
+@pytest.mark.parametrize("kind", ["ac/", "launch/"])
+def test_fetch_replaces_what_the_near_place_has_and_the_farthest_no_more(places, tmp_path, kind):
+    record = publish_launch(places.store(), tmp_path / "source")
+    name = next(info.name for info in places.far.list(kind))
+    places.near.move(name, None)
+    places.near.put_new([new_file(name, b"older")])
+    store = places.store()
+    records = tuple(store.newest_launches())
+    for _ in range(2):  # the second one finds all as it should be
+        places.far.calls.clear()
+        store.fetch_partitions(record.partitions, tmp_path / "cache", records=records)
+    assert (places.far.calls, store.problems) == (["open"], [])  # the manifest, once
+    near_only = Store(places.near, trust=OFF, location="near")
+    assert near_only.fetch_partitions(near_only.launches()[0].partitions, tmp_path / "again").faults == ()
+    assert [info.name.split(".")[0] for info in places.near.list("quarantine/")] == [
+        f"quarantine/{name.replace('/', '__')}"
+    ] * 2
+
+
+def test_commit_replaces_a_record_that_the_near_place_has_otherwise(places, tmp_path):
+    publish_launch(Store(places.far, trust=OFF, location="far"), tmp_path / "source")
+    (name,) = (info.name for info in places.far.list("launch/"))
+    places.near.put_new([new_file(name, b"older")])
+    publish_launch(places.store(), tmp_path / "source")
+    assert read(places.near, name) == read(places.far, name)
 
 
 @pytest.mark.parametrize("near", ["rw", "required"])
