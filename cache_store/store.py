@@ -104,7 +104,9 @@ def open_store(tiers: Sequence[TierSpec], *, trust: Trust, create: bool = True) 
             left_out.append(TierState(location=spec.location, mode="off", state="off"))
             continue
         try:
-            opened.append(_opened(spec, spec.mode, calls.get(spec.location)))
+            tier = _opened(spec, spec.mode, calls.get(spec.location))
+            tier.is_farthest = spec is asked[-1]
+            opened.append(tier)
         except StoreError as error:
             if spec.mode == "required":
                 raise
@@ -114,9 +116,7 @@ def open_store(tiers: Sequence[TierSpec], *, trust: Trust, create: bool = True) 
     if not opened:
         raise errors[-1]
     location = ", ".join(spec.location for spec in asked)
-    return Store(
-        Places(opened), trust=trust, location=location, left_out=left_out, farthest=asked[-1].location
-    )
+    return Store(Places(opened), trust=trust, location=location, left_out=left_out)
 
 
 def _opened(spec: TierSpec, mode: TierMode, opening: Call[BlobBackend] | None) -> Tier:
@@ -164,8 +164,7 @@ class Store:
     """One store and the trust with which this process uses it.
 
     ``location`` is as it was named; ``problems`` has a line for what was skipped, or failed although
-    a verb went on. Damaged documents that are read go into quarantine, unless ``repairs`` is false. The
-    ``farthest`` place is the last one that was opened, unless another is named, which may be left out.
+    a verb went on. Damaged documents that are read go into quarantine, unless ``repairs`` is false.
     """
 
     def __init__(
@@ -175,13 +174,11 @@ class Store:
         trust: Trust,
         location: str,
         left_out: Sequence[TierState] = (),
-        farthest: str = "",
     ) -> None:
         self.places = places.tiers if isinstance(places, Places) else (Tier(name=location, backend=places),)
         self._trust = trust
         self._left_out = tuple(left_out)
         self.location = location
-        self._farthest = farthest or self.places[-1].name
         self.repairs = True
         self.problems = [tier.reason for tier in left_out if tier.state == "away"]
 
@@ -203,7 +200,8 @@ class Store:
     @property
     def farthest(self) -> TierState:
         """The state of the farthest place, which alone holds launches whole."""
-        return next(tier for tier in self.tiers if tier.location == self._farthest)
+        used = [tier.state for tier in self.places if tier.is_farthest]
+        return used[0] if used else [tier for tier in self._left_out if tier.state == "away"][-1]
 
     @property
     def is_behind(self) -> bool:

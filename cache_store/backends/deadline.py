@@ -183,12 +183,14 @@ class TierState:
 class Tier:
     """One place of a store: its backend, each call within the deadline.
 
-    One that is ``ro`` is never written; without a ``required`` one no verb goes on.
+    One that is ``ro`` is never written; without a ``required`` one no verb goes on. The farthest one of those
+    that are configured holds launches whole.
     """
 
     name: str  # its location, as it was named
     backend: BlobBackend
     mode: TierMode = "rw"
+    is_farthest: bool = True
     answer_s: float = ANSWER_S  # how long it may be silent
     circuit: Circuit = field(default_factory=Circuit)
     ticks: Ticks = field(default_factory=Ticks)

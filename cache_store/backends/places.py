@@ -183,7 +183,7 @@ class Places:
 
     def _note(self, tier: Tier, error: StoreError) -> None:
         """Go on after what failed in one place; raises it where that place is needed."""
-        is_needed = self._needs_farthest and tier is self.tiers[-1]
+        is_needed = self._needs_farthest and tier.is_farthest
         if isinstance(error, StoreUnavailable) and (error.required or is_needed):
             raise error
         line = str(error) if tier.circuit.is_open else f"store {tier.name}: {error}"

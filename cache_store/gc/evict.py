@@ -5,6 +5,9 @@ newest of its key, ranks and environment; records that no trusted key signed ran
 write but not sign decides about nothing that others signed. After files went everything is marked again,
 and what became needed comes back: so whoever refers to a file needs no lock. Any number of evicts may run
 at once, each may end at any step. All times are the store's own clock's.
+
+A nearer place is a cache, which may hold any part of a launch: what no document there needs goes by its age,
+as a record does.
 """
 
 from __future__ import annotations
@@ -23,7 +26,14 @@ from warmrank.cache_store.backends.deadline import Tier, TierState
 from warmrank.cache_store.backends.places import Places, in_each
 from warmrank.cache_store.cache_dir.private_files import temporary_name
 from warmrank.cache_store.errors import EvictRefused, NotInStore, StoreUnavailable
-from warmrank.cache_store.gc.inventory import DEBRIS_S, RESOLUTION_S, Inventory, restore, take_inventory
+from warmrank.cache_store.gc.inventory import (
+    DEBRIS_S,
+    RESOLUTION_S,
+    UNSIGNED,
+    Inventory,
+    restore,
+    take_inventory,
+)
 from warmrank.cache_store.layout import BLOBS, MANIFESTS, is_record, split_trash_name, trash_name
 from warmrank.cache_store.parallel import each
 from warmrank.cache_store.records.documents import age
@@ -254,23 +264,25 @@ def _in_threads(
 
 def plan_evict(inventory: Inventory, policy: EvictPolicy) -> Plan:
     """Decide; raises `EvictRefused` where the inventory looks like half a listing."""
-    _check_plausible(inventory, policy)
+    if inventory.is_farthest:
+        _check_plausible(inventory, policy)
     files = inventory.files
-    taken, kept = _choose_records(inventory, policy)
+    taken, kept = _choose_roots(inventory, policy)
     young = {name for name, info in files.items() if inventory.now_s - info.modified_s <= policy.grace_s}
     needed = inventory.closure(choice.name for choice in kept)
     # A young manifest may be named by a record that is about to be written.
     needed |= inventory.closure(name for name in young if name.startswith(MANIFESTS))
-    spare = sorted(name for name in files.keys() - needed - young if not is_record(name))
-    spare.sort(key=lambda name: name.startswith(BLOBS))
+    spare = sorted(files.keys() - needed - young - {choice.name for choice in taken})
+    take = [*taken, *(_choice(inventory, name, "nothing needs it") for name in spare)]
     missing = needed - files.keys()
     nowhere = (
         f"{name} is needed, and neither in the store nor in its trash"
         for name in sorted(missing - inventory.trash.keys())
+        if inventory.is_farthest
     )
     return Plan(
-        take=(*taken, *(_choice(inventory, name, "nothing needs it") for name in spare)),
-        keep=tuple(kept),
+        take=tuple(sorted(take, key=lambda choice: -_blobs_first(choice.name)[0])),
+        keep=tuple(choice for choice in kept if choice.kind == "record"),
         restore=tuple(sorted(missing & inventory.trash.keys(), key=_blobs_first)),
         delete=tuple(_spent(inventory, policy, needed)),
         problems=(*nowhere, *inventory.problems),
@@ -289,22 +301,22 @@ def _check_plausible(inventory: Inventory, policy: EvictPolicy) -> None:
     raise EvictRefused(what="the listing", where="the store", reason=reason, remedy=remedy)
 
 
-def _choose_records(inventory: Inventory, policy: EvictPolicy) -> tuple[list[Choice], list[Choice]]:
-    """Records that go, the least recently used first, and those that stay, the other way round.
+def _choose_roots(inventory: Inventory, policy: EvictPolicy) -> tuple[list[Choice], list[Choice]]:
+    """Roots that go, the least recently used first, and those that stay, the other way round.
 
-    Each record counts with what no record before it needs, those of trusted keys first: what others wrote
+    Each root counts with what no root before it needs, those of trusted keys first: what others wrote
     takes no room from them.
     """
     protected = _protected(inventory, policy)
-    last_uses = {name: _last_use(inventory, name) for name in inventory.files if is_record(name)}
-    rank = {name: inventory.documents[name].trust_rank for name in last_uses}
+    last_uses = {name: _last_use(inventory, name) for name in inventory.roots()}
+    rank = {name: found.trust_rank for name, found in inventory.documents.items()}
     taken: list[Choice] = []
     kept: list[Choice] = []
     counted: set[str] = set()
     counted_bytes = 0
 
     def most_wanted_first(name: str) -> tuple[object, ...]:
-        return -rank[name], name not in protected, last_uses[name].most_s, name
+        return -rank.get(name, UNSIGNED), name not in protected, last_uses[name].most_s, name
 
     for name in sorted(last_uses, key=most_wanted_first):
         last_use, reason = last_uses[name], protected.get(name, "")

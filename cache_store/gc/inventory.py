@@ -137,7 +137,7 @@ class Document:
     references: tuple[str, ...]  # names that it needs
     created_s: float  # by its maker's clock, in seconds since the epoch
     groups: tuple[str, ...] = ("",)  # number and environments of a launch's ranks; one empty text for others
-    trust_rank: int = TRUSTED  # told of records only
+    trust_rank: int = TRUSTED  # told of roots only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +154,14 @@ class Inventory:
     quarantine: tuple[FileInfo, ...] = ()
     debris: tuple[FileInfo, ...] = ()  # on its way in, perhaps for ever
     problems: tuple[str, ...] = ()  # what was left alone, one line each
+    is_farthest: bool = True  # what records need is here; a nearer place may hold it in part
+
+    def roots(self) -> list[str]:
+        """The records; in a nearer place also what no document there needs."""
+        if self.is_farthest:
+            return [name for name in self.files if is_record(name)]
+        needed = {name for document in self.documents.values() for name in document.references}
+        return [name for name in self.files if name not in needed]
 
     def closure(self, records: Iterable[str], *, besides: AbstractSet[str] = frozenset()) -> set[str]:
         """These records, and all that they need ``besides`` an earlier closure."""
@@ -228,6 +236,7 @@ def take_inventory(places: Places, now_s: float, *, trust: Trust) -> Inventory:
         quarantine=tuple(places.list(QUARANTINE)),
         debris=list_debris(places),
         problems=tuple(sorted(source.problems)),
+        is_farthest=places.tiers[-1].is_farthest,
     )
 
 
@@ -269,7 +278,7 @@ def _read(source: Documents, name: str, lying: str) -> Document | None:
             raise _unreadable(error, _UPGRADE) from error
         source.problems.append(f"{name} is kept, though what it needs is not known: {refusal}")
         return None
-    if not is_record(name):
+    if not is_record(name) and source.places.tiers[-1].is_farthest:
         return document
     doubt = _refusal(name, sealed, replace(source.trust, policy="require"))
     rank = TRUSTED if doubt is None else SIGNED if doubt.reason == "unknown_signer" else UNSIGNED

@@ -95,7 +95,7 @@ def verify_places(
         audit = _Audit(
             documents=Documents(places=alone, trust=trust, repairs=False),
             repair=repair and tier.is_writable,
-            is_whole=tier is tiers[-1],
+            is_whole=tier.is_farthest,
             is_writable=tier.is_writable,
             others=[Places([other]) for other in tiers if other is not tier],
             cache_root=cache_root,

@@ -183,7 +183,7 @@ class NearAndFar:
     def view(self, near: TierMode = "rw", far: TierMode = "rw", *, answer_s: float = 60.0) -> Places:
         """Both as one; the near one has ``answer_s``, the far one has time."""
         tiers = [
-            Tier(name="near", backend=self.near, mode=near, answer_s=answer_s),
+            Tier(name="near", backend=self.near, mode=near, is_farthest=False, answer_s=answer_s),
             Tier(name="far", backend=self.far, mode=far, answer_s=60.0),
         ]
         return Places(tiers)

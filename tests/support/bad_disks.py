@@ -117,7 +117,12 @@ def _publish_frozen(directory: Path, point: Path, places: list[str]) -> dict[str
     roots = {"near": directory / "near", "far": point / "store"}
     # Put together by hand: to open it there would be as little time as for an answer.
     tiers = [
-        Tier(name=place, backend=_backend(roots[place], create=True), answer_s=_ANSWER_S[place])
+        Tier(
+            name=place,
+            backend=_backend(roots[place], create=True),
+            is_farthest=place == places[-1],
+            answer_s=_ANSWER_S[place],
+        )
         for place in places
     ]
     store = Store(Places(tiers), trust=OFF, location=",".join(places))

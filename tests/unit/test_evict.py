@@ -11,7 +11,7 @@ from tests.support.sealed_launches import DAY_S, GRACE_S, SHARED, Evicting, at_s
 from tests.support.stored import LAUNCH_KEY, OFF, make_record
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import EvictRefused, StoreUnavailable
-from warmrank.cache_store.layout import PROBE, record_name
+from warmrank.cache_store.layout import PROBE, blob_name, record_name
 from warmrank.cache_store.publish import mark_used
 from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.signing.keyring import generate_key_pair
@@ -377,3 +377,61 @@ def test_file_of_the_trash_that_changed_is_not_deleted(aged, monkeypatch):
 
     at_step(monkeypatch, Step.EVICT_MARKED, renew)
     assert aged.evict().num_deleted == 0
+
+
+@pytest.fixture
+def near(memory: Evicting) -> Evicting:
+    """The store in memory as the near place of another one; its launches were committed elsewhere."""
+    (tier,) = memory.places.tiers
+    tier.is_farthest = False
+    return memory
+
+
+def test_near_place_without_a_record_keeps_what_is_younger_than_the_limit(near):
+    near.publish({"Llama.own": b"old", "Llama.shared": SHARED}, 50)
+    put(near, blob_name(digest_bytes(b"node artifact").sha256), b"node artifact")
+    near.pass_time(20 * DAY_S)
+    near.publish({"Llama.own": b"new", "Llama.shared": SHARED}, 51)
+    near.pass_time(20 * DAY_S)
+    assert near.evict().taken == ()
+    report = near.evict(older_than_s=30 * DAY_S)
+    assert ([choice.kind for choice in report.taken], report.problems) == (["manifest", "blob", "blob"], ())
+    assert [near.has(data) for data in (b"old", b"node artifact", b"new", SHARED)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+
+
+def test_near_place_keeps_what_was_last_used_or_put_until_the_rest_fits(near):
+    used = near.launch(own=b"1" * 100_000)
+    near.publish({"Llama.own": b"2" * 100_000}, 50)
+    near.pass_time(DAY_S)
+    near.publish({"Llama.own": b"3" * 100_000}, 51)
+    near.pass_time(10 * DAY_S)
+    mark_used(near.places, used)
+    near.pass_time(DAY_S)
+    report = near.evict(max_bytes=250_000)
+    assert [near.has(data * 100_000) for data in (b"1", b"2", b"3")] == [True, False, True]
+    assert ([choice.name for choice in report.kept], report.over_bytes) == ([used], 0)
+    near.pass_time(3 * DAY_S)
+    report = near.evict(max_bytes=0, keep=0)
+    assert [choice.kind for choice in report.taken] == ["record", "manifest", "manifest", *["blob"] * 3]
+
+
+def test_near_place_may_hold_a_launch_in_part_or_nothing(near):
+    assert near.evict().taken == ()
+    near.launch()
+    for name in near.names("ac/"):
+        near.backend.move(name, None)
+    assert near.evict().problems == ()
+
+
+def test_record_that_comes_while_its_manifest_goes_from_a_near_place_is_whole(near, monkeypatch):
+    record = near.publish({"Llama.own": b"late"}, 50)
+    near.pass_time(30 * DAY_S)
+    at_step(monkeypatch, Step.EVICT_CHECKED, lambda: near.commit(record))
+    near.evict(older_than_s=DAY_S)
+    assert near.store.verify().faults == ()
+    assert near.has(b"late")

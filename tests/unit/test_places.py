@@ -15,12 +15,13 @@ from typing import Any, BinaryIO
 import pytest
 
 from tests.support.backends import NearAndFar, WaywardBackend, new_file, read, unavailable
-from tests.support.stored import FUNCTIONS, OFF, publish_launch
+from tests.support.stored import FUNCTIONS, OFF, PATIENT_S, blob_path, publish_launch, stored
 from warmrank.cache_store.backends.backend import GuardedFile
 from warmrank.cache_store.backends.deadline import Call, Ticks, Tier, TierMode, circuit_of
 from warmrank.cache_store.backends.places import Places as Tiers
 from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import Corrupt, NewerFormat, NotInStore, StoreUnavailable
+from warmrank.cache_store.gc.evict import EvictPolicy
 from warmrank.cache_store.layout import BLOBS, blob_name, pin_name
 from warmrank.cache_store.store import TierSpec, open_store
 
@@ -156,6 +157,23 @@ def test_what_the_farthest_place_lacks_is_a_fault_though_a_nearer_one_has_it(bot
     assert "missing" in fault
 
 
+def test_near_place_need_not_be_whole_though_the_farthest_is_away(tmp_path):
+    near, far = (TierSpec(location=str(tmp_path / name), answer_s=PATIENT_S) for name in ("near", "far"))
+    publish_launch(open_store([near, far], trust=OFF), tmp_path / "cache", world_size=2)
+    stored(tmp_path / "near", "ac")[0].unlink()
+    blob_path(tmp_path / "near", FUNCTIONS["Llama.decode"]).unlink()
+    (tmp_path / "far").rename(tmp_path / "away")
+    (tmp_path / "far").write_bytes(b"")  # which is no directory
+    store = open_store([near, far], trust=OFF)
+    (fault,) = store.verify().faults
+    assert fault.startswith(far.location)
+    for path in stored(tmp_path / "near", "launch"):
+        path.unlink()
+    done = store.evict(EvictPolicy(grace_s=0))
+    assert [(report.location, report.taken) for report in done.reports] == [(near.location, ())]
+    assert [state.location for state in done.faults] == [far.location]
+
+
 def test_pin_that_fails_leaves_none_in_any_place(both, record):
     for place in (both.near, both.far):
         for info in list(place.list("ac/")):
@@ -254,7 +272,7 @@ class SlowPlaces:
         self.fast, self.slow = WaywardBackend(), WaywardBackend()
         self.slept_s = 0.0
         self.passes: Callable[[], bool] = self.slow.hung.is_set
-        self.near = Tier(name="near", backend=self.fast, ticks=Ticks(clock=lambda: 0.0))
+        self.near = Tier(name="near", backend=self.fast, is_farthest=False, ticks=Ticks(clock=lambda: 0.0))
         self.far = Tier(
             name="far", backend=self.slow, ticks=Ticks(clock=lambda: self.slept_s, wait=self._wait)
         )
