@@ -136,6 +136,11 @@ def quarantine_name(name: str, unique: str) -> str:
     return f"{QUARANTINE}{_flat(name)}.{unique}"
 
 
+def split_quarantine_name(name: str) -> str:
+    """Former name in the name of a bad file; that of no file for any other name."""
+    return name.removeprefix(QUARANTINE).rpartition(".")[0].replace("__", "/")
+
+
 def file_depth(name: str) -> int:
     """Largest number of parts of the name of a file that lies where ``name`` does."""
     parts = name.split("/", 3)

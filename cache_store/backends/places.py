@@ -1,8 +1,8 @@
 """The places that keep one store, a near one before a far one, as one.
 
 Blobs are read from the nearest place that has them, documents from the farthest: the shared place is the
-authority, a nearer one a cache. What fails in one place is asked of the next; what is damaged in one goes
-into its quarantine, and the next is asked.
+authority, a nearer one a cache. What fails in one place is asked of the next; what is damaged in one, each of
+two times, goes into its quarantine, and the next is asked.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ class Places:
         """Return the result of ``use`` for a file, from the first place where it can be used.
 
         ``use`` raises what says that a file is damaged (`is_damage`), and clears away what it began before.
-        Without ``repairs`` nothing goes into quarantine.
+        Then the file is read again: a proxy may have given something else. Without ``repairs`` nothing goes
+        into quarantine.
         """
         failure: StoreError | None = None
         for tier in self._readers(name):
             try:
-                return tier.read(name, use)
+                return _read_twice(tier, name, use)
             except NotInStore as error:
                 failure = failure or error
             except StoreUnavailable as error:
@@ -190,6 +191,16 @@ class Places:
         # Of one place only, the error itself is what the caller sees.
         if len(self.tiers) > 1 and line not in self.problems:
             self.problems.append(line)
+
+
+def _read_twice(tier: Tier, name: str, use: Callable[[GuardedFile], T]) -> T:
+    """Read a file, and again if it seems to be damaged."""
+    try:
+        return tier.read(name, use)
+    except StoreError as error:
+        if not is_damage(error):
+            raise
+        return tier.read(name, use)
 
 
 def _move_away(tier: Tier, name: str, error: StoreError) -> None:

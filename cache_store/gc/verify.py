@@ -1,8 +1,9 @@
 """Reading the whole store and saying everything that is wrong with it; repairs it where asked.
 
 Without ``repair`` nothing is changed. With it, what is damaged goes into quarantine, and what is missing
-comes back from the trash, from another place of the store, or from a cache directory. What was found damaged
-is read again directly before it is moved, because a publisher may have put it again since.
+comes back from the trash, from another place of the store, from a cache directory, or from quarantine, where
+its bytes are what a believed document names. What was found damaged is read again directly before it is
+moved, because a publisher may have put it again since.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ import functools
 import stat
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
 from warmrank.cache_store.backends.backend import NewFile
 from warmrank.cache_store.backends.deadline import Tier, TierState
 from warmrank.cache_store.backends.places import Places, in_each
 from warmrank.cache_store.cache_dir.private_files import create_private
-from warmrank.cache_store.digests import Digest, copy_and_digest, digest_stream
+from warmrank.cache_store.digests import Digest, copy_and_digest, digest_bytes, digest_stream
 from warmrank.cache_store.errors import (
     Corrupt,
     NotInStore,
@@ -40,11 +42,13 @@ from warmrank.cache_store.layout import (
     LAUNCHES,
     MANIFESTS,
     PINS,
+    QUARANTINE,
     blob_name,
     is_record,
     manifest_name,
     split_fanned_name,
     split_pin_name,
+    split_quarantine_name,
 )
 from warmrank.cache_store.parallel import Meter, OnProgress, each
 from warmrank.cache_store.records.documents import (
@@ -54,7 +58,7 @@ from warmrank.cache_store.records.documents import (
     read_listing,
     read_stored_form,
 )
-from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest
+from warmrank.cache_store.records.manifest import LaunchRecord, PartitionManifest, parse_manifest
 from warmrank.cache_store.signing.trust import Trust
 
 _KINDS = {LAUNCHES: "record", DIRECTORIES: "record", MANIFESTS: "manifest", BLOBS: "blob"}
@@ -148,18 +152,21 @@ class _Audit:
     counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
     repairs: list[str] = field(default_factory=list)
+    quarantined: dict[str, list[str]] = field(default_factory=dict)  # names there, by the former ones
 
     def run(self, on_progress: OnProgress | None) -> None:
         """Read everything; ages go by this machine's clock, as the store's own would need a write."""
         now_s = time.time()
+        for info in self.documents.places.list(QUARANTINE) if self.repair else ():
+            self.quarantined.setdefault(split_quarantine_name(info.name), []).append(info.name)
         records = self._read_documents(LAUNCHES, lambda documents, name: documents.launch(name).record)
         listings = self._read_documents(DIRECTORIES, _read_listing)
         refs = [ref for record in records.values() if record for ref in record.partitions]
-        wanted = {manifest_name(ref.manifest_key) for ref in refs}
+        wanted = defaultdict[str, set[str]](set)
+        for ref in refs:
+            wanted[manifest_name(ref.manifest_key)].add(ref.manifest_sha256)
         manifests = self._read_documents(
-            MANIFESTS,
-            lambda documents, name: documents.manifest(split_fanned_name(MANIFESTS, name) or ""),
-            wanted,
+            MANIFESTS, lambda documents, name: documents.manifest(_key_of(name)), wanted
         )
         entries = [entry for found in manifests.values() if found for entry in found.manifest.artifacts]
         needed = {blob_name(entry.sha256): entry.digest for entry in entries}
@@ -171,9 +178,12 @@ class _Audit:
         self._check_debris(now_s)
 
     def _read_documents(
-        self, prefix: str, read: Callable[[Documents, str], _T], needed: AbstractSet[str] = frozenset()
+        self,
+        prefix: str,
+        read: Callable[[Documents, str], _T],
+        needed: Mapping[str, AbstractSet[str]] = MappingProxyType({}),
     ) -> dict[str, _T | None]:
-        """Documents by name; None for one that cannot be used."""
+        """Documents by name; None for one that cannot be used; ``needed`` has sha256 of manifests."""
 
         def look(name: str) -> _Look[_T]:
             try:
@@ -188,10 +198,15 @@ class _Audit:
                     read(Documents(places=place, trust=self.documents.trust, repairs=False), name)
                     self.documents.write(name, read_stored_form(place, name))
                     return "another place of the store"
+            for stored in self.quarantined.get(name, ()) if name in needed else ():
+                with contextlib.suppress(StoreError):
+                    _, sealed = self.documents.read("manifest", _key_of(name), stored, parse_manifest)
+                    if digest_bytes(sealed).sha256 in needed[name] and self.documents.write(name, sealed):
+                        return "quarantine"
             return ""
 
         listed = [info.name for info in self.documents.places.list(prefix)]
-        return self._judge(prefix, listed, needed, look, put_again)
+        return self._judge(prefix, listed, needed.keys(), look, put_again)
 
     def _hash_blobs(self, needed: Mapping[str, Digest], on_progress: OnProgress | None) -> dict[str, int]:
         """Sizes of all blobs by name, the damaged ones included."""
@@ -298,12 +313,14 @@ class _Audit:
         """Files that may be a blob, not verified yet, and how people know them."""
         for path in files:
             yield path, str(path)
-        for number, place in enumerate(self.others):
+        sources = [(place, name, "another place of the store") for place in self.others]
+        sources += [(self.documents.places, it, "quarantine") for it in self.quarantined.get(name, ())]
+        for number, (place, stored, where) in enumerate(sources):
             copy = directory / str(number)
             with contextlib.suppress(StoreError, OSError):
                 with create_private(copy) as target:
-                    place.read(name, lambda file, to=target: copy_and_digest(file, to), repairs=False)  # type: ignore[misc]
-                yield copy, "another place of the store"
+                    place.read(stored, lambda file, to=target: copy_and_digest(file, to), repairs=False)  # type: ignore[misc]
+                yield copy, where
 
     def _check_references(
         self,
@@ -370,6 +387,10 @@ def _whose(record: LaunchRecord) -> str:
     return record.model_dump_json(
         include={"launch_key": True, "environment": True, "others": True, "partitions": names}
     )
+
+
+def _key_of(manifest: str) -> str:
+    return split_fanned_name(MANIFESTS, manifest) or ""
 
 
 def _read_listing(documents: Documents, name: str) -> dict[str, Digest]:

@@ -105,7 +105,7 @@ def verify(
     Options:
         cache: A cache directory; else the config's.
         repair: Move what is damaged in the store away; bring back what is whole in its trash, in another
-            place of it or in the cache.
+            place of it, in the cache or in quarantine.
     """
     from warmrank.orchestrator.inspect.store_contents import verify as run
 

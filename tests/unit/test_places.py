@@ -102,6 +102,23 @@ def test_damaged_file_goes_into_the_quarantine_of_its_place_and_the_next_is_read
         places.view().read(name, use)
 
 
+@pytest.mark.parametrize("name", [BLOB, DOCUMENT])
+@pytest.mark.parametrize("repairs", [True, False])
+def test_one_bad_answer_is_asked_again_and_moves_nothing(places, monkeypatch, name, repairs):
+    places.far.put_new([new_file(name, b"good")])
+    answers = [b"<html>"]
+    real = places.far.open
+    monkeypatch.setattr(places.far, "open", lambda name: io.BytesIO(answers.pop()) if answers else real(name))
+
+    def use(file: GuardedFile) -> bytes:
+        if (data := file.read()) != b"good":
+            raise Corrupt(what=name, where="here", expected="good", actual=repr(data))
+        return data
+
+    assert places.view().read(name, use, repairs=repairs) == b"good"
+    assert (list(places.far.stat([name])), list(places.far.list("quarantine/"))) == ([name], [])
+
+
 DECODE = blob_name(digest_bytes(FUNCTIONS["Llama.decode"]).sha256)
 
 

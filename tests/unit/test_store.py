@@ -31,7 +31,7 @@ from tests.support.stored import (
 )
 from warmrank.cache_store.errors import Conflict, Corrupt, NotInStore, StoreUnavailable
 from warmrank.cache_store.gc.inventory import Inventory, references, take_inventory
-from warmrank.cache_store.layout import record_name
+from warmrank.cache_store.layout import quarantine_name, record_name
 from warmrank.cache_store.records.documents import read_stored_form
 from warmrank.cache_store.records.manifest import PartitionRef
 from warmrank.cache_store.signing.keyring import Revocation, Signer, generate_key_pair, key_id
@@ -179,6 +179,39 @@ def test_repair_brings_back_what_lies_in_the_trash(audited, root):
         f"{path.relative_to(root).as_posix()}: restored from the trash",
     )
     assert audited.verify().faults == ()
+
+
+@pytest.mark.parametrize("kind", ["cas", "ac"])
+def test_repair_brings_back_what_is_whole_in_quarantine(audited, root, kind):
+    path = stored(root, kind)[0]
+    name, data = path.relative_to(root).as_posix(), path.read_bytes()
+    backend_of(audited).put_new([new_file(quarantine_name(name, "damaged"), b"damaged")])
+    backend_of(audited).move(name, quarantine_name(name, "good"))
+    assert audited.verify(repair=True).repairs == (f"{name}: put again from quarantine",)
+    assert (path.read_bytes(), audited.verify().faults) == (data, ())
+
+
+def test_repair_brings_back_no_manifest_that_is_not_believed_or_not_pinned(root, tmp_path):
+    ours, other = generate_key_pair("ours"), generate_key_pair("other")
+    both = {"ours": ours.public_key, "other": other.public_key}
+    theirs = open_store(root, Trust(policy="require", signer=other, trusted=both))
+    publish_launch(theirs, tmp_path / "cache")
+    (path,) = stored(root, "ac")
+    name = path.relative_to(root).as_posix()
+    backend_of(theirs).move(name, quarantine_name(name, "theirs"))
+    (ref,) = publish_launch(theirs, tmp_path / "cache", created="2026-02-01T00:00:00+00:00").partitions
+    stored(root, "launch")[0].unlink()
+    stored(root, "launch")[0].unlink()
+    store = open_store(root, Trust(policy="require", signer=ours, trusted=both))
+    store.commit_launch(make_record((ref,)))
+    backend_of(store).move(name, None)
+    assert store.verify(repair=True).repairs == ()  # what lies there is not the one that the record pins
+    (ref,) = publish_launch(theirs, tmp_path / "cache", created="2026-03-01T00:00:00+00:00").partitions
+    store.commit_launch(make_record((ref,), created="2026-03-01T00:00:00+00:00"))
+    backend_of(store).move(name, quarantine_name(name, "pinned"))
+    wary = open_store(root, Trust(policy="require", signer=ours))
+    assert wary.verify(repair=True).repairs == ()
+    assert f"{name}: put again from quarantine" in store.verify(repair=True).repairs
 
 
 def test_repair_looks_through_the_cache_directory_once(audited, root, tmp_path, monkeypatch):
