@@ -93,6 +93,15 @@ class BackwardNotSupported(WorkerError):
 class NotPortable(WorkerError):
     """A guard, constant or object of the trace cannot be kept across processes."""
 
+    @classmethod
+    def of_global(cls, function: str, name: str) -> NotPortable:
+        """The error for a function that sets a global."""
+        msg = (
+            f"{function} sets the global {name}, which a cached function must not; keep it as an attribute "
+            "of the module, or return it"
+        )
+        return cls(msg, what=name)
+
 
 class NeedsValues(NotPortable):
     """An offline build came to where a tensor's values are needed, and has none."""

@@ -64,7 +64,7 @@ class Counts(nn.Module):
 
     def named(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        return x * len(f"{self.calls:+}")
+        return x * sum(divmod(self.calls, 3))
 
 
 @pytest.mark.parametrize("mode", ["reduce-overhead", pytest.param("max-autotune", marks=compiles_ahead)])

@@ -201,9 +201,9 @@ def _of_these_sizes(attempt: Callable[..., _Made], error: errors.WorkerError, na
     """
     try:
         made = attempt(dynamic=False)
-    except errors.FunctionRaised:
-        raise
-    except errors.WorkerError:
+    except errors.WorkerError as exact:
+        if isinstance(exact, errors.FunctionRaised) or isinstance(error, errors.FunctionRaised):
+            raise  # which no symbol did
         raise error from error.__cause__
     told = (
         "%s is compiled for the very sizes of this call, and once more for others: of a size it makes "
@@ -334,11 +334,7 @@ def portable_frame(trace: Trace, function: FunctionType) -> Frame:
     """The portable frame of a trace."""
     for instruction in dis.get_instructions(trace.frame):
         if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
-            msg = (
-                f"{function.__qualname__} sets the global {instruction.argval}, which a cached function must "
-                "not; keep it as an attribute of the module, or return it"
-            )
-            raise errors.NotPortable(msg, what=str(instruction.argval))
+            raise errors.NotPortable.of_global(function.__qualname__, str(instruction.argval))
     user_names = {name for code in trace.codes for name in code.co_names}
     renames = {trace.graph_name: _GRAPH_NAME}
     names: dict[str, Any] = {"graph": _GRAPH_NAME, "imports": {}, "objects": {}, "builtins": []}

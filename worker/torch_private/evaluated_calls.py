@@ -25,11 +25,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
+from torch._dynamo.symbolic_convert import InstructionTranslator, _import_module
 from torch._dynamo.trace_rules import _nonstrict_trace_callable_ids
 from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.functions import SkipFunctionVariable, UserFunctionVariable
 from torch._dynamo.variables.torch import constant_fold_functions
 
+from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import globals_read, is_pinned_module, is_users_function, layers, package_of
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import steps_in, steps_in_variables
@@ -168,9 +170,20 @@ class CallHooks:
                     "taken, so its globals could not be found again; make the object anew from that one"
                 )
 
+    @steps_in("torch._dynamo.side_effects:SideEffects", "store_global(gvar, name, value)")
+    def _store_global(self, original: Any, effects: Any, variable: Any, name: str, value: Any) -> None:
+        translator = InstructionTranslator.current_tx()
+        if name not in translator.f_globals:  # where Dynamo finds none that the call makes
+            raise NotPortable.of_global(translator.f_code.co_qualname, name)
+        original(effects, variable, name, value)
+
     @steps_in(_TRANSLATOR, "import_source(module_name)")
     def _import(self, original: Any, translator: Any, name: str) -> Any:
         """Note that modules are there: a load imports them, with what they register, before it looks."""
+        alias, known = f"__import_{name.replace('.', '_dot_')}", translator.output.global_scope
+        if known.get(alias) is not sys.modules.get(name):  # but what an earlier trace found there
+            known.pop(alias, None)
+            _import_module.cache_clear()
         instruction = translator.current_instruction
         if instruction.opname == "IMPORT_NAME":
             members = translator.instructions[translator.indexof[instruction] - 1].argval  # loaded before

@@ -279,6 +279,8 @@ _MEMORY = {
 }  # fmt: skip
 _REFUSED = {
     "sets a global": _refused("NotPortable", "global CALLS\nCALLS += 1\ny = x * CALLS", top="CALLS = 0"),
+    "makes a global": _refused("NotPortable", "global MADE\nMADE = 5\ny = x * MADE"),
+    "breaks the graph after what has no symbol": _refused("GraphBreak", "y = x * divmod(x.shape[0], 3)[0]\ny = y if x.sum() > 0 else x"),
     "not traced into": _refused("NotPortable", "y = self.opaque(x)", top="def opaque(x):\n    return x * 3", init="self.opaque = torch._dynamo.nonstrict_trace(opaque)"),
     "version": _refused("NotPortable", "y = x * 3 if x._version > 3 else x * 2"),
     "makes a function": _refused("NotPortable", "return x * 2, lambda value: value"),

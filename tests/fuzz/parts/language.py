@@ -37,6 +37,7 @@ ENDS = (
 
 _IMPORTS = "try:\n    import later#\n    y = y * 2\nexcept ImportError:\n    y = y * 3"
 _INSTALLS = "if 'FUZZ#' in os.environ: sys.modules['later#'] = types.ModuleType('later#')"
+_PUTS = "sys.modules['there#'] = types.ModuleType('there#')\nsys.modules['there#'].k = %d"
 IMPORTS = (
     Part(
         name="language / module that the call imports", slots={"top": _INSTALLS, "body": _IMPORTS}, environment={"FUZZ#": "1"},
@@ -47,6 +48,7 @@ IMPORTS = (
         changes=(Change(name="there", environment={"FUZZ#": "1"}),), said="later0",
     ),
     asking("member that the call lacks", "", "math.less# = 3", said="less0", body="try:\n    from math import less#\n    y = y * 2\nexcept ImportError:\n    y = y * 3"),
+    asking("module that another one takes the place of", "", _PUTS % 7, said="k: 2 -> 7", top=_PUTS % 2, body="import there#\ny = y * there#.k"),
     asking("module that another one makes", "", "sys.modules['made#.one'] = sys.modules['made#'] = math", "sys.modules['made#.one'] = None", said="made0", body="try:\n    import made#.one\n    y = y * 2\nexcept ImportError:\n    y = y * 3"),
 )  # fmt: skip
 
