@@ -124,6 +124,7 @@ class NotInStore(StoreError):
 
     _text: ClassVar[str] = "not in store: {what} at {where}; {remedy}"
     remedy: str = "publish it; a launch without --no-compile compiles it"
+    refused: tuple[str, ...] = ()  # why what is there cannot be used, a line each; empty if nothing is there
 
 
 class Conflict(StoreError):

@@ -59,7 +59,12 @@ from warmrank.cache_store.records.documents import (
     read_stored_form,
     seconds_of,
 )
-from warmrank.cache_store.records.manifest import parse_launch_record, parse_listing, parse_manifest
+from warmrank.cache_store.records.manifest import (
+    OF_ONE_RUN,
+    parse_launch_record,
+    parse_listing,
+    parse_manifest,
+)
 from warmrank.cache_store.signing.trust import DocumentKind, Trust, parse_envelope
 
 logger = logging.getLogger(__name__)
@@ -136,7 +141,8 @@ class Document:
 
     references: tuple[str, ...]  # names that it needs
     created_s: float  # by its maker's clock, in seconds since the epoch
-    groups: tuple[str, ...] = ("",)  # number and environments of a launch's ranks; one empty text for others
+    # Number and environments of a launch's ranks; none for what serves one run, else one empty text.
+    groups: tuple[str, ...] = ("",)
     trust_rank: int = TRUSTED  # told of roots only
 
 
@@ -195,6 +201,7 @@ def references(name: str, sealed: bytes) -> Document:
     elif kind == "directory":
         listing = parse_listing(envelope.payload, name)
         created, needed = listing.created, [blob_name(file.sha256) for file in listing.files]
+        groups = () if OF_ONE_RUN in listing.components else groups
     else:
         manifest = parse_manifest(envelope.payload, name)
         created, needed = manifest.created, [blob_name(entry.sha256) for entry in manifest.artifacts]

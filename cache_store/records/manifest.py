@@ -53,6 +53,8 @@ MAX_NAME_CHARS = 4096  # of a function, or of a component, which may hold the pa
 MAX_LISTED_FILES = 100_000
 MAX_ROOT_CHARACTERS = 4096
 MAX_TEXT_CHARS = 1 << 20  # the value of a component, or the signature of a capture
+OF_ONE_RUN: Final = "run"
+"""Component of a listing that serves one run only: it is no newest of its key, and no directory of a tool."""
 
 
 def _utc(text: str) -> str:

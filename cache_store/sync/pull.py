@@ -104,6 +104,7 @@ def _find(documents: Documents, tool: str, components: dict[str, str]) -> Stored
             what=f"directory of {tool!r} with these components",
             where=f"key {key[:12]}",
             remedy="; ".join([nearest_listing(documents, tool, components), *documents.problems[:3]]),
+            refused=tuple(documents.problems),
         ) from error
 
 
@@ -288,4 +289,5 @@ def _check_complete(documents: Documents, files: Sequence[ListedFile]) -> None:
             raise error
     if faults:
         what = f"blobs of {shortened([file.path for file in files if file.digest in faults])}"
-        raise NotInStore(what=what, where="the store", remedy="push the directory again")
+        remedy = "push the directory again"
+        raise NotInStore(what=what, where="the store", remedy=remedy, refused=(f"{what} are missing",))

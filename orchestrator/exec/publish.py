@@ -12,15 +12,14 @@ do so, which comes to one record.
 from __future__ import annotations
 
 import json
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from warmrank.cache_store.errors import NotInStore
 from warmrank.cache_store.publish_pending import add_launch
+from warmrank.cache_store.records.manifest import OF_ONE_RUN
+from warmrank.cache_store.sync import notes
 from warmrank.cache_store.text import count_text, grouped
 from warmrank.orchestrator.config.models import Config, launch_key
 from warmrank.orchestrator.errors import ranks_text
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 T = TypeVar("T")
 
-_NOTE, _NOTE_FILE = "exec-world", "partitions.json"
 _LOOK_S = 1.0
 
 
@@ -45,30 +43,25 @@ def exchange(
 ) -> dict[int, Published] | None:
     """Note what this host published, and read the notes of all; None while some are missing.
 
-    A note is a pushed directory with one file, so it is signed and evicted as others are.
-
     Raises:
-        StoreError: the store cannot be written or read.
+        NotPublished: the notes do not have each rank once.
+        StoreError: the store cannot be written or read, or a note cannot be used.
     """
-    run = {"launch": launch_key(config), "ranks": str(config.ranks), "run": hosts.run_id}
-    notes = [{**run, "node": f"{node} of {hosts.nnodes}"} for node in range(hosts.nnodes)]
-    with tempfile.TemporaryDirectory(prefix="warmrank-") as directory:
-        own = Path(directory, "own")
-        own.mkdir(mode=0o700)
-        parts = {rank: [part.environment, part.partition, part.key] for rank, part in published.items()}
-        (own / _NOTE_FILE).write_text(json.dumps(parts))
-        (own / _NOTE_FILE).chmod(0o600)
-        store.push_directory(_NOTE, own, notes[hosts.node_rank])
-        found: dict[int, Published] = {}
-        for node, components in enumerate(notes):
-            note = Path(directory, str(node))
-            try:
-                store.pull_directory(_NOTE, note, components)
-            except NotInStore:
-                return None
-            for rank, (environment_, partition, key) in json.loads((note / _NOTE_FILE).read_text()).items():
-                found[int(rank)] = Published(ref=None, environment=environment_, partition=partition, key=key)
-    return found if sorted(found) == list(range(config.ranks)) else None
+    run = {"launch": launch_key(config), "ranks": str(config.ranks), OF_ONE_RUN: hosts.run_id}
+    names = [f"{node} of {hosts.nnodes}" for node in range(hosts.nnodes)]
+    own = {rank: [part.environment, part.partition, part.key] for rank, part in published.items()}
+    found = notes.exchange(store, run, names[hosts.node_rank], names, json.dumps(own))
+    if len(found) < hosts.nnodes:
+        return None
+    parts = [(int(rank), part) for note in found for rank, part in json.loads(note).items()]
+    times = Counter(rank for rank, _ in parts)
+    if wrong := grouped((times[rank], rank) for rank in range(config.ranks) if times[rank] != 1):
+        each = ", ".join(f"{ranks_text(ranks)} on {count_text(num, 'host')}" for num, ranks in wrong.items())
+        raise NotPublished(f"each of {config.ranks} ranks has to be on one host, and found was {each}")
+    return {
+        rank: Published(ref=None, environment=environment, partition=partition, key=key)
+        for rank, (environment, partition, key) in parts
+    }
 
 
 class Publisher(threading.Thread):

@@ -23,7 +23,13 @@ from warmrank.cache_store.errors import StoreError, StoreUnavailable, os_errors_
 from warmrank.cache_store.gc.verify import VerifyReport
 from warmrank.cache_store.layout import FORMAT_FILE, TOP_LEVEL
 from warmrank.cache_store.parallel import OnProgress
-from warmrank.cache_store.records.manifest import ArtifactEntry, LaunchRecord, PartitionManifest, PartitionRef
+from warmrank.cache_store.records.manifest import (
+    OF_ONE_RUN,
+    ArtifactEntry,
+    LaunchRecord,
+    PartitionManifest,
+    PartitionRef,
+)
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store
 from warmrank.cache_store.text import brief_names, changed_components
@@ -284,8 +290,9 @@ class DirectoryLine:
 
 
 def list_directories(store: Store) -> tuple[DirectoryLine, ...]:
-    """The directories of other tools in a store, newest first."""
-    listings = sorted((stored.listing for stored in store.directories()), key=lambda one: one.created)
+    """The directories of other tools in a store, newest first; not the notes of `warmrank exec --nnodes`."""
+    found = (stored.listing for stored in store.directories())
+    listings = sorted((one for one in found if OF_ONE_RUN not in one.components), key=lambda one: one.created)
     return tuple(
         DirectoryLine(
             tool=one.tool,

@@ -25,6 +25,7 @@ from tests.support.stored import (
 from warmrank.cache_store.cache_dir.marks import mark_signers
 from warmrank.cache_store.errors import NoStoreYet, StoreUnavailable
 from warmrank.cache_store.gc import evict as evicting
+from warmrank.cache_store.records.manifest import OF_ONE_RUN
 from warmrank.cache_store.signing.keyring import (
     Revocation,
     generate,
@@ -39,6 +40,7 @@ from warmrank.cache_store.signing.keyring import (
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store, TierSpec
 from warmrank.cache_store.store import open_store as open_tiers
+from warmrank.cache_store.sync.notes import exchange
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument
 from warmrank.orchestrator.inspect.explain import explain
@@ -72,6 +74,11 @@ def test_listing_names_what_a_user_keyed_a_directory_by_not_the_machine(cache, t
     run("push", "mine", cache, *store, *keys)
     listed = json.loads(done("ls", *store, "--json"))
     assert [line["what"] for line in listed["directories"]] == ["model=llama-8b"]
+
+
+def test_listing_has_no_notes_of_hosts(tmp_path):
+    exchange(open_store(tmp_path / "store"), {OF_ONE_RUN: "job 7"}, "0 of 1", ["0 of 1"], "ranks")
+    assert json.loads(done("ls", "--store", tmp_path / "store", "--json"))["directories"] == []
 
 
 @pytest.mark.parametrize(

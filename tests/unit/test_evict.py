@@ -13,10 +13,11 @@ from warmrank.cache_store.digests import digest_bytes
 from warmrank.cache_store.errors import EvictRefused, StoreUnavailable
 from warmrank.cache_store.layout import PROBE, blob_name, record_name
 from warmrank.cache_store.publish import mark_used
-from warmrank.cache_store.records.manifest import PartitionRef
+from warmrank.cache_store.records.manifest import OF_ONE_RUN, PartitionRef
 from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.steps import Step
+from warmrank.cache_store.sync.notes import exchange
 from warmrank.orchestrator.cli.store import parse_duration_s, parse_size_bytes
 
 
@@ -264,6 +265,14 @@ def test_old_listing_goes_with_what_only_it_needs(memory, tool):
     assert [choice.kind for choice in report.taken] == ["record", "blob"]
     assert memory.names("dir/") == {newest}
     assert (memory.has(b"first"), memory.has(b"second"), memory.has(SHARED)) == (False, True, True)
+
+
+def test_note_of_a_run_is_no_newest_of_its_key(memory):
+    memory.launch()
+    exchange(memory.store, {OF_ONE_RUN: "job 7"}, "0 of 1", ["0 of 1"], "ranks")
+    memory.pass_time(30 * DAY_S)
+    assert [choice.kind for choice in memory.evict(older_than_s=7 * DAY_S).taken] == ["record", "blob"]
+    assert memory.names("dir/") == set()
 
 
 def test_push_while_its_blob_goes_leaves_a_whole_listing(memory, tool, monkeypatch):

@@ -111,6 +111,36 @@ def test_last_host_of_a_world_commits_what_all_of_them_published(
     assert host(0).record == last.record
 
 
+@pytest.mark.parametrize(
+    ("ranks", "key", "reason"),
+    [
+        (
+            "0",
+            "",
+            "each of 2 ranks has to be on one host, and found was rank 0 on 2 hosts, rank 1 on 0 hosts",
+        ),
+        ("1", "other", "a usable note of host 0 of 2"),
+    ],
+)
+def test_notes_that_are_there_and_make_no_world_are_a_problem(
+    tmp_path: Path, run: Runs, ranks: str, key: str, reason: str
+) -> None:
+    def host(node: int, ranks: str, key: str) -> Outcome:
+        trust: dict[str, object] = {"policy": "off"}
+        if key:
+            generate(keyring := tmp_path / f"keys {node}", key)
+            trust = {"policy": "require", "keyring": str(keyring), "signing_key": key}
+        store = {"path": str(tmp_path / "store"), "trust": trust}
+        config = loaded_config(tmp_path, cache_dir=str(tmp_path / f"cache{node}"), store=store)
+        hosts = HostGroup(nnodes=2, node_rank=node, run_id="7")
+        return run(config, (*RANKS, "--ranks", ranks), hosts=hosts)
+
+    assert host(0, "0", key).problems == ()
+    outcome = host(1, ranks, key)
+    assert (outcome.exit_code, outcome.record) == (0, "")
+    assert reason in " ".join(outcome.problems)
+
+
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("options", "nnodes", "reason"),
