@@ -78,7 +78,27 @@ _CREDENTIALS = {
 _MACHINE_SERVICES = ("/latest/api/token", "/latest/meta-data", "/computeMetadata/", "/metadata/identity/")
 _PLAIN_HTTP = re.compile(r"\bhttp://\S+ .*builder error")  # the client has sent nothing
 _STATUS = re.compile(r"status code: (\d{3})")
-_SERVER_FAULTS = frozenset({429, *range(500, 600)})
+_CODE = re.compile(r"<Code>(\w+)</Code>|\b(BareRedirect)\b")
+_MESSAGE = re.compile(r"<Message>([^<]*)")
+_ANSWERS = frozenset({501, 505, 507})  # that say more than that the server cannot serve now
+_SERVER_FAULTS = frozenset({429, *range(500, 600)}) - _ANSWERS
+_NO_BUCKET = "there is no such bucket", "check the URL, or make the bucket; a store does not make one"
+_NO_ROOM = "the server has no room left", "make room there, for example with warmrank store evict"
+_REGION = "the bucket is in another region", "set region in the store's options, or in the environment"
+_KNOWN: Final[Mapping[str | int | None, tuple[str, str]]] = {
+    "NoSuchBucket": _NO_BUCKET,
+    404: _NO_BUCKET,
+    "RequestTimeTooSkewed": (
+        "this machine's clock and the server's are too far apart",
+        "set the clock of this machine, or the server's, for example by NTP",
+    ),
+    "AuthorizationHeaderMalformed": _REGION,
+    "BareRedirect": _REGION,
+    "XMinioStorageFull": _NO_ROOM,
+    "QuotaExceeded": _NO_ROOM,
+    507: _NO_ROOM,
+}
+"""Reason and remedy of answers, by the server's code or HTTP status."""
 _CAUSES = {
     "ConnectionRefused": "the connection was refused",
     "TimedOut": "no answer in time",
@@ -320,10 +340,10 @@ def _check_url(url: str) -> None:
     if parts.scheme not in SCHEMES:
         remedy = "name a directory by its path, or an object store as s3://, gs:// or az://"
         raise _unusable(url, f"the scheme {parts.scheme!r} is none of an object store", remedy)
-    if parts.query or parts.fragment or "@" in parts.netloc.partition(":")[2]:
+    if parts.query or parts.fragment or ":" in parts.netloc:
         where = f"{parts.scheme}://{parts.hostname}{parts.path}"
-        remedy = "name only the place; credentials come from the environment"
-        raise _unusable(where, "the URL has a password, a query or a fragment", remedy)
+        remedy = "name only the place; credentials come from the environment, a server from option endpoint"
+        raise _unusable(where, "the URL has a password, a port, a query or a fragment", remedy)
 
 
 def _variables_of(url: str) -> str:
@@ -335,35 +355,46 @@ def _unusable(where: str, reason: str, remedy: str) -> StoreUnavailable:
 
 
 def _store_error(error: Exception, *, what: str, where: str) -> StoreError:
-    """The error of this package for one of the client: `NotInStore` for an absent object, or unavailable."""
-    from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+    """The error of this package for one of the client: `NotInStore` for an absent object, or unavailable.
 
-    text, status, cloud = str(error), _status_of(error), _variables_of(where)
-    if isinstance(error, FileNotFoundError) and "NoSuchBucket" not in text:
+    By the server's code and status, because the client has one class for all that fails of a listing.
+    """
+    text, status, code, cloud = str(error), _status_of(error), _code_of(error), _variables_of(where)
+    if isinstance(error, FileNotFoundError) and code != "NoSuchBucket":
         return NotInStore(what=what, where=where)
     credentials = (
         f"set the credentials in the environment of this process, such as {_CREDENTIALS[cloud]}, with the "
         "rights to get, put, delete and list below the store's URL"
     )
-    if status is not None:
-        reason = f"the server says {status}: {_first_line(error)}"
-    else:
-        reason = next((cause for sign, cause in _CAUSES.items() if sign in text), _first_line(error))
+    said = " ".join(map(str, filter(None, (status, code))))
     remedy = "check that the object store is up and can be reached from here"
-    if "NoSuchBucket" in text or status == 404:
-        reason, remedy = (
-            "there is no such bucket",
-            "check the URL, or make the bucket; a store does not make one",
-        )
-    elif isinstance(error, PermissionDeniedError | UnauthenticatedError):
-        reason, remedy = f"access was denied ({status})", credentials
-    elif any(path in text for path in _MACHINE_SERVICES):
-        reason, remedy = f"no credentials were found ({reason})", credentials
+    if any(path in text for path in _MACHINE_SERVICES):
+        reason, remedy = f"no credentials were found ({said or _cause_of(error)})", credentials
+    elif known := _KNOWN.get(code) or _KNOWN.get(status):
+        reason, remedy = f"{known[0]} ({said})", known[1]
+    elif status in (401, 403):
+        reason, remedy = f"access was denied ({said})", credentials
+    elif status is not None:
+        message = _MESSAGE.search(text)
+        reason = f"the server says {said}: {message[1] if message else _first_line(error)}"
     elif _PLAIN_HTTP.search(_first_line(error)):
         reason = "its endpoint begins with http://, which is not encrypted and has to be allowed"
         remedy = f'set {cloud}_ALLOW_HTTP=true, or allow_http: "true" in the store\'s options'
+    else:
+        reason = _cause_of(error)
     transport = _is_transport(error)
     return StoreUnavailable(what=what, where=where, reason=reason, remedy=remedy, transport=transport)
+
+
+def _cause_of(error: BaseException) -> str:
+    """Why there was no answer."""
+    return next((cause for sign, cause in _CAUSES.items() if sign in str(error)), _first_line(error))
+
+
+def _code_of(error: BaseException) -> str | None:
+    """The word with which a server says what is wrong; None where it says none."""
+    match = _CODE.search(str(error))
+    return match[1] or match[2] if match else None
 
 
 def _status_of(error: BaseException) -> int | None:
@@ -377,7 +408,7 @@ def _is_transport(error: BaseException) -> bool:
     from obstore.exceptions import GenericError
 
     status = _status_of(error)
-    is_silence = status is None and not _PLAIN_HTTP.search(_first_line(error))
+    is_silence = status is None and not _code_of(error) and not _PLAIN_HTTP.search(_first_line(error))
     return isinstance(error, GenericError) and (is_silence or status in _SERVER_FAULTS)
 
 

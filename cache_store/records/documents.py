@@ -11,14 +11,20 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
 from itertools import groupby
 from typing import Final, NamedTuple, TypeVar
 
 from warmrank.cache_store.backends.backend import FileInfo, GuardedFile, new_document
 from warmrank.cache_store.backends.places import Places
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Conflict, Corrupt, NotInStore, StoreError, outcome_of
+from warmrank.cache_store.errors import (
+    Conflict,
+    Corrupt,
+    NotInStore,
+    StoreError,
+    StoreUnavailable,
+    outcome_of,
+)
 from warmrank.cache_store.layout import (
     DIRECTORIES,
     LAUNCHES,
@@ -234,11 +240,18 @@ def seconds_of(created: str) -> float:
 def newest_listing(documents: Documents, key: str) -> StoredListing:
     """The newest usable listing under ``key``.
 
-    Older ones are not read: each may have many MiB. Raises `NotInStore`.
+    Older ones are not read: each may have many MiB.
+
+    Raises:
+        NotInStore: there is none.
+        StoreUnavailable: none can be used, and one could not be read.
     """
     where = record_prefix("directory", key)
-    if found := _newest_of(documents, documents.places.list(where)):
+    unread: list[StoreUnavailable] = []
+    if found := _newest_of(documents, documents.places.list(where), unread):
         return found
+    if unread:
+        raise unread[0]
     raise NotInStore(what=f"listing {key[:12]}", where=where, remedy="push it first")
 
 
@@ -262,11 +275,18 @@ def newest_listings(documents: Documents) -> tuple[StoredListing, ...]:
     return tuple(found for found in newest if found is not None)
 
 
-def _newest_of(documents: Documents, infos: Iterable[FileInfo]) -> StoredListing | None:
-    newest = documents.newest_first(
-        infos, partial(read_listing, documents), lambda stored: stored.created, at_once=1
-    )
-    return next(newest, None)
+def _newest_of(
+    documents: Documents, infos: Iterable[FileInfo], unread: list[StoreUnavailable] | None = None
+) -> StoredListing | None:
+    def read(name: str) -> StoredListing:
+        try:
+            return read_listing(documents, name)
+        except StoreUnavailable as error:
+            if unread is not None:
+                unread.append(error)
+            raise
+
+    return next(documents.newest_first(infos, read, lambda stored: stored.created, at_once=1), None)
 
 
 def read_listing(documents: Documents, name: str) -> StoredListing:

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from urllib.parse import unquote
 
 from pydantic import (
     AfterValidator,
@@ -155,6 +156,8 @@ class TierConfig(Strict):
             raise PydanticCustomError("scheme", f"a URL of one of the kinds {', '.join(sorted(SCHEMES))}")
         if is_a_url and not rest.partition("/")[0]:
             raise PydanticCustomError("bucket", f"a URL with a bucket, such as {scheme}://bucket/prefix")
+        if is_a_url and ":" in rest.partition("/")[0]:
+            raise PydanticCustomError("port", "a URL without a port; a server is named by option endpoint")
         return in_known_home(value)
 
     @field_validator("options")
@@ -190,7 +193,10 @@ def tier_at(location: str) -> TierConfig:
 
 def _normalised(path: str) -> str:
     """The same for each way to write one place; links are not followed, because a dead disk would hang."""
-    return path.rstrip("/") if is_url(path) else os.path.normpath(Path(path).expanduser().absolute())
+    scheme, is_a_url, rest = path.partition("://")
+    if is_a_url:
+        return f"{scheme.removesuffix('a')}://{os.path.normpath(unquote(rest))}"  # s3a is s3
+    return os.path.normpath(Path(path).expanduser().absolute())
 
 
 class StoreConfig(Strict):

@@ -162,6 +162,22 @@ def test_get_that_fails_for_ever_is_unavailable_soon(backend, impatient, proxy, 
         assert 1 <= plan.broken <= MAX_TRIES
 
 
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (Fault.DENIED, "access was denied (403 AccessDenied); set the credentials"),
+        (Fault.SKEWED, "too far apart (403 RequestTimeTooSkewed); set the clock"),
+        (Fault.FULL, "no room left (507 XMinioStorageFull); make room"),
+    ],
+)
+def test_answer_of_the_server_is_the_reason_and_no_silence(backend, proxy, fault, reason):
+    calls = {"GET": lambda: list(backend.list("ac/")), "PUT": lambda: backend.put_new([new_document()])}
+    for method, call in calls.items():
+        with proxy.breaking(fault, method, times=FOR_EVER) as plan, pytest.raises(StoreUnavailable) as caught:
+            call()
+        assert (reason in str(caught.value), caught.value.transport, plan.broken > 0) == (True, False, True)
+
+
 def test_blob_cut_by_a_lying_server_is_corrupt(backend, proxy, fault_rounds):
     for _ in range(fault_rounds):
         file = new_blob(20_000)

@@ -70,6 +70,9 @@ class Fault(StrEnum):
     EXISTS = "412"
     CONFLICT = "409"
     OVERLOADED = "503"
+    DENIED = "403 AccessDenied"
+    SKEWED = "403 RequestTimeTooSkewed"
+    FULL = "507 XMinioStorageFull"
     RESET = "reset before it is passed on"
     LOST_ACK = "passed on, then reset instead of the answer"
     LOST_ACK_503 = "passed on, then 503 instead of the answer"
@@ -169,8 +172,9 @@ class _Handler(BaseHTTPRequestHandler):
     def handle_any(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         fault = self.faulty.next_fault(self.command)
-        if fault in (Fault.EXISTS, Fault.CONFLICT, Fault.OVERLOADED):
-            self._answer(int(fault), {}, b"")
+        if fault is not None and fault[:3].isdecimal():
+            number, _, code = fault.partition(" ")
+            self._answer(int(number), {}, f"<Error><Code>{code}</Code></Error>".encode() if code else b"")
         elif fault is Fault.SILENT:
             self.faulty.ends.wait()
         elif fault is Fault.RESET:

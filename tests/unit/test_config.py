@@ -447,6 +447,8 @@ def test_store_that_others_can_write_and_no_key_is_an_error_that_says_how_to_kee
         ({"path": "s3:/bucket/x"}, "store.path"),
         ({"tiers": [{"path": "/s"}, {"path": "/x/../s/"}]}, "store.tiers"),
         ({"tiers": [{"path": "s3://b/p"}, {"path": "s3://b/p/"}]}, "store.tiers"),
+        ({"tiers": [{"path": "s3://b/a%20b"}, {"path": "s3a://b/a b"}]}, "store.tiers"),
+        ({"path": "s3://b:99/p"}, "store.path"),
         ({"path": "/s", "options": {"region": "x"}}, "store.options"),
         ({"path": "ftp://host/s"}, "store.path"),
         ({"path": "s3://"}, "store.path"),

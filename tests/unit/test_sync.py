@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,7 +12,15 @@ from tests.support.backends import alone
 from tests.support.stored import blob_path, overwrite, stored
 from warmrank.cache_store.backends.directory import DirectoryBackend
 from warmrank.cache_store.cache_dir.marks import admit
-from warmrank.cache_store.errors import Conflict, Corrupt, NotInStore, RefusedCache, Untrusted, UnusableCache
+from warmrank.cache_store.errors import (
+    Conflict,
+    Corrupt,
+    NotInStore,
+    RefusedCache,
+    StoreUnavailable,
+    Untrusted,
+    UnusableCache,
+)
 from warmrank.cache_store.layout import BLOBS, DIRECTORIES
 from warmrank.cache_store.parsing import MAX_DOCUMENT_BYTES
 from warmrank.cache_store.records.documents import Documents
@@ -70,6 +79,14 @@ def test_pull_restores_what_push_stored_without_locks_and_temporary_files(docume
     report = pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
     assert contents(tmp_path / "elsewhere") == kept(cache)
     assert (report.num_files, report.num_new, report.num_kept) == (5, 5, 0)
+
+
+def test_listing_that_cannot_be_read_is_no_miss(documents, cache, tmp_path, monkeypatch):
+    push(documents, "mine", cache, COMPONENTS)
+    error = StoreUnavailable(what="listing", where="the store", reason="access was denied")
+    monkeypatch.setattr(documents.places.tiers[0].backend, "open", Mock(side_effect=error))
+    with pytest.raises(StoreUnavailable, match="access was denied"):
+        pull(documents, "mine", tmp_path / "elsewhere", COMPONENTS)
 
 
 @pytest.mark.parametrize("size_bytes", [0, 5])
