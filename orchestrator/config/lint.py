@@ -209,21 +209,30 @@ def _is_local(path: str) -> bool:
     return is_there and file_system_type(Path(os.path.realpath(path)), read_mounts()) in LOCAL_TYPES
 
 
+def _is_nested(*paths: str) -> bool:
+    """True if one of two paths lies in the other, as they are written, or where their links lead."""
+
+    def is_so(named: Callable[[str], str]) -> bool:
+        one, two = (Path(named(path)) for path in paths)
+        return one.is_relative_to(two) or two.is_relative_to(one)
+
+    return is_so(os.path.normpath) or bool(_look(partial(is_so, os.path.realpath)))
+
+
 def _look(at: Callable[[], T]) -> T | None:
     return all_within([at], timeout_s=LOOK_S)[0]
 
 
 def _store(config: Config, store: StoreConfig) -> Iterator[LintFinding]:
-    cache = Path(os.path.normpath(config.cache_dir))
-    for tier in store.tiers:
-        place = Path(os.path.normpath(tier.path))
-        if not is_url(tier.path) and (cache.is_relative_to(place) or place.is_relative_to(cache)):
-            yield LintFinding(
-                "error",
-                ("cache_dir", "store"),
-                f"the cache directory {cache} and the store {place} lie in one another",
-                "give each a directory of its own",
-            )
+    places = [tier.path for tier in store.tiers if not is_url(tier.path)]
+    own = "give each a directory of its own"
+    for place in places:
+        if _is_nested(str(config.cache_dir), place):
+            both = f"the cache directory {config.cache_dir} and the store {place} lie in one another"
+            yield LintFinding("error", ("cache_dir", "store"), both, own)
+    if len(places) > 1 and _is_nested(*places):
+        both = f"{' and '.join(places)} are the same directory, or lie in one another"
+        yield LintFinding("error", ("store.tiers",), both, own)
     if config.ray.address is not None and all(
         not is_url(tier.path) and _look(partial(_is_local, tier.path)) for tier in store.tiers
     ):

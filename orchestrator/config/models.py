@@ -33,6 +33,7 @@ ToolName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 VariableName = Annotated[str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$")]
 AxisName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,15}$")]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
+ADDRESS = r"^(auto|local|(ray://)?[^\s/]+:[0-9]{1,5})$"
 Word = Annotated[str, Field(min_length=1)]
 Size = Annotated[int, Field(ge=1)]
 KNOWN_VARIABLES = {
@@ -156,8 +157,9 @@ class Parallel(Strict):
 class RayConfig(Strict):
     """Placement of ranks on Ray."""
 
-    address: str | None = Field(
-        default=None, description="address of a running cluster; none starts a local one (a Ray job joins)"
+    address: Annotated[str, Field(pattern=ADDRESS)] | None = Field(
+        default=None,
+        description="HOST:PORT of a running cluster, or auto; none starts a local one (a Ray job joins)",
     )
     num_cpus_per_rank: float = Field(default=1.0, ge=0, description="CPUs reserved for each rank")
     num_cpus: Size | None = Field(default=None, description="CPUs of the local Ray; none: the machine's")
@@ -289,7 +291,7 @@ class Config(Strict):
     )
     guards: GuardMode = Field(default="always", description="when guards are checked")
     engine: EngineChoice = Field(default="auto", description="engine that compiles where functions name none")
-    env: dict[VariableName, Text] = Field(
+    env: dict[Annotated[VariableName, Field(min_length=1)], Text] = Field(
         default={}, description="mapping of environment variables of every rank, letters, digits and '_'"
     )
     node_caches: dict[ToolName, NodeCacheConfig | None] = Field(
@@ -306,6 +308,13 @@ class Config(Strict):
     retries: Retries = Field(default=Retries(), description="mapping such as {node: 3}")
     watch: WatchConfig = Field(default=WatchConfig(), description="mapping such as {node_silent_s: 30}")
     exec: ExecConfig = Field(default=ExecConfig(), description="mapping with sync and keys, for exec")
+
+    @field_validator("cache_dir")
+    @classmethod
+    def _not_the_root(cls, given: Path) -> Path:
+        if given.is_absolute() and given.parent == given:
+            raise PydanticCustomError("root", "a directory of its own, not the root of the disk")
+        return given
 
     @field_validator("store")
     @classmethod

@@ -12,7 +12,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -23,6 +23,7 @@ from pydantic_core import ErrorDetails
 
 from warmrank.cache_store.backends.object_client import KNOWN_OPTIONS
 from warmrank.cache_store.cache_dir.node_files import NodeCache
+from warmrank.cache_store.text import defused
 from warmrank.orchestrator.config import models
 from warmrank.orchestrator.config import store as store_config
 from warmrank.orchestrator.config.models import Config, ScriptWorkload, groups
@@ -32,6 +33,8 @@ from warmrank.worker import node_caches
 from warmrank.worker.settings import expanded, settings
 
 __all__ = ["Config", "groups", "load", "parse"]
+
+_UNUSABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def load(path: Path | str, overrides: tuple[str, ...] = (), *, world_size: int | None = None) -> Config:
@@ -64,12 +67,31 @@ def parse(data: Mapping[str, Any], *, place: str = "config", overrides: tuple[st
     Raises:
         ConfigError: anything in it is not as expected.
     """
+    if unusable := dict.fromkeys(_keys_of_unusable(data)):
+        found, expected = (
+            "a NUL character or half a surrogate pair",
+            "a text that paths and variables can hold",
+        )
+        raise ConfigError(
+            _problem(place_of(key, place, overrides, hides=True), key, found, expected) for key in unusable
+        )
     try:
         # JSON, because strict mode then knows lists and paths, but takes neither "2" for 2 nor 1 for true.
         return Config.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         details = error.errors(include_url=False)
         raise ConfigError(_translate(detail, place, overrides) for detail in details) from None
+
+
+def _keys_of_unusable(data: object, key: str = "") -> Iterator[str]:
+    """Dotted keys of texts that the operating system cannot take."""
+    if isinstance(data, str) and _UNUSABLE.search(data):
+        yield key
+    items = data.items() if isinstance(data, Mapping) else enumerate(data) if isinstance(data, list) else ()
+    for name, value in items:
+        inner = f"{key}.{defused(str(name))}".removeprefix(".")
+        yield from _keys_of_unusable(name, inner)
+        yield from _keys_of_unusable(value, inner)
 
 
 def relative_places(path: Path | str, overrides: tuple[str, ...] = ()) -> dict[str, str]:

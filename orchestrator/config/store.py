@@ -56,7 +56,14 @@ def in_known_home(path: PathT) -> PathT:
     return path
 
 
-UserPath = Annotated[Path, AfterValidator(in_known_home)]
+def named(path: Any) -> Any:
+    """Refuse an empty path, which would stand for the current directory."""
+    if path == "":
+        raise PydanticCustomError("empty", "a path; . is the current directory")
+    return path
+
+
+UserPath = Annotated[Path, BeforeValidator(named), AfterValidator(in_known_home)]
 
 
 class Strict(BaseModel):

@@ -379,10 +379,11 @@ def test_accelerators_that_ray_does_not_find_here_are_an_error_unless_a_cluster_
 
 
 def test_what_this_machine_lacks_is_an_error_where_the_nodes_cannot_have_it(tmp_path: Path) -> None:
-    store = {"path": str(tmp_path), "trust": {"policy": "off"}}
+    (path := tmp_path / "store").mkdir()
+    store = {"path": str(path), "trust": {"policy": "off"}}
     assert found(store=store) == []
     assert found(store=store, ray=SHARED) == [("warning", "store, ray.address")]
-    tiers = [{"path": str(tmp_path)}, {"path": "s3://b/c"}]
+    tiers = [{"path": str(path)}, {"path": "s3://b/c"}]
     assert found(store={"tiers": tiers, "trust": {"policy": "off"}}, ray=SHARED) == []
     assert found(workload={"entrypoint": "absent_of_all:f"}) == [("error", "workload.entrypoint")]
     script = {"script": "x.py"}
@@ -462,6 +463,32 @@ def test_unusable_value_is_refused_once_by_its_key(store: Any, key: str) -> None
 
 
 @pytest.mark.parametrize(
+    ("data", "key"),
+    [
+        ({"store": {"path": "/a\0b"}}, "store.path"),
+        ({"store": {"tiers": [{"path": "/a"}, {"path": "/b\udc00"}]}}, "store.tiers.1.path"),
+        ({"store": {"path": "/s", "trust": {"keyring": ""}}}, "store.trust.keyring"),
+        *(({"cache_dir": it}, "cache_dir") for it in ("/a\0b", "", "//")),
+        ({"name": "\ud800"}, "name"),
+        ({"env": {"A": "x\0y"}}, "env.A"),
+        *(({"ray": {"address": it}}, "ray.address") for it in ("nonsense", "http://10.0.0.1:8265", "")),
+    ],
+)
+def test_text_that_the_system_cannot_take_is_refused_by_its_key(data: Any, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(**data)
+    assert [problem.key for problem in caught.value.problems] == [key]
+
+
+@pytest.mark.parametrize("near", ["link", "far/near", "."])
+def test_places_in_one_another_are_named_also_behind_a_link(tmp_path: Path, near: str) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "link").symlink_to("far")
+    store = {"tiers": [{"path": str(tmp_path / it)} for it in (near, "far")], "trust": {"policy": "off"}}
+    assert found(store=store, cache_dir="/elsewhere") == [("error", "store.tiers")]
+
+
+@pytest.mark.parametrize(
     ("given", "expected"),
     [
         ({"tools": {"pth": "/x"}}, "node_caches.tools.path"),
@@ -513,6 +540,7 @@ SAME_KEY: list[dict[str, Any]] = [
     {"ranks": 4, "parallel": {"tp": 2, "dp": 2}},
     {"ranks": 2, "parallel": {"tp": 2}},
     {"ray": {"num_cpus_per_rank": 2, "address": "10.0.0.1:6379"}},
+    *({"ray": {"address": it}} for it in ("auto", "local", "[::1]:6379", "ray://10.0.0.1:10001")),
     {"cache_dir": "/elsewhere"},
     {"store": {"path": "/store"}},
     {"timeouts": {"compile_s": 1}},
