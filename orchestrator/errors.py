@@ -367,8 +367,14 @@ def in_words(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The line that says what happened, without a full stop; the others of such an error say where."""
-    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+    """The line that says what happened, without a full stop; the others of such an error say where.
+
+    Of a traceback, as Ray's servers answer with, that is the first line of its last error.
+    """
+    *_, frames = (text := str(error).strip()).rpartition("Traceback (most recent call last):\n")
+    if text.partition("\n")[0].endswith("Traceback (most recent call last):"):
+        text = next((line for line in frames.splitlines() if not line[:1].isspace()), text)
+    return text.partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

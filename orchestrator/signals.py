@@ -40,6 +40,25 @@ def say_stopping(error: BaseException) -> None:
         logger.warning("stopping")
 
 
+def _leave(*_: object) -> NoReturn:
+    os._exit(EXIT_INTERRUPTED)
+
+
+def ctrl_c_leaves() -> None:
+    """End this process at once by Ctrl-C, where Python would show a traceback of an import or of its end."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+
+
+@contextmanager
+def ctrl_c_raises() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` by Ctrl-C, as Python does, in spite of `ctrl_c_leaves`."""
+    with kept(signal.SIGINT):
+        if signal.getsignal(signal.SIGINT) is _leave:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        yield
+
+
 @contextmanager
 def sigterm_raises() -> Iterator[None]:
     """Raise `Terminated` in the main thread when SIGTERM or SIGHUP arrives."""

@@ -229,7 +229,7 @@ def session(*, debug: bool = False, bad_input: tuple[type[StoreError], ...] = ()
     handler.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.DEBUG if debug else logging.WARNING, handlers=[handler])
     try:
-        with signals.sigterm_raises():
+        with signals.ctrl_c_raises(), signals.sigterm_raises():
             yield
     except KeyboardInterrupt as stop:
         say("stopped", stderr=True)

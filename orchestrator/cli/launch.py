@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -292,6 +293,7 @@ def _comparison(*launches: tuple[Report, float]) -> Table:
     return table
 
 
+_JOB_ID = "[A-Za-z0-9._-]+"  # of any other Ray says that it refused it, and keeps the job waiting
 _POLL_S = 1.0
 _STOP_TIMEOUT_S = 30.0
 _MAX_SILENT = 5
@@ -327,6 +329,8 @@ def submit(  # noqa: PLR0913 - as launch
     refuse_what_fails(loaded, path, overrides, is_elsewhere=True)
     if unfit := [pair for pair in metadata or () if not pair.partition("=")[1] or pair.startswith("=")]:
         raise BadArgument(f"--metadata {unfit[0]!r}: expected KEY=VALUE")
+    if job_id is not None and not re.fullmatch(_JOB_ID, job_id):
+        raise BadArgument(f"--job-id {job_id!r}: expected letters, digits, '.', '_' and '-'")
     words = ["python", "-m", "warmrank", "launch", _inside(path, here)]
     words += [word for override in overrides for word in ("--set", override)]
     for name, file in asdict(files).items():

@@ -15,7 +15,7 @@ import typer
 
 from warmrank.orchestrator.cli import launch, look, nodes, store
 from warmrank.orchestrator.cli.options import Commands, PlainCommand
-from warmrank.orchestrator.signals import leave_at_once_if_needed
+from warmrank.orchestrator.signals import ctrl_c_leaves, leave_at_once_if_needed
 
 app = Commands(
     "Every rank starts warm: compile a model once for a cluster, load it in milliseconds everywhere.",
@@ -30,6 +30,7 @@ app = Commands(
 
 def main() -> None:
     """Run the command line; a standard stream that is closed is the null device, lest a file be it."""
+    ctrl_c_leaves()
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, so the stream's own

@@ -321,7 +321,8 @@ def run(
         msg = f"{script} is no file; expected a Python script, or -m and the name of a module"
         raise typer.BadParameter(msg, param_hint="'script'")
     try:
-        run_script(script, arguments or [], as_module=module)
+        with signals.ctrl_c_raises():
+            run_script(script, arguments or [], as_module=module)
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - as Python ends; the command line would say less

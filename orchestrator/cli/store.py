@@ -14,7 +14,7 @@ import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 from typer import Argument, Option
 
-from warmrank.cache_store.errors import Conflict, Corrupt, NoStoreYet, NotInStore
+from warmrank.cache_store.errors import Conflict, Corrupt, NoStoreYet, NotInStore, Untrusted
 from warmrank.orchestrator.cli.console import ExitCode, answer, fetch_progress, output, print_json, say
 from warmrank.orchestrator.cli.options import (
     AsJson,
@@ -258,7 +258,7 @@ class SyncOptions:
         return loaded.store
 
 
-@sync_app.register()
+@sync_app.register(bad_input=(Untrusted,))
 def push(
     what: SyncOptions,
     *,

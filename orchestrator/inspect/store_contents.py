@@ -340,6 +340,7 @@ class Verified:
     """Outcome of `verify`; ``store`` and ``cache`` are None where none was named."""
 
     location: str  # the store's
+    num_places: int  # that it was read in, each with counts of its own, which are added
     store: VerifyReport | None
     signatures_checked: bool  # by a config's trust policy; without a config nobody is trusted
     cache: CacheReport | None
@@ -363,6 +364,7 @@ def verify(
     of_cache = verify_cache(cache_dir) if cache_dir else None
     return Verified(
         location=store.location if store else "",
+        num_places=len(store.places) if store else 0,
         store=of_store,
         signatures_checked=signatures_checked,
         cache=of_cache,

@@ -51,6 +51,7 @@ from warmrank.orchestrator.ui.report_table import (
     audit_text,
     headline,
     publish_command,
+    queued_text,
     slowest,
     verified_text,
 )
@@ -298,7 +299,7 @@ def _store(report: Report) -> Iterator[Step]:
     doctor = f"warmrank doctor {config_words(report)}{several}"
     if report.queued_on:
         where, command = publish_command(report)
-        title = f"Not published yet: {count_text(report.totals.num_queued, 'partition')}"
+        title = f"Not published yet: {queued_text(report)}"
         yield Step("do", title, f"The store was away. When it answers again, run this {where}.", command)
     for tier in report.tiers:
         if tier.state == "away":

@@ -98,6 +98,12 @@ def verified_text(report: Report) -> str:
     return f"nothing was verified: no check compares the warm model with a reference{how}"
 
 
+def queued_text(report: Report) -> str:
+    """Describe what waits for the store; the launch record waits in any case."""
+    num_queued = report.totals.num_queued
+    return count_text(num_queued, "partition") if num_queued else "the launch record"
+
+
 def publish_command(report: Report) -> tuple[str, str]:
     """On which hosts what waits is to be published, in which order, and by which command."""
     *others, last = report.queued_on
@@ -212,9 +218,10 @@ def _last(report: Report) -> list[Text]:
         names = _names(f"{found.function} ({brief_ranks(found.ranks)})" for found in report.nondeterministic)
         lines.append(f"nondeterministic compiles: {report.totals.num_nondeterministic}: {names}")
     if report.queued_on:
-        waiting = count_text(report.totals.num_queued, "partition")
         where, command = publish_command(report)
-        lines.append(f"queued for the store: {waiting}. When it answers again, run {where}: {command}")
+        lines.append(
+            f"queued for the store: {queued_text(report)}. When it answers again, run {where}: {command}"
+        )
     return [Text(line, style="bold yellow") for line in lines]
 
 

@@ -434,7 +434,9 @@ def render_verified(found: Verified) -> RenderableType:
             "blob": store.num_blobs,
         }
         read = ", ".join(count_text(count, noun) for noun, count in counts.items())
-        lines.append(Text(f"store {found.location}: {read}, {size_text(store.bytes_hashed)} hashed"))
+        where = f" in {found.num_places} places together" if found.num_places > 1 else ""
+        hashed = size_text(store.bytes_hashed)
+        lines.append(Text(f"store {found.location}: {read}, {hashed} hashed{where}"))
         if not found.signatures_checked:
             lines.append(Text("signatures not checked: name a CONFIG, whose trust policy then applies"))
     if cache := found.cache:

@@ -18,6 +18,7 @@ import yaml
 from typer.main import get_command
 from typer.testing import Result
 
+from tests.support.checkout import ended
 from tests.support.command_line import run
 from tests.support.fake_rank import FakeWorld
 from tests.support.in_process import InProcessLauncher
@@ -367,3 +368,25 @@ with session():
         assert process.stderr is not None
         process.stdout.close()
         assert (process.stderr.read(), process.wait()) == (b"", 1)
+
+
+@pytest.mark.usefixtures("heeds_signals")
+@pytest.mark.parametrize("at_its_end", [False, True])
+def test_interrupt_while_python_begins_or_ends_shows_no_traceback(at_its_end: bool) -> None:
+    code = "import atexit, os, runpy, signal, sys, warmrank.orchestrator.cli as cli\n"
+    if at_its_end:
+        code += "atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+    else:  # as it imports the commands, which takes longest
+        code += "cli.__path__ = type('P', (list,), {'__iter__': lambda _: os.kill(os.getpid(), 2)})()\n"
+    code += "sys.argv = ['warmrank', '--version']; runpy.run_module('warmrank', run_name='__main__')"
+    done = ended("-c", code)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_job_id_that_ray_refuses_and_keeps_is_refused_before_it_is_asked(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"workload: {{entrypoint: json:dumps}}\ncache_dir: {tmp_path}/cache\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        done = run("submit", "job.yaml", "--job-id", "bad id")
+    assert (done.exit_code, "--job-id 'bad id'" in done.output) == (2, True)

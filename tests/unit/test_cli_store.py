@@ -109,6 +109,14 @@ def test_pull_of_nothing_into_what_a_revoked_key_signed_exits_4(tmp_path, keyrin
     assert (code, "revoked" in text) == (4, True)
 
 
+def test_push_with_a_revoked_key_exits_2(cache, keyring, shared):
+    named = ("--store", shared, "--signing-key", "ci")
+    assert run("push", "mine", cache, *named)[0] == 0
+    invoke("keys", "revoke", "ci")
+    code, text = run("push", "mine", cache, *named)
+    assert (code, "it may sign nothing" in text) == (2, True)
+
+
 def test_pull_over_other_files_exits_4_unless_they_are_to_be_replaced(cache, tmp_path):
     store = ("--store", tmp_path / "store")
     run("push", "mine", cache, *store)
@@ -139,7 +147,7 @@ def test_shared_store_takes_what_the_named_key_signs_and_gives_what_the_keyring_
     cache, tmp_path, keyring, shared
 ):
     code, text = run("push", "mine", cache, "--store", shared)
-    assert (code, "--signing-key" in text) == (4, True)
+    assert (code, "--signing-key" in text) == (2, True)
     assert run("push", "mine", cache, "--store", shared, "--signing-key", "ci")[0] == 0
     (keyring / "ci.pem").unlink()  # whoever only reads has the public key
     assert run("pull", "mine", tmp_path / "new", "--store", shared)[0] == 0
@@ -361,3 +369,5 @@ def test_without_the_farthest_place_nothing_is_pinned_or_pushed_and_no_miss_is_b
     (tmp_path / "elsewhere").rename(far)
     pinned = invoke("store", "pin", launch, *file)  # the near one is a cache
     assert (pinned.exit_code, launch in pinned.stdout, str(near) in pinned.stderr) == (0, True, True)
+    (tmp_path / "away").rename(near)
+    assert "in 2 places together" in invoke("store", "verify", tmp_path / "tiny.yaml").stdout

@@ -26,7 +26,7 @@ from tests.support.processes import marked
 from warmrank.orchestrator import reaper, signals
 from warmrank.orchestrator.cli.launch import follow, job_exit_code
 from warmrank.orchestrator.config.models import RayConfig
-from warmrank.orchestrator.errors import CannotStart, OrchestratorError
+from warmrank.orchestrator.errors import CannotStart, OrchestratorError, first_line
 from warmrank.orchestrator.exec.driver import choose_nodes
 from warmrank.orchestrator.exec.node import When, parse_when
 from warmrank.orchestrator.gang import ray_session
@@ -301,6 +301,14 @@ def test_cluster_that_does_not_answer_any_more_is_named():
     client.num_silent = 6
     with pytest.raises(OrchestratorError, match="ask with: ray job status job-1"):
         followed(client)
+
+
+def test_traceback_of_ray_s_server_is_told_by_its_error() -> None:
+    trace = "Traceback (most recent call last):\n  File 'x', line 1, in y\n"
+    text = (
+        f"Request failed with status code 500: {trace}KeyError: 1\n\n{trace}ValueError: Job a exists.\nUse b."
+    )
+    assert first_line(RuntimeError(text)) == "ValueError: Job a exists"
 
 
 @pytest.mark.parametrize(("stop", "code"), [(KeyboardInterrupt(), 130), (Terminated(), 143)])

@@ -256,6 +256,12 @@ TWICE = Nondeterministic(function="f", ranks=(0, 1))
     [
         (calm(), "good", "Nothing was compiled", "--no-compile"),
         (calm(queued_on=("n1", "n2")), "do", "Not published yet: 3 partitions", "on n1, and then on n2"),
+        (
+            replace(calm(queued_on=("n1",)), totals=made_report(2).totals),
+            "do",
+            "Not published yet: the launch record",
+            "on n1",
+        ),
         (calm(tiers=(AWAY,)), "look", "place s3://bucket was away", "no answer in 5 s"),
         (calm(other_environments=(OTHERS,)), "look", "Nodes differ", "ranks 8-15: "),
         (calm(unsigned="no key is set"), "do", "not signed", "no key is set"),
