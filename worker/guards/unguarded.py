@@ -111,8 +111,9 @@ def _names(value: Any) -> tuple[str, Any]:
     """The condition on all names of a dict; of a class, the tree names its dict like the class itself."""
     if isinstance(value, type):
         return "identity", describe(value)
+    keys = keys_of(value)
     try:
-        return "keys", [*map(encode_key, keys_of(value))]
+        return "keys", [*map(encode_key, keys)]
     except NotPortable as error:
         msg = (
             f"the function depends on the keys of a dict, and {error.message}. Key the dict by texts, "

@@ -158,6 +158,7 @@ def keys_of(value: Any) -> list[Any]:
     keys = dict_keys(value)
     if isinstance(value, OrderedDict) and list(OrderedDict.keys(value)) != keys:
         raise NotPortable(
-            "keys of an OrderedDict were moved, but the tracer sees them in their first order; make it anew"
+            "keys of an OrderedDict that the function depends on were moved (hooks are by prepend=True), but "
+            "the tracer sees them in their first order; make it anew, or register hooks in their order"
         )
     return keys
