@@ -475,6 +475,17 @@ def test_loss_of_what_is_out_of_range_is_an_error_as_in_eager(tmp_path: Path) ->
                 forward(*call)
 
 
+class Windows(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x.unfold(0, 2, 4)[1:].mul_(3)
+        return x + 1
+
+
+def test_write_through_windows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotPortable, match=r"mul_\.Tensor writes through unfold"):
+        cached(Windows(), tmp_path)(torch.arange(8.0))
+
+
 class Quotients(torch.nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.div(x, y, rounding_mode="trunc") + torch.div(x, 2, rounding_mode="trunc")

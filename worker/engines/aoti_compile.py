@@ -93,7 +93,8 @@ def divide(graph: GraphModule) -> Division:
     """Take ``graph`` apart.
 
     Raises:
-        NotPortable: it changes the shape of an input in place, or calls an operator for its effect alone.
+        NotPortable: it changes the shape of an input in place, calls an operator for its effect alone, or
+            writes through ``unfold``.
         NotYet: it uses a process group.
     """
     for node in graph.graph.nodes:
@@ -106,6 +107,7 @@ def divide(graph: GraphModule) -> Division:
                 f"{lowering.line_of(node)}\nReturn a tensor from it that is used, or {_INSTEAD}."
             )
             raise NotPortable(msg, what=str(node.target))
+    _refuse_writes_to_windows(graph)
     graph = _with_new_views(graph)
     (results,) = next(node for node in graph.graph.nodes if node.op == "output").args
     inputs, bases, order = _needed_by_tail(graph, results)
@@ -128,6 +130,21 @@ def divide(graph: GraphModule) -> Division:
             if written & set(operators.memory_of(node.meta.get("val")))
         ),
     )
+
+
+def _refuse_writes_to_windows(graph: GraphModule) -> None:
+    """Refuse a write through ``unfold``: AOTAutograd makes zeros of what lies between the windows."""
+    windows: set[Node] = set()
+    for node in graph.graph.nodes:
+        if not windows.isdisjoint(operators.nodes_at(node, operators.mutated_arguments(node.target))):
+            msg = (
+                f"{node.target} writes through unfold, as no compiled library can:\n{lowering.line_of(node)}"
+                f"\nWrite by indexes or slices instead, or {_INSTEAD}."
+            )
+            raise NotPortable(msg, what="aten.unfold.default")
+        is_view_of_them = not windows.isdisjoint(node.all_input_nodes) and _is_view(node)
+        if str(node.target) == "aten.unfold.default" or is_view_of_them:
+            windows.add(node)
 
 
 def _with_new_views(graph: GraphModule) -> GraphModule:
