@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from warmrank.worker.gears.model import GearFacts
     from warmrank.worker.runtime.asked import Call
 
-FORMAT = 8
+FORMAT = 9
 ABOUT = "about"
 MAGIC = b"warmrank-artifact "
 PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
