@@ -486,6 +486,28 @@ def test_write_through_windows_is_refused(tmp_path: Path) -> None:
         cached(Windows(), tmp_path)(torch.arange(8.0))
 
 
+class OfNothing(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = torch.nn.MultiheadAttention(4, 2, batch_first=True).eval()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return (
+            x * 0,
+            0 / x,
+            x.half() * 0,
+            self.attention(x[None, :3, :4], x[None, :3, :4], x[None, :3, :4], need_weights=False),
+        )
+
+
+def test_products_with_0_and_results_that_are_left_out_are_eagers(tmp_path: Path) -> None:
+    model = OfNothing()
+    function = cached(model, tmp_path)
+    x = torch.arange(20.0).reshape(4, 5) - 7
+    x[3] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 2.0])
+    torch.testing.assert_close(function(x), model(x), equal_nan=True)
+
+
 class Quotients(torch.nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.div(x, y, rounding_mode="trunc") + torch.div(x, 2, rounding_mode="trunc")

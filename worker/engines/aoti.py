@@ -128,7 +128,7 @@ class CompiledGraph:
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
         """Results of the graph."""
-        made: Sequence[torch.Tensor] = ()
+        made: Sequence[torch.Tensor | None] = ()
         if self._open is not None:
             if self._numbers is not None and max(map(abs, self._numbers(inputs))) > _LARGEST_NUMBER:
                 return self._replay(*inputs)
@@ -179,21 +179,30 @@ class CompiledGraph:
         )
         return results
 
-    def _own(self, made: Sequence[torch.Tensor], taken: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """The results, copied where they lie in the memory of an input or of an earlier result."""
+    def _own(
+        self, made: Sequence[torch.Tensor | None], taken: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor | None]:
+        """The results, copied where they lie in the memory of an input or of an earlier result.
+
+        A result that an operator leaves out is None.
+        """
         copied = self._copied
         if copied is None:
             seen = {value.untyped_storage().data_ptr() for value in taken if value.numel()}
             found = set()
-            for index, value in enumerate(made):
+            results = [(index, value) for index, value in enumerate(made) if value is not None]
+            for index, value in results:
                 address = value.untyped_storage().data_ptr()
                 if value.numel() and address in seen:
                     found.add(index)
                 seen.add(address)
             copied = frozenset(found)
-            if all(value.numel() for value in made):  # an empty result does not show what it shares
+            if all(value.numel() for _, value in results):  # an empty result does not show what it shares
                 self._copied = copied
-        return [value.clone() if index in copied else value for index, value in enumerate(made)]
+        return [
+            value.clone() if value is not None and index in copied else value
+            for index, value in enumerate(made)
+        ]
 
 
 def _taker(

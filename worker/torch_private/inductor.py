@@ -261,6 +261,10 @@ class AsEager:
         """Keep eager's checks of rows and of losses, which Inductor's decompositions leave out."""
         return with_checks(original())
 
+    @steps_in("torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder", "_add_peephole_patterns")
+    def _fold_no_products(self, _original: Any, _folder: Any) -> None:
+        """Compute ``x * 0``, which is NaN where ``x`` is, or is infinite."""
+
     @steps_in("torch._inductor.graph", "make_fallback")
     def _fall_back(self, original: Any, *given: Any, **options: Any) -> None:
         """Take eager's kernel also where the environment has ``CI``, where torch's own tests want none."""
