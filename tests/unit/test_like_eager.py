@@ -515,7 +515,15 @@ def held(x: torch.Tensor, lock: Any) -> torch.Tensor:
 
 class Dividing(nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
-        return x // 0.3, x // y, x % 6.28, torch.remainder(x, y), torch.fmod(x, 0.3), 5.5 % x
+        return (
+            x // 0.3,
+            x // y,
+            x % 6.28,
+            torch.remainder(x, y),
+            torch.fmod(x, 0.3),
+            5.5 % x,
+            torch.nextafter(x, y),
+        )
 
 
 @both_modes
@@ -525,4 +533,4 @@ def test_rounded_quotients_and_remainders_of_floats_are_eagers(mode: str, cache:
         x = torch.tensor([1.5, 2.7, 3.0, -0.3, -0.6, 100.0, 1e5, 0.3], dtype=dtype)
         y = torch.full_like(x, 0.3)
         found = cached(model.forward, cache, config=in_mode(mode))(x, y)
-        assert [*map(torch.equal, found, model(x, y))] == [True] * 6
+        assert [*map(torch.equal, found, model(x, y))] == [True] * 7

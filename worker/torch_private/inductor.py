@@ -43,7 +43,7 @@ _OPTIONAL = frozenset({"aot_inductor.enable_line_tables", "aot_inductor.precompi
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _ENVIRONMENT = threading.Lock()
 _QUOTIENTS = (torch.ops.aten.div.Tensor_mode, torch.ops.aten.floor_divide.default)
-_ROUNDED = frozenset({"floor_divide", "remainder", "fmod"})
+_ROUNDED = frozenset({"floor_divide", "remainder", "fmod", "nextafter"})
 _OF_TENSORS = {
     torch.ops.aten.remainder.Scalar: torch.ops.aten.remainder.Tensor,
     torch.ops.aten.remainder.Scalar_Tensor: torch.ops.aten.remainder.Tensor,
@@ -235,17 +235,15 @@ class AsEager:
         """Give kernels eager's dtype (``any`` of bytes), and eager's results of nothing (``var_mean``).
 
         Inductor's own quotient of integers ends the process where eager raises an error for a zero, its
-        rounded quotients and remainders of floats are those of a quotient that was rounded before, and its
-        least of bools is found at the greatest.
+        rounded quotients and remainders of floats are those of a quotient that was rounded before, its
+        neighbours of 16 bits those of 32, and its least of bools is found at the greatest.
         """
         from torch._inductor.ir import TensorBox
         from torch._inductor.lowering import fallback_handler, to_dtype
 
         node = lowering.current_node
         is_quotient = _may_divide_by_zero(node)
-        is_eagers = (
-            _rounds_quotients(node) or _makes_something_of_nothing(node) or _finds_least_of_bools(node)
-        )
+        is_eagers = _is_rounded(node) or _makes_something_of_nothing(node) or _finds_least_of_bools(node)
         if is_quotient or is_eagers:
             if target in _QUOTIENTS and not isinstance(args[1], TensorBox):
                 target, kwargs = torch.ops.aten.div.Scalar_mode, {"rounding_mode": "floor", **kwargs}
@@ -321,12 +319,11 @@ def _makes_something_of_nothing(node: Node) -> bool:
     )
 
 
-def _rounds_quotients(node: Node) -> bool:
-    """True if an operator makes rounded quotients, or remainders, of floats."""
+def _is_rounded(node: Node) -> bool:
+    """True if an operator makes rounded quotients, remainders, or neighbours of floats."""
     made, name = node.meta.get("val"), getattr(node.target, "_opname", "")
     is_floor = name == "div" and node.kwargs.get("rounding_mode") == "floor" and hasattr(node.args[0], "meta")
-    is_rounded = name in _ROUNDED or is_floor
-    return is_rounded and isinstance(made, torch.Tensor) and made.is_floating_point()
+    return (name in _ROUNDED or is_floor) and isinstance(made, torch.Tensor) and made.is_floating_point()
 
 
 def _finds_least_of_bools(node: Node) -> bool:
@@ -379,7 +376,7 @@ def _numbers_as_tensors(graph: Graph) -> None:
         dtypes = [value.dtype for value in values if isinstance(value, torch.Tensor) and value.is_complex()]
         if dtypes:
             _numbers_beside_complex(node, dtypes[0])
-        elif _rounds_quotients(node) or node.target is torch.ops.aten.pow.Scalar:
+        elif _is_rounded(node) or node.target is torch.ops.aten.pow.Scalar:
             like = node.meta["val"]
             for index, value in enumerate(node.args):
                 if hasattr(value, "meta") and _is_number(value):
