@@ -13,6 +13,7 @@ writes to them.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn
@@ -50,6 +51,31 @@ OPERATORS: Final = frozenset(
     + [divmod, pow]
 )
 """Python's own, of two operands."""
+_ROUNDING: Final = frozenset({operator.floordiv, operator.mod, operator.ifloordiv, operator.imod})
+_UNLIKE_OTHERS: Final[dict[Any, Callable[[Any], Any]]] = {
+    **dict.fromkeys([*_ROUNDING, operator.truediv, operator.itruediv], lambda divisor: divisor == 0),
+    **dict.fromkeys(
+        [operator.lshift, operator.rshift, operator.ilshift, operator.irshift, operator.pow, operator.ipow],
+        lambda number: number < 0,
+    ),
+}
+"""The right operands for which operators raise an error, or give another type."""
+_PLAIN: Final = frozenset({int, float, bool, str, bytes, type(None), tuple, list, torch.Tensor, np.ndarray})
+"""What is compared with numbers that vary as they are."""
+_OF_CONSTANTS: Final = frozenset({divmod, str, repr, ascii, bin, hex, oct, chr, hash, complex})
+_DOMAINS: Final[dict[Any, Callable[[Any], Any]]] = {
+    math.sqrt: lambda number: number < 0,
+    math.log: lambda number: number <= 0,
+    math.log2: lambda number: number <= 0,
+    math.log10: lambda number: number <= 0,
+}
+"""For what the functions raise an error."""
+_OF_ANY: Final = frozenset(
+    {
+        math.ceil, math.floor, math.trunc, math.fabs, math.isnan, math.isinf, math.isfinite, math.sin,
+        math.cos, math.tan, math.atan, math.tanh, math.atan2, math.copysign, math.prod, math.fsum, math.hypot,
+    }
+)  # fmt: skip
 _OF_DATA: Final = (torch.tensor, torch.as_tensor, torch.asarray)
 _METHODS: Final = frozenset({"astype", "conjugate", "is_integer", "item", "round", "tolist"})
 _WRITING: Final = frozenset(
@@ -122,7 +148,9 @@ class Numbers:
         if variable.fn in OPERATORS:
             if (made := made_by_numpy(tx, variable.fn, args)) is not None:
                 return made
-            args = _with_numbers(args)
+            args = _allowed(variable.fn, _with_numbers(args))
+        if variable.fn in _OF_CONSTANTS:
+            args = [*map(decided, args)]
         elif variable.fn in (operator.is_, operator.is_not):
             args = _of_one_kind(args)
         elif variable.fn is round and (len(args) > 1 or kwargs):
@@ -138,6 +166,8 @@ class Numbers:
         numbers = [arg.realize() for arg in args]
         are_numbers = all(isinstance(number, ConstantVariable | SymNodeVariable) for number in numbers)
         vary = any(isinstance(number, SymNodeVariable) for number in numbers)
+        if vary and not are_numbers:
+            return original(variable, tx, *map(decided, args))
         if not (are_numbers and vary) or len({number.python_type() for number in numbers}) == 1:
             return original(variable, tx, *args)
         chosen: Any = VariableTracker.build(tx, get_extreme)
@@ -149,7 +179,7 @@ class Numbers:
     @steps_in("torch._dynamo.symbolic_convert:compare_op_handlers", "==", "!=", "<", "<=", ">", ">=")
     def _compare(self, original: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         made = made_by_numpy(tx, original.__self__.fn, args)
-        return original(tx, _with_numbers(args), kwargs) if made is None else made
+        return original(tx, _comparable(_with_numbers(args)), kwargs) if made is None else made
 
     @steps_in("torch._dynamo.symbolic_convert:compare_op_handlers", "is", "is not")
     def _compare_objects(self, original: Any, tx: Any, args: Any, kwargs: Any) -> Any:
@@ -157,7 +187,12 @@ class Numbers:
 
     @steps_in("torch._dynamo.variables.torch:TorchInGraphFunctionVariable", "call_function(tx, args, kwargs)")
     def _call_torch(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        """Make a tensor of NumPy's scalars in their dtype."""
+        """Make a tensor of NumPy's scalars in their dtype; call `math` on numbers where it may raise."""
+        if getattr(variable.value, "__module__", "") == "math" and variable.value not in _OF_ANY:
+            is_outside = _DOMAINS.get(variable.value)
+            varying = [arg for arg in map(_realized, args) if isinstance(arg, SymNodeVariable)]
+            if is_outside is None or len(args) > 1 or any(bool(is_outside(arg.sym_num)) for arg in varying):
+                args = [*map(decided, args)]
         values = (
             _values_of(args[0]) if variable.value in _OF_DATA and args and "dtype" not in kwargs else None
         )
@@ -192,12 +227,34 @@ def decided(variable: Any) -> Any:
     return ConstantVariable.create(held.evaluate_expr(), source=held.source)
 
 
+def _realized(variable: Any) -> Any:
+    return variable.realize()
+
+
+def _allowed(operate: Any, args: Any) -> Any:
+    """Operands: constants where floats are rounded, and where the right one is unlike others."""
+    held, is_unlike = [*map(_realized, args)], _UNLIKE_OTHERS.get(operate)
+    if is_unlike is None or not all(isinstance(each, ConstantVariable | SymNodeVariable) for each in held):
+        return args
+    is_of_floats = operate in _ROUNDING and any(each.python_type() is float for each in held)
+    varies = isinstance(held[1], SymNodeVariable)
+    return [*map(decided, args)] if is_of_floats or (varies and bool(is_unlike(held[1].sym_num))) else args
+
+
 def _of_one_kind(args: Any) -> Any:
     """Numbers as constants if they are of one type, so that they may be one object."""
     held = [arg.realize() for arg in args]
     if not all(isinstance(each, ConstantVariable | SymNodeVariable) for each in held):
         return args
     return [*map(decided, args)] if len({each.python_type() for each in held}) == 1 else args
+
+
+def _comparable(args: Any) -> Any:
+    """Operands of a comparison: constants beside an object of another type, which may equal a number."""
+    held = [*map(_realized, args)]
+    is_number = any(isinstance(each, SymNodeVariable) for each in held)
+    kinds = {each.python_type() for each in held} - _PLAIN if is_number else set()
+    return [*map(decided, args)] if kinds else args
 
 
 def _with_numbers(args: Any) -> Any:

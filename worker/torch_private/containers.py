@@ -51,6 +51,7 @@ from torch._dynamo.variables.functions import (
 from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.lists import BaseListVariable, ListVariable, RangeVariable
 from torch._dynamo.variables.misc import LambdaVariable
+from torch._dynamo.variables.tensor import SymNodeVariable
 from torch._dynamo.variables.user_defined import UserDefinedDictVariable
 
 from warmrank.worker.errors import NotPortable
@@ -258,8 +259,9 @@ class Containers:
             and isinstance(variable.as_python_constant(), str)
         ):
             VariableTracker.visit(_refuse_formatted, [args, kwargs])
-            args, kwargs = [*map(decided, args)], {key: decided(kwargs[key]) for key in kwargs}
-        elif name == "__round__":
+            args = [as_text(tx, decided(arg)) for arg in args]
+            kwargs = {key: as_text(tx, decided(kwargs[key])) for key in kwargs}
+        elif isinstance(variable, SymNodeVariable) and (name == "__round__" or not name.startswith("__")):
             variable, args = decided(variable), [*map(decided, args)]
         made = original(variable, tx, name, args, kwargs)
         if name == "__contains__" and isinstance(variable, RangeVariable):  # up to torch 2.12
@@ -412,6 +414,13 @@ def _asked(cls: Any) -> frozenset[str]:
 def is_own(cls: Any, name: str) -> bool:
     """True if a class has a method of the user's."""
     return isinstance(inspect.getattr_static(cls, name, None), FunctionType)
+
+
+def as_text(tx: Any, variable: Any) -> Any:
+    """The text that a list or dict of numbers that vary has now, before it changes; all else as it is."""
+    held = variable.realize()
+    changes = isinstance(held, ListVariable | ConstDictVariable) and not held.is_python_constant()
+    return VariableTracker.build(tx, repr).call_function(tx, [held], {}) if changes else variable
 
 
 def _refuse_formatted(variable: Any) -> None:

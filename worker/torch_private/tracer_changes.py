@@ -82,7 +82,7 @@ from warmrank.worker.repeatable import (
     get_reduced,
 )
 from warmrank.worker.torch_private.arithmetic import NumpyScalar, decided
-from warmrank.worker.torch_private.containers import is_own
+from warmrank.worker.torch_private.containers import as_text, is_own
 from warmrank.worker.torch_private.encoders import TRACED_INSTEAD, leaves_padding
 from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
 
@@ -302,7 +302,7 @@ class TracerChanges:
 
     @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "_format_value(fmt_spec, flags)")
     def _format(self, original: Any, tx: Any, spec: Any, flags: int) -> Any:
-        tx.push(decided(tx.pop()))
+        tx.push(as_text(tx, decided(tx.pop())))
         value = tx.stack[-1].realize()
         if flags & 3 or not isinstance(value, UserDefinedObjectVariable):
             return original(tx, spec, flags)
@@ -467,7 +467,8 @@ def _is_shown(variable: Any) -> bool:
 
 def _with_texts(tx: Any, template: str, held: Any, given: Any) -> list[Any]:
     """A template (its text and its variable) and what fills it, with texts in place of objects."""
-    items = given.items if isinstance(given, TupleVariable) else [given]
+    items = [decided(item) for item in (given.items if isinstance(given, TupleVariable) else [given])]
+    given = TupleVariable(items) if isinstance(given, TupleVariable) else items[0]
     kinds = [kind for kind in _CONVERSION.findall(template) if kind != "%"]
     if given.is_python_constant() or len(kinds) != len(items):
         return [held, given]
