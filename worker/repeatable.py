@@ -201,11 +201,14 @@ def get_item_if_there(self: Any, name: str) -> Any:
     return dict.get(self, name)
 
 
+_EQUAL = (MethodType, int)
+"""Equal where they are one: methods are made anew at each look, and one number need not be one object."""
+
+
 def get_contained(sought: Any, items: Iterable[Any]) -> bool:
     """``sought in items``; of an iterator no more is taken."""
     for item in items:  # noqa: SIM110 - a loop is traced faster than a generator
-        # A bound method is made anew wherever it is looked up, and equals itself.
-        if (not isinstance(item, MethodType) and item is sought) or item == sought:
+        if (not isinstance(item, _EQUAL) and item is sought) or item == sought:
             return True
     return False
 
@@ -214,7 +217,7 @@ def get_counted(items: Iterable[Any], sought: Any) -> int:
     """``operator.countOf``."""
     count = 0
     for item in items:
-        if (not isinstance(item, MethodType) and item is sought) or item == sought:
+        if (not isinstance(item, _EQUAL) and item is sought) or item == sought:
             count += 1
     return count
 

@@ -508,6 +508,29 @@ def test_products_with_0_and_results_that_are_left_out_are_eagers(tmp_path: Path
     torch.testing.assert_close(function(x), model(x), equal_nan=True)
 
 
+class Rewritten(torch.nn.Module):
+    def forward(self, q: torch.Tensor, mask: torch.Tensor, index: torch.Tensor) -> Any:
+        weights = torch.softmax(q @ q.transpose(-1, -2) / 2.0 + mask, -1)
+        steps = torch.full((3,), 2.7, dtype=torch.int64).cumsum(0)
+        placed = torch.zeros(2, 3, dtype=torch.float64).scatter(1, index, 0.3)
+        return (
+            weights @ q,
+            steps,
+            placed,
+            torch.softmax(mask[0] * 0.0, -1),
+            (q.half() * 3).float().softmax(-1),
+        )
+
+
+def test_rewrites_of_graphs_that_are_not_exact_are_left_out(tmp_path: Path) -> None:
+    mask = torch.tensor([[0.0, 0.0, 0.0], [-float("inf")] * 3, [3e38, -3e38, 0.0]])
+    given = torch.rand(1, 2, 3, 4), mask, torch.tensor([[1], [2]])
+    function = cached(Rewritten(), tmp_path)
+    torch.testing.assert_close(function(*given), function.module.forward(*given), equal_nan=True)
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        function(*given[:2], torch.tensor([[1], [3]]))
+
+
 class Quotients(torch.nn.Module):
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.div(x, y, rounding_mode="trunc") + torch.div(x, 2, rounding_mode="trunc")

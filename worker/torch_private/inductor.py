@@ -169,9 +169,8 @@ def _settings(directory: Path, march: str | None, compiler: str) -> dict[str, An
         "fallback_random": False,
         # Else it leaves out what rounds to 16 bits in between.
         "emulate_precision_casts": True,
-        # Rewrites of graphs take all numbers for finite (``x * 0``), and no softmax for one of nothing.
+        # Rewrites of graphs take numbers for finite, and no softmax for one of nothing.
         "pattern_matcher": False,
-        "joint_graph_constant_folding": False,
         "optimize_scatter_upon_const_tensor": False,
         "size_asserts": True,
         "post_grad_custom_post_pass": _read_before_overwritten,
@@ -262,6 +261,10 @@ class AsEager:
     def _select(self, original: Any) -> dict[Any, Any]:
         """Keep eager's checks of rows and of losses, which Inductor's decompositions leave out."""
         return with_checks(original())
+
+    @steps_in("torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder", "_add_peephole_patterns")
+    def _fold_no_products(self, _original: Any, _folder: Any) -> None:
+        """Compute ``x * 0``, which is NaN where ``x`` is, or is infinite."""
 
     @steps_in("torch._inductor.graph", "make_fallback")
     def _fall_back(self, original: Any, *given: Any, **options: Any) -> None:
