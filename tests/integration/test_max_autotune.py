@@ -492,7 +492,11 @@ class OfNothing(torch.nn.Module):
         self.attention = torch.nn.MultiheadAttention(4, 2, batch_first=True).eval()
 
     def forward(self, x: torch.Tensor) -> Any:
+        positions = torch.arange(2049, device=x.device)
         return (
+            torch.addmm(x[3:, :2], x[:1], x[:, :2].repeat(2, 1)[:5], beta=0),
+            positions.half().float(),
+            positions.to(torch.uint8).to(torch.int32) + 1,
             x * 0,
             0 / x,
             x.half() * 0,

@@ -262,6 +262,13 @@ class AsEager:
         """Keep eager's checks of rows and of losses, which Inductor's decompositions leave out."""
         return with_checks(original())
 
+    @steps_in("torch._inductor.index_propagation:SymPyOps", "to_dtype(value, dtype)")
+    def _cast_position(self, original: Any, value: Any, dtype: torch.dtype, *given: Any, **more: Any) -> Any:
+        """Round places of ``arange`` to the type that they are cast to."""
+        return (
+            original(value, dtype, *given, **more) if dtype in (torch.int64, value.dtype) else NotImplemented
+        )
+
     @steps_in("torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder", "_add_peephole_patterns")
     def _fold_no_products(self, _original: Any, _folder: Any) -> None:
         """Compute ``x * 0``, which is NaN where ``x`` is, or is infinite."""

@@ -68,6 +68,8 @@ _WITHOUT_CHECKS = (
     torch.ops.aten.binary_cross_entropy.default,  # of numbers that are no probabilities
     torch.ops.aten.multi_margin_loss.default,
     torch.ops.aten.multilabel_margin_loss_forward.default,
+    torch.ops.aten.addmm.default,  # with a factor of 0, which leaves NaN out
+    torch.ops.aten.addmv.default,
 )
 _FILLS = (torch.ops.aten.index_fill.int_Scalar, torch.ops.aten.index_fill.int_Tensor)
 _ALONG: dict[Any, Callable[..., torch.Tensor]] = {
