@@ -259,8 +259,9 @@ class Containers:
             and isinstance(variable.as_python_constant(), str)
         ):
             VariableTracker.visit(_refuse_formatted, [args, kwargs])
-            args = [as_text(tx, decided(arg)) for arg in args]
-            kwargs = {key: as_text(tx, decided(kwargs[key])) for key in kwargs}
+            text = (lambda _, arg: arg) if "!" in variable.as_python_constant() else as_text
+            args = [text(tx, decided(arg)) for arg in args]
+            kwargs = {key: text(tx, decided(kwargs[key])) for key in kwargs}
         elif isinstance(variable, SymNodeVariable) and (name == "__round__" or not name.startswith("__")):
             variable, args = decided(variable), [*map(decided, args)]
         made = original(variable, tx, name, args, kwargs)
