@@ -259,9 +259,10 @@ class Containers:
             and isinstance(variable.as_python_constant(), str)
         ):
             VariableTracker.visit(_refuse_formatted, [args, kwargs])
-            text = (lambda _, arg: arg) if "!" in variable.as_python_constant() else as_text
-            args = [text(tx, decided(arg)) for arg in args]
-            kwargs = {key: text(tx, decided(kwargs[key])) for key in kwargs}
+            args, kwargs = [*map(decided, args)], {key: decided(kwargs[key]) for key in kwargs}
+            if "!" not in variable.as_python_constant():
+                args = [as_text(tx, arg) for arg in args]
+                kwargs = {key: as_text(tx, arg) for key, arg in kwargs.items()}
         elif isinstance(variable, SymNodeVariable) and (name == "__round__" or not name.startswith("__")):
             variable, args = decided(variable), [*map(decided, args)]
         made = original(variable, tx, name, args, kwargs)
