@@ -153,8 +153,12 @@ class Numbers:
             args = [*map(decided, args)]
         elif variable.fn in (operator.is_, operator.is_not):
             args = _of_one_kind(args)
-        elif variable.fn is round and (len(args) > 1 or kwargs):
-            args, kwargs = [*map(decided, args)], {name: decided(kwargs[name]) for name in kwargs}
+        elif variable.fn is round:
+            held = [*map(_realized, args)]
+            if not kwargs and [*map(type, held)] == [SymNodeVariable] and held[0].python_type() is int:
+                return held[0]
+            if len(args) > 1 or kwargs:
+                args, kwargs = [*map(decided, args)], {name: decided(kwargs[name]) for name in kwargs}
         return original(variable, tx, args, kwargs)
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "_call_min_max_binary(tx, a, b)")
