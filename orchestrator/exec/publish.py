@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from warmrank.cache_store.publish_pending import add_launch
 from warmrank.cache_store.records.manifest import OF_ONE_RUN
-from warmrank.cache_store.sync import notes
 from warmrank.cache_store.text import count_text, grouped
 from warmrank.orchestrator.config.models import Config, launch_key
 from warmrank.orchestrator.errors import ranks_text
+from warmrank.orchestrator.exec import notes
 from warmrank.orchestrator.exec.node import ExecNode, HostGroup, NotPublished, Work, publish_queue, why_kept
 from warmrank.orchestrator.gang.node_group import Lost
 from warmrank.orchestrator.stores import is_writable, may_publish, open_store, waiting_launch

@@ -40,9 +40,9 @@ from warmrank.cache_store.signing.keyring import (
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.store import Store, TierSpec
 from warmrank.cache_store.store import open_store as open_tiers
-from warmrank.cache_store.sync.notes import exchange
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.exec.notes import exchange
 from warmrank.orchestrator.inspect.explain import explain
 from warmrank.orchestrator.inspect.store_contents import open_if_there, open_to_look, show_partition
 

@@ -17,8 +17,8 @@ from warmrank.cache_store.records.manifest import OF_ONE_RUN, PartitionRef
 from warmrank.cache_store.signing.keyring import generate_key_pair
 from warmrank.cache_store.signing.trust import Trust
 from warmrank.cache_store.steps import Step
-from warmrank.cache_store.sync.notes import exchange
 from warmrank.orchestrator.cli.store import parse_duration_s, parse_size_bytes
+from warmrank.orchestrator.exec.notes import exchange
 
 
 def test_old_record_goes_with_what_only_it_needs(memory):
