@@ -104,9 +104,8 @@ def open_store(tiers: Sequence[TierSpec], *, trust: Trust, create: bool = True) 
             left_out.append(TierState(location=spec.location, mode="off", state="off"))
             continue
         try:
-            tier = _opened(spec, spec.mode, calls.get(spec.location))
-            tier.is_farthest = spec is asked[-1]
-            opened.append(tier)
+            opening, is_farthest = calls.get(spec.location), spec is asked[-1]
+            opened.append(_opened(spec, spec.mode, opening, is_farthest=is_farthest))
         except StoreError as error:
             if spec.mode == "required":
                 raise
@@ -119,7 +118,7 @@ def open_store(tiers: Sequence[TierSpec], *, trust: Trust, create: bool = True) 
     return Store(Places(opened), trust=trust, location=location, left_out=left_out)
 
 
-def _opened(spec: TierSpec, mode: TierMode, opening: Call[BlobBackend] | None) -> Tier:
+def _opened(spec: TierSpec, mode: TierMode, opening: Call[BlobBackend] | None, *, is_farthest: bool) -> Tier:
     """The open place; raises why it cannot be used."""
     circuit = circuit_of(spec.location, spec.options)
     if opening is not None and not opening.has_ended:
@@ -132,7 +131,14 @@ def _opened(spec: TierSpec, mode: TierMode, opening: Call[BlobBackend] | None) -
         if error.transport:  # another fault is an answer, and may be mended while this process runs
             circuit.open(error.reason, where=spec.location)
         raise error.but(required=mode == "required") from error
-    return Tier(name=spec.location, backend=backend, mode=mode, answer_s=spec.answer_s, circuit=circuit)
+    return Tier(
+        name=spec.location,
+        backend=backend,
+        mode=mode,
+        is_farthest=is_farthest,
+        answer_s=spec.answer_s,
+        circuit=circuit,
+    )
 
 
 def open_backend(spec: TierSpec, *, create: bool) -> BlobBackend:

@@ -387,7 +387,7 @@ def _store_error(error: Exception, *, what: str, where: str) -> StoreError:
 
 
 def _cause_of(error: BaseException) -> str:
-    """Why there was no answer."""
+    """The reason for which there was no answer."""
     return next((cause for sign, cause in _CAUSES.items() if sign in str(error)), _first_line(error))
 
 

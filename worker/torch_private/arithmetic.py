@@ -61,7 +61,7 @@ _UNLIKE_OTHERS: Final[dict[Any, Callable[[Any], Any]]] = {
 }
 """The right operands for which operators raise an error, or give another type."""
 _PLAIN: Final = frozenset({int, float, bool, str, bytes, type(None), tuple, list, torch.Tensor, np.ndarray})
-"""What is compared with numbers that vary as they are."""
+"""Types of values with which numbers that vary are compared as they are."""
 _OF_CONSTANTS: Final = frozenset({divmod, str, repr, ascii, bin, hex, oct, chr, hash, complex})
 _DOMAINS: Final[dict[Any, Callable[[Any], Any]]] = {
     math.sqrt: lambda number: number < 0,
@@ -154,8 +154,8 @@ class Numbers:
         elif variable.fn in (operator.is_, operator.is_not):
             args = _of_one_kind(args)
         elif variable.fn is round:
-            held = [*map(_realized, args)]
-            if not kwargs and [*map(type, held)] == [SymNodeVariable] and held[0].python_type() is int:
+            held = _numbers(args)
+            if not kwargs and len(held) == 1 and held[0].python_type() is int:
                 return held[0]
             if len(args) > 1 or kwargs:
                 args, kwargs = [*map(decided, args)], {name: decided(kwargs[name]) for name in kwargs}
@@ -194,8 +194,8 @@ class Numbers:
         """Make a tensor of NumPy's scalars in their dtype; call `math` on numbers where it may raise."""
         if getattr(variable.value, "__module__", "") == "math" and variable.value not in _OF_ANY:
             is_outside = _DOMAINS.get(variable.value)
-            varying = [arg for arg in map(_realized, args) if isinstance(arg, SymNodeVariable)]
-            if is_outside is None or len(args) > 1 or any(bool(is_outside(arg.sym_num)) for arg in varying):
+            held = _numbers(args)
+            if is_outside is None or len(args) > 1 or any(bool(is_outside(each.sym_num)) for each in held):
                 args = [*map(decided, args)]
         values = (
             _values_of(args[0]) if variable.value in _OF_DATA and args and "dtype" not in kwargs else None
@@ -231,14 +231,17 @@ def decided(variable: Any) -> Any:
     return ConstantVariable.create(held.evaluate_expr(), source=held.source)
 
 
-def _realized(variable: Any) -> Any:
-    return variable.realize()
+def _numbers(args: Any) -> list[Any]:
+    """The operands, if all are constants or numbers that vary, and at least one varies; else none."""
+    held = [arg.realize() for arg in args]
+    are_known = all(isinstance(each, ConstantVariable | SymNodeVariable) for each in held)
+    return held if are_known and any(isinstance(each, SymNodeVariable) for each in held) else []
 
 
 def _allowed(operate: Any, args: Any) -> Any:
     """Operands: constants where floats are rounded, and where the right one is unlike others."""
-    held, is_unlike = [*map(_realized, args)], _UNLIKE_OTHERS.get(operate)
-    if is_unlike is None or not all(isinstance(each, ConstantVariable | SymNodeVariable) for each in held):
+    is_unlike = _UNLIKE_OTHERS.get(operate)
+    if is_unlike is None or not (held := _numbers(args)):
         return args
     is_of_floats = operate in _ROUNDING and any(each.python_type() is float for each in held)
     varies = isinstance(held[1], SymNodeVariable)
@@ -247,15 +250,13 @@ def _allowed(operate: Any, args: Any) -> Any:
 
 def _of_one_kind(args: Any) -> Any:
     """Numbers as constants if they are of one type, so that they may be one object."""
-    held = [arg.realize() for arg in args]
-    if not all(isinstance(each, ConstantVariable | SymNodeVariable) for each in held):
-        return args
-    return [*map(decided, args)] if len({each.python_type() for each in held}) == 1 else args
+    is_one = len({each.python_type() for each in _numbers(args)}) == 1
+    return [*map(decided, args)] if is_one else args
 
 
 def _comparable(args: Any) -> Any:
     """Operands of a comparison: constants beside an object of another type, which may equal a number."""
-    held = [*map(_realized, args)]
+    held = [arg.realize() for arg in args]
     is_number = any(isinstance(each, SymNodeVariable) for each in held)
     kinds = {each.python_type() for each in held} - _PLAIN if is_number else set()
     return [*map(decided, args)] if kinds else args
@@ -263,11 +264,9 @@ def _comparable(args: Any) -> Any:
 
 def _with_numbers(args: Any) -> Any:
     """Operands with 0 or 1 for a bool beside a number that varies, or that varies beside another number."""
-    held = [arg.realize() for arg in args]
-    if not all(isinstance(each, ConstantVariable | SymNodeVariable) for each in held):
-        return args
+    held = _numbers(args)
     kinds = [each.python_type() for each in held]
-    if not any(isinstance(each, SymNodeVariable) for each in held) or not {int, float} & {*kinds}:
+    if not {int, float} & {*kinds}:
         return args
     return [
         ConstantVariable.create(int(decided(each).value)) if kind is bool else arg

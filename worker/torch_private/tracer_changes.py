@@ -303,8 +303,10 @@ class TracerChanges:
     @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "_format_value(fmt_spec, flags)")
     def _format(self, original: Any, tx: Any, spec: Any, flags: int) -> Any:
         held = decided(tx.pop())
-        tx.push(text := as_text(tx, held))
-        flags &= ~3 if text is not held else ~0  # it is what a conversion would make
+        text = as_text(tx, held)
+        if text is not held:
+            flags &= ~3  # it is what a conversion would make
+        tx.push(text)
         value = text.realize()
         if flags & 3 or not isinstance(value, UserDefinedObjectVariable):
             return original(tx, spec, flags)
