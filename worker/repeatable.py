@@ -207,7 +207,7 @@ _EQUAL = (MethodType, int)
 
 def get_contained(sought: Any, items: Iterable[Any]) -> bool:
     """``sought in items``; of an iterator no more is taken."""
-    for item in items:  # noqa: SIM110 - Dynamo inlines a loop, as below, and follows no generator for it
+    for item in items:  # noqa: SIM110 - written like `get_counted`, its twin
         if (not isinstance(item, _EQUAL) and item is sought) or item == sought:
             return True
     return False
