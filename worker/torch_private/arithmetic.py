@@ -54,10 +54,8 @@ OPERATORS: Final = frozenset(
 _ROUNDING: Final = frozenset({operator.floordiv, operator.mod, operator.ifloordiv, operator.imod})
 _UNLIKE_OTHERS: Final[dict[Any, Callable[[Any], Any]]] = {
     **dict.fromkeys([*_ROUNDING, operator.truediv, operator.itruediv], lambda divisor: divisor == 0),
-    **dict.fromkeys(
-        [operator.lshift, operator.rshift, operator.ilshift, operator.irshift, operator.pow, operator.ipow],
-        lambda number: number < 0,
-    ),
+    **dict.fromkeys([operator.lshift, operator.rshift, operator.ilshift, operator.irshift], lambda n: n < 0),
+    **dict.fromkeys([operator.pow, operator.ipow, pow], lambda exponent: exponent < 0),
 }
 """The right operands for which operators raise an error, or give another type."""
 _PLAIN: Final = frozenset({int, float, bool, str, bytes, type(None), tuple, list, torch.Tensor, np.ndarray})
@@ -149,7 +147,8 @@ class Numbers:
             if (made := made_by_numpy(tx, variable.fn, args)) is not None:
                 return made
             args = _allowed(variable.fn, _with_numbers(args))
-        if variable.fn in _OF_CONSTANTS:
+        is_error = isinstance(variable.fn, type) and issubclass(variable.fn, BaseException)
+        if variable.fn in _OF_CONSTANTS or is_error:  # whose text shows them
             args = [*map(decided, args)]
         elif variable.fn in (operator.is_, operator.is_not):
             args = _of_one_kind(args)

@@ -28,13 +28,16 @@ from torch._dynamo.exc import (
     observed_exception_map,
 )
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.misc import ExceptionVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
+from torch._dynamo.variables.user_defined import UserDefinedExceptionObjectVariable
 from torch.fx import map_arg
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from warmrank.worker import repeatable
 from warmrank.worker.errors import FunctionRaised, GraphBreak, NotPortable
 from warmrank.worker.keys.code import is_pinned_module
+from warmrank.worker.torch_private.containers import is_own
 from warmrank.worker.torch_private.patching import steps_in
 
 _log = logging.getLogger(__name__)
@@ -78,6 +81,7 @@ _NOT_WRITTEN: Final = (str(Path(torch.__file__).parent), repeatable.__file__)
 _RAISED = re.compile(r"raised exception \w+\((.*)\)", re.DOTALL)
 _OF_TRACER = re.compile("data pointer|convert all Tensors to FakeTensors")
 _SYMBOL = re.compile(r"\bs\d+\b")
+_ERRORS: Final = (ExceptionVariable, UserDefinedExceptionObjectVariable)
 _UNKNOWN = re.compile(r"Failed to find name `(\w+)`")
 
 
@@ -151,6 +155,24 @@ class Raising:
             plain = condition.python_type()
             return _call(tx, repeatable.get_raised, TypeError, f"cond must be a bool, but got {plain}")
         return _call(tx, repeatable.get_checked, error, *args, **kwargs)
+
+    @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_str(tx, arg)")
+    def _tell(self, original: Any, variable: Any, tx: Any, error: Any) -> Any:
+        """The text of an exception: that of its arguments with most of Python's classes, not with all."""
+        held = error.realize()
+        if isinstance(held, UserDefinedExceptionObjectVariable) and is_own(held.exc_type, "__str__"):
+            return held.call_method(tx, "__str__", [], {})
+        if not isinstance(held, _ERRORS) or not all(arg.is_python_constant() for arg in held.args):
+            return original(variable, tx, error)
+        known: Any = next(base for base in held.exc_type.__mro__ if base.__module__ == "builtins")
+        return VariableTracker.build(tx, str(known(*[arg.as_python_constant() for arg in held.args])))
+
+    @steps_in("torch._dynamo.variables.lists:SizeVariable", "get_item_dyn(tx, arg)")
+    def _get_size(self, original: Any, variable: Any, tx: Any, index: Any) -> Any:
+        try:
+            return original(variable, tx, index)
+        except IndexError:  # of a list, which is not raised in the trace
+            return _call(tx, repeatable.get_raised, IndexError, "tuple index out of range")
 
     @steps_in("torch._dynamo.symbolic_convert", "unimplemented")
     def _break(self, original: Any, *args: Any, **kwargs: Any) -> None:
