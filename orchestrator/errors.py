@@ -5,6 +5,7 @@ Each error keeps its fields, survives pickling, and says what to do.
 
 from __future__ import annotations
 
+import copyreg
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -196,16 +197,8 @@ class OrchestratorError(Exception):
     is_lost: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.args, self.__dict__)
-
-
-def _rebuild(
-    kind: type[OrchestratorError], args: tuple[Any, ...], fields: Mapping[str, Any]
-) -> OrchestratorError:
-    error = kind.__new__(kind)
-    error.args = args
-    error.__dict__.update(fields)
-    return error
+        # typeshed does not have it.
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class BadInput(OrchestratorError):

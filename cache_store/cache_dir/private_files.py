@@ -309,9 +309,9 @@ def set_aside(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def staging_directory(parent: Path, prefix: str) -> Iterator[Path]:
+def staging_directory(parent: Path) -> Iterator[Path]:
     """A private directory of this process, gone afterwards; what a killed one leaves is to be swept."""
-    path = parent / f"{prefix}{temporary_name()}"
+    path = parent / f"{WRITING}{temporary_name()}"
     with os_errors_are_unusable("directory", path):
         make_private_directories(path)
     try:

@@ -31,6 +31,7 @@ from warmrank.cache_store.cache_dir.local import (
 )
 from warmrank.cache_store.cache_dir.marks import admit, permit_copies
 from warmrank.cache_store.cache_dir.private_files import (
+    WRITING,
     date_back,
     digest_private,
     make_directories_below,
@@ -54,7 +55,6 @@ from warmrank.cache_store.steps import Step, reached
 logger = logging.getLogger(__name__)
 _INDEX = "artifacts"
 _NUM_THREADS = 8
-_STAGING = ".tmp-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ def fetch_partitions(
     """
     started_s, options = time.monotonic(), options or FetchOptions()
     admit(cache_root, documents.trust.policy, documents.trust.revoked)
-    sweep_debris(cache_root, _STAGING)
+    sweep_debris(cache_root, WRITING)
     known: dict[_Target, _Target] = {}
     pinned = take_pinned(
         documents,
@@ -184,7 +184,7 @@ def fetch_partitions(
             total_files=len(wanted),
             on_progress=options.on_progress,
         )
-        with staging_directory(cache_root, _STAGING) as directory:
+        with staging_directory(cache_root) as directory:
             blobs = Blobs(
                 places=documents.places,
                 permit=permit,
@@ -247,7 +247,7 @@ def replicate(manifests: Sequence[PartitionManifest], files: Mapping[str, Path],
     index = DigestIndex(root, _INDEX, reread=True)
     paths, faults = _look(list(known), root, index)
     absent = [target for target in known if target not in paths and target not in faults]
-    with staging_directory(root, _STAGING) as directory:
+    with staging_directory(root) as directory:
         staged = _staged_paths(directory, absent)
         faults |= _fill(staged, lambda sha256, _, path: clone(files[sha256], path))
         placed, failed = _place(root, staged, [target for target in absent if target not in faults], index)

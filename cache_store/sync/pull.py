@@ -24,6 +24,7 @@ from warmrank.cache_store.cache_dir.digest_index import DigestIndex
 from warmrank.cache_store.cache_dir.marks import Permit, admit, check_marks, permit_copies
 from warmrank.cache_store.cache_dir.private_files import (
     DIRECTORY_MODE,
+    WRITING,
     date_back,
     ensure_cache_dir,
     make_directories_below,
@@ -46,10 +47,10 @@ from warmrank.cache_store.records.documents import (
     newest_listing,
 )
 from warmrank.cache_store.records.manifest import ListedFile, listing_key
-from warmrank.cache_store.sync.tools import Relocation, beside, is_ours, relocation, shortened, tool_named
+from warmrank.cache_store.sync.tools import Relocation, beside, is_ours, relocation, tool_named
+from warmrank.cache_store.text import brief_names
 
 logger = logging.getLogger(__name__)
-_STAGING = ".tmp-"
 _Kind = Literal["absent", "short", "equal", "other"]
 """Content of the place of a file: nothing, its beginning, its bytes, or others."""
 
@@ -126,8 +127,8 @@ def _lay_out(
     _check_complete(documents, wanted)
     kinds: dict[str, _Kind] = {}
     if wanted:
-        sweep_debris(place, _STAGING)
-        with staging_directory(place, _STAGING) as staging, staging_directory(place, _STAGING) as scratch:
+        sweep_debris(place, WRITING)
+        with staging_directory(place) as staging, staging_directory(place) as scratch:
             _stage(documents, stored, moved, wanted, (staging, scratch))
             kinds = {file.path: _kind(root / file.path, staging / file.path) for file in wanted}
             if not replaces:
@@ -241,7 +242,7 @@ def _refuse_others(paths: Sequence[str], root: Path) -> None:
             what="directory",
             where=str(root),
             expected="each file absent, or as it was pushed: files of two versions do not go together",
-            actual=f"other bytes in {shortened(sorted(paths))}; nothing was changed",
+            actual=f"other bytes in {brief_names(sorted(paths))}; nothing was changed",
             remedy="pull with --replace to have them replaced, or pull into an empty directory",
         )
 
@@ -288,6 +289,6 @@ def _check_complete(documents: Documents, files: Sequence[ListedFile]) -> None:
         if not isinstance(error, NotInStore):
             raise error
     if faults:
-        what = f"blobs of {shortened([file.path for file in files if file.digest in faults])}"
+        what = f"blobs of {brief_names(file.path for file in files if file.digest in faults)}"
         remedy = "push the directory again"
         raise NotInStore(what=what, where="the store", remedy=remedy, refused=(f"{what} are missing",))

@@ -28,6 +28,7 @@ from warmrank.cache_store.cache_dir.marks import SIGNERS, UNVERIFIED
 from warmrank.cache_store.cache_dir.single_flight import LOCKS
 from warmrank.cache_store.errors import Conflict
 from warmrank.cache_store.records.manifest import ListedFile
+from warmrank.cache_store.text import brief_names
 
 _LEFT_OUT_FILES = ("*.lock", "*.tmp", "*.tmp.*", ".tmp*", "tmp.pid_*", ".nfs*", "*.swp", "*~", ".DS_Store")
 _LEFT_OUT_DIRECTORIES = ("locks", "tmp.*", ".tmp*", "__pycache__")
@@ -36,7 +37,6 @@ _OURS = frozenset({".index", ".queue", LOCKS})  # of a cache directory, beside `
 _BESIDE = ".warmrank"
 _TRITON_GROUPS = "__grp__*.json"
 MAX_REWRITTEN_BYTES = 64 << 20
-_SHOWN = 3
 # Spelled alike in JSON, in Python literals and on disk; anything else would need each format's own quoting.
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+=@%,:~")
 
@@ -95,12 +95,6 @@ def is_ours(path: str) -> bool:
     )
 
 
-def shortened(paths: Sequence[str]) -> str:
-    """The first few of many paths, for a message."""
-    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-    return f"{', '.join(paths[:_SHOWN])}{more}"
-
-
 def beside(root: Path) -> Path:
     """Directory of a pulled directory's lock, staging and index: on the same file system, but not in it."""
     return root.parent / f".{root.name}{_BESIDE}"
@@ -146,7 +140,7 @@ def relocation(tool: Tool, files: Sequence[ListedFile], *, old: str, new: str) -
     others = [file.path for file in named if file.path not in paths]
     large = [file.path for file in rewritten if file.size_bytes > MAX_REWRITTEN_BYTES]
     if others and not tool.ignores_other_mentions:
-        why = f"{shortened(others)} contain the old path, and {tool.name!r} is no tool known here"
+        why = f"{brief_names(others)} contain the old path, and {tool.name!r} is no tool known here"
     elif rewritten and not (set(old) | set(new)) <= _PLAIN:
         why = "one of the paths has characters that files may spell in several ways"
     elif large:

@@ -14,8 +14,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import TypeAdapter
-
 from warmrank.cache_store.records.manifest import PartitionManifest
 from warmrank.cache_store.text import changed_components
 from warmrank.orchestrator.config.models import Config, ScriptWorkload
@@ -272,8 +270,3 @@ class CacheAudit:
     not_compared: tuple[NotCompared, ...]  # what else is stored, or left out
     problems: tuple[str, ...]
     wall_s: float
-
-
-def to_json(report: BuildReport) -> str:
-    """The report as indented JSON text, with a newline at its end."""
-    return TypeAdapter(BuildReport).dump_json(report, indent=2).decode() + "\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from pydantic_core import to_jsonable_python
 from rich.text import Text
 from typer import Argument, Option
 
@@ -273,7 +271,7 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
 
     from warmrank.orchestrator.exec.driver import Options, execute
     from warmrank.orchestrator.exec.node import HostGroup, parse_when
-    from warmrank.orchestrator.launch.report import make_way, write_whole
+    from warmrank.orchestrator.launch.report import make_way, to_json, write_whole
 
     named = None if config is None or str(config) == _NO_CONFIG else config
     group = HostGroup(**{**asdict(hosts), "node_rank": hosts.node_rank or 0})
@@ -301,7 +299,7 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
             loaded, words, options, say=lambda line: tell(f"warmrank: {line}"), out=out, err=err
         )
     if json_file is not None:
-        write_whole(json_file, json.dumps(to_jsonable_python(outcome), indent=2) + "\n")
+        write_whole(json_file, to_json(outcome))
     raise typer.Exit(outcome.exit_code)
 
 
@@ -371,8 +369,7 @@ class OfflineOptions(ConfigOptions):
 def build(offline: OfflineOptions, json_file: ReportFile = None) -> None:
     """Make the partitions of all ranks on this machine, without devices and without a cluster."""
     from warmrank.orchestrator.build.driver import build as run
-    from warmrank.orchestrator.build.plan import to_json
-    from warmrank.orchestrator.launch.report import make_way, write_whole
+    from warmrank.orchestrator.launch.report import make_way, to_json, write_whole
     from warmrank.orchestrator.ui.progress import progress
     from warmrank.orchestrator.ui.report_table import render_build
 

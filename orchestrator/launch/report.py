@@ -198,12 +198,13 @@ def report_schema() -> dict[str, Any]:
     return schema
 
 
-def to_json(report: Report) -> str:
-    """The report as indented JSON text, with a newline at its end."""
+def to_json(report: Any) -> str:
+    """A report of any command as indented JSON text, with a newline at its end."""
+    adapter = TypeAdapter(type(report))
     try:
-        return _adapter().dump_json(report, indent=2).decode() + "\n"
+        return adapter.dump_json(report, indent=2).decode() + "\n"
     except PydanticSerializationError:
-        plain = _adapter().dump_python(report, mode="json")
+        plain = adapter.dump_python(report, mode="json")
         return spelled_out(json.dumps(plain, indent=2, ensure_ascii=False)) + "\n"
 
 

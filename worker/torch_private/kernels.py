@@ -25,13 +25,13 @@ from warmrank.worker.values import Value
 
 Call = Callable[[], Any]
 
-_HOMES = (
-    torch._C._VariableFunctions,
+HOMES_IN_C = (
     torch._C._nn,
     torch._C._linalg,  # type: ignore[attr-defined]
     torch._C._special,  # type: ignore[attr-defined]
     torch._C._fft,  # type: ignore[attr-defined]
 )
+_HOMES = (torch._C._VariableFunctions, *HOMES_IN_C)
 _METHODS = torch._C.TensorBase
 _ALLOCATING = frozenset({"aten::clone", "aten::_to_copy"})
 

@@ -40,6 +40,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_module, is_pinned_module, is_users_function, layers
+from warmrank.worker.torch_private.kernels import HOMES_IN_C
 from warmrank.worker.torch_private.operators import (
     argument_of,
     as_list,
@@ -59,12 +60,6 @@ if TYPE_CHECKING:
 
 _PROXIES = "torch.fx.experimental.proxy_tensor"
 _IN_C = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, *OPERATORS)
-_HOMES_IN_C = (
-    torch._C._nn,
-    torch._C._linalg,  # type: ignore[attr-defined]
-    torch._C._special,  # type: ignore[attr-defined]
-    torch._C._fft,  # type: ignore[attr-defined]
-)
 BRANCH, LOOP = "cond", "while_loop"  # which stay operators, with their bodies beside them
 _BATCHED = frozenset({"flex_attention"})  # which run their bodies on batched tensors; the graph does not
 # Modules whose patches are sources of their own.
@@ -462,7 +457,7 @@ def _original(function: Any, caller: FrameType) -> Any:
     for name, value in vars(torch.Tensor).items():
         if value is patched and (method := vars(torch._C.TensorBase).get(name)) is not None:
             return method if patched is function else method.__get__
-    for module in _HOMES_IN_C:
+    for module in HOMES_IN_C:
         for name, value in tuple(vars(module).items()):
             if value is function:
                 raise _refusal(f"{module.__name__}.{name}")
