@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,13 @@ def gpus_in(proc: Path) -> str:
     return ", ".join(architectures() or sorted(model.strip() for model in models if model))
 
 
-def architectures(load: Callable[[str], Any] | None = None) -> tuple[str, ...]:
+def architectures() -> tuple[str, ...]:
     """Each model of NVIDIA's on this machine once, with its architecture: ``NVIDIA H100 80GB HBM3 sm_90``.
 
     Empty where there is no driver, or it does not answer.
     """
     try:
-        library = (load or ctypes.CDLL)("libnvidia-ml.so.1")
+        library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return ()
     if library.nvmlInit_v2() != 0:

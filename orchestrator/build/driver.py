@@ -328,7 +328,6 @@ def audit_cache(
     store: Store | None,
     *,
     listener: Listener | None = None,
-    launcher: Launcher | None = None,
 ) -> CacheAudit:
     """Trace again what is stored for a launch, and compare.
 
@@ -345,7 +344,7 @@ def audit_cache(
     with tempfile.TemporaryDirectory(prefix="warmrank-audit-") as scratch:
         root = Path(scratch) if config.store is not None else config.cache_dir
         here = config.model_copy(update={"cache_dir": root})
-        with _offline(here, options, listener, launcher) as stages:
+        with _offline(here, options, listener, None) as stages:
             if store is not None:
                 _fetch(stages, store, config, options)
             probes, left_out = _probed(stages, options, kernels=False)

@@ -41,10 +41,19 @@ from warmrank.worker.engines import Built, Site
 from warmrank.worker.gears.compiling import GearsApart, compiling
 from warmrank.worker.gears.rules import geared_arguments
 from warmrank.worker.groups import role_of
+from warmrank.worker.guards.paths import ADDRESSED
 from warmrank.worker.guards.translate import translate
 from warmrank.worker.keys.code import function_digest
 from warmrank.worker.runtime import constants
-from warmrank.worker.runtime.artifact import ABOUT, Artifact, ArtifactFile, Frame, GraphFacts
+from warmrank.worker.runtime.artifact import (
+    ABOUT,
+    GRAPH_NAME,
+    MARSHAL_VERSION,
+    Artifact,
+    ArtifactFile,
+    Frame,
+    GraphFacts,
+)
 from warmrank.worker.runtime.check import argument_names
 from warmrank.worker.runtime.find import arguments_of, function_of
 from warmrank.worker.runtime.runtime_state import declared_for
@@ -63,12 +72,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("torchair")
 _Made = TypeVar("_Made")
-_MARSHAL_VERSION = 2
 _LITERALS = (NoneType, EllipsisType, bool, int, float, complex, str, bytes)
-_GRAPH_NAME = "__compiled_fn"
 _BUILTINS = r"^__builtins_dict__\w*$"
-# A global that Dynamo named for the address of its value.
-_ADDRESSED = r"_\d+_c\d+$"
 _SUMMARY_COLUMNS = ("operator", "kind", "calls", "inputs", "outputs")
 
 
@@ -336,13 +341,13 @@ def portable_frame(trace: Trace, function: FunctionType) -> Frame:
         if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
             raise errors.NotPortable.of_global(function.__qualname__, str(instruction.argval))
     user_names = {name for code in trace.codes for name in code.co_names}
-    renames = {trace.graph_name: _GRAPH_NAME}
-    names: dict[str, Any] = {"graph": _GRAPH_NAME, "imports": {}, "objects": {}, "builtins": []}
+    renames = {trace.graph_name: GRAPH_NAME}
+    names: dict[str, Any] = {"graph": GRAPH_NAME, "imports": {}, "objects": {}, "builtins": []}
     names["writes"] = bool(trace.writes)
     external = trace.external_names - {trace.graph_name}
     # In the order of the code, because some names hold an address.
     for name in filter(external.__contains__, trace.frame.co_names):
-        if name in trace.import_aliases and not re.search(_ADDRESSED, name):
+        if name in trace.import_aliases and not re.search(ADDRESSED, name):
             names["imports"][name] = trace.import_aliases[name]
         elif re.match(_BUILTINS, name):
             renames[name] = "__builtins_dict__"
@@ -354,7 +359,7 @@ def portable_frame(trace: Trace, function: FunctionType) -> Frame:
                 names["imports"][renames[name]] = value.__name__
             else:
                 names["objects"][renames[name]] = _encode_object(name, function)
-    return Frame(code=marshal.dumps(_canonical(trace.frame, renames), _MARSHAL_VERSION), names=names)
+    return Frame(code=marshal.dumps(_canonical(trace.frame, renames), MARSHAL_VERSION), names=names)
 
 
 def _encoded_in(frame: Frame) -> Iterator[Any]:

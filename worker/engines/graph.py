@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from warmrank.worker.runtime.artifact import MARSHAL_VERSION
 from warmrank.worker.torch_private.warm import is_called, replaced_operator
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from warmrank.worker.torch_private.lowering import LoweredGraph
 
 SECTIONS = ("graph.py", "graph.code", "constants")
-_MARSHAL_VERSION = 2
 
 
 class GraphEngine:
@@ -51,7 +51,7 @@ class GraphEngine:
         code = compile(source, "<warmrank graph>", "exec", dont_inherit=True)
         sections = {
             "graph.py": source.encode(),
-            "graph.code": marshal.dumps(code, _MARSHAL_VERSION),
+            "graph.code": marshal.dumps(code, MARSHAL_VERSION),
             "constants": pack_constants(constants),
         }
         return Built(sections=sections)

@@ -42,6 +42,7 @@ from warmrank.worker.engines.torchair_code import Own, bound, portable, portable
 from warmrank.worker.errors import ArtifactCorrupt, BadConfig, CompileFailed, NotPortable
 from warmrank.worker.groups import role_of
 from warmrank.worker.node_caches import KernelFiles
+from warmrank.worker.runtime.artifact import GRAPH_NAME
 from warmrank.worker.torch_private import facts as torch_facts
 from warmrank.worker.torch_private.lowering import group_names, source_name
 from warmrank.worker.torch_private.torchair import left_to_wrappers
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
     from warmrank.worker.runtime.artifact import GraphFacts
     from warmrank.worker.torch_private.lowering import CapturedCall, LoweredGraph
 
-_GRAPH_NAME = "__compiled_fn"
 _OF_LAYOUT = re.compile(r"\.(stride|storage_offset)\(\)")
 
 
@@ -366,7 +366,7 @@ def _graph_in(vendor: vendors.Vendor, lazy: Any, site: Site, path: Path) -> Call
         msg = f"TorchAir does not load its part of the artifact: {why}"
         raise ArtifactCorrupt(msg, where=str(path), why=why)
     inner = _closed_over(found, "compiled_fn")
-    graph = inner.__globals__.get(_GRAPH_NAME) if isinstance(inner, FunctionType) else None
+    graph = inner.__globals__.get(GRAPH_NAME) if isinstance(inner, FunctionType) else None
     if graph is None:
         msg = "the installed TorchAir builds loaded functions in another way than the releases that are known"
         raise ArtifactCorrupt(msg, where="torchair", why=msg)

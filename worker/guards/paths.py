@@ -32,7 +32,7 @@ _CONVERSIONS = {
     "___from_numpy": "from_numpy",
 }
 # A global that Dynamo named for the address of its value.
-_ADDRESSED = r"_\d+_c\d+$"
+ADDRESSED = r"_\d+_c\d+$"
 
 
 class PathTable:
@@ -133,7 +133,7 @@ class PathTable:
         if name.startswith(UNNAMED_SCOPE):
             msg = "the function's globals are those of no module, so no later process can find them"
             raise NotPortable(msg, what=name)
-        if re.search(_ADDRESSED, name):
+        if re.search(ADDRESSED, name):
             msg = f"the tracer's own global {name} is named for an address, which no later process has"
             raise NotPortable(msg, what=name)
         return -1, "global", name

@@ -187,6 +187,14 @@ def layers(value: Any) -> Iterator[Any]:
                 return
 
 
+def content(cell: types.CellType) -> Any:
+    """The value in a closure's cell; None for one that is not filled yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
 def globals_module(function: types.FunctionType) -> str | None:
     """The module whose globals a function uses: not `__module__`, which `functools.wraps` copies."""
     name = function.__globals__.get("__name__")

@@ -26,6 +26,7 @@ import torch
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import (
+    content,
     digest_of_texts,
     file_digest,
     file_of,
@@ -198,7 +199,7 @@ class _Walk:
         if not self._first_time(function):
             return
         self.reached.append(function)
-        cells = [_content(cell) for cell in function.__closure__ or ()]
+        cells = [content(cell) for cell in function.__closure__ or ()]
         if is_fixed(globals_module(function)):
             # A wrapper of torch's; what it wraps may be the user's.
             yield from self._all(cell for cell in cells if isinstance(cell, types.FunctionType))
@@ -275,13 +276,6 @@ def _imported(function: types.FunctionType) -> Iterator[types.ModuleType]:
                     name = importlib.util.resolve_name("." * level + instruction.argval, package)
                     yield importlib.import_module(name)
             before.append(instruction.argval)
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None  # not filled yet
 
 
 def operator_digest(name: str, overload: Any) -> str:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from warmrank.worker.runtime.asked import Call
 
 FORMAT = 9
+MARSHAL_VERSION = 2  # the last without references, which hang on how often an object is used
+GRAPH_NAME = "__compiled_fn"  # a frame calls its graph by it
 ABOUT = "about"
 MAGIC = b"warmrank-artifact "
 PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")

@@ -24,12 +24,13 @@ import functools
 import gc
 import operator
 import sys
-import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from warmrank.worker.keys.code import content
 
 dict_version = torch._C._dynamo.guards.dict_version
 Key = tuple[str, int]
@@ -52,13 +53,6 @@ def word(address: int) -> int:
     return ctypes.c_uint64.from_address(address).value
 
 
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
 @functools.cache
 def dicts_tell() -> bool:
     """True if watches see every change of a dict, and so of an instance's."""
@@ -78,7 +72,7 @@ _POINTEE: dict[str, Callable[[Any], Any]] = {
     "type": type,
     "module": sys.modules.get,
     "namespace": operator.attrgetter("__dict__"),
-    "cell": _content,
+    "cell": content,
     **{kind: operator.attrgetter(f"__{kind}__") for kind in _FUNCTION},
 }
 
