@@ -253,9 +253,8 @@ def _commit_launches(
 
 def _is_done(store: Store, path: Path, label: str, report: QueueReport) -> bool:
     """Take what was published out of the queue, unless a place did not get it."""
-    if store.is_behind:
-        away = (tier for tier in store.tiers if tier.state == "away" and tier.mode != "ro")
-        report.kept[label] = "; ".join(f"{tier.location} is away: {tier.reason}" for tier in away)
+    if behind := store.behind:
+        report.kept[label] = "; ".join(behind)
         return False
     _forget(path)
     return True

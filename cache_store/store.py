@@ -210,9 +210,11 @@ class Store:
         return used[0] if used else [tier for tier in self._left_out if tier.state == "away"][-1]
 
     @property
-    def is_behind(self) -> bool:
-        """True if a writable place is away, so that what is published now must be published to it later."""
-        return any(tier.state == "away" and tier.mode != "ro" for tier in self.tiers)
+    def behind(self) -> tuple[str, ...]:
+        """Why writable places must get later what is published now: they are away, or took none of it."""
+        away = (tier for tier in self.tiers if tier.state == "away" and tier.mode != "ro")
+        refusals = (tier.refusal for tier in self.places if tier.refusal and not tier.circuit.is_open)
+        return (*(f"{tier.location} is away: {tier.reason}" for tier in away), *refusals)
 
     def admit(self, cache_root: Path) -> None:
         """Make sure that copies from here may go below ``cache_root``; see `marks.admit`."""

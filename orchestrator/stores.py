@@ -56,8 +56,8 @@ class Access:
 
     @property
     def is_behind(self) -> bool:
-        """True if a writable place is away, and has yet to take what is published now."""
-        return self.store is None or self.store.is_behind
+        """True if a writable place has yet to take what is published now."""
+        return self.store is None or bool(self.store.behind)
 
     def found(self) -> tuple[TierState, ...]:
         """The store's places, and what has become of each by now."""

@@ -194,6 +194,7 @@ class Tier:
     answer_s: float = ANSWER_S  # how long it may be silent
     circuit: Circuit = field(default_factory=Circuit)
     ticks: Ticks = field(default_factory=Ticks)
+    refusal: str = ""  # why another place alone took what was last written for this one
     _num_answers: int = 0
     _is_pinged: bool = False
 

@@ -151,10 +151,14 @@ class Places:
         done: list[T] = []
         failure: StoreUnavailable | None = None
         for part in self.alone():
+            (tier,) = part.tiers
             try:
                 done.append(act(part))
+                if only_one:
+                    tier.refusal = ""
             except StoreUnavailable as error:
-                (tier,) = part.tiers
+                if only_one:
+                    tier.refusal = f"{tier.name} did not take it: {error}"
                 if tier.mode == "required":
                     raise error.but(required=True) from error
                 self._note(tier, error)

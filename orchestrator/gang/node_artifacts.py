@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from warmrank.worker.node_collecting import Collected, Listing
 
 MAX_REASONS = 16
-_BEHIND = "a place of the store is away, and has yet to take it"
+_BEHIND = "a place of the store is away or refused it, and has yet to take it"
 
 
 def trust_of(config: Config) -> tuple[str, tuple[str, ...]]:
@@ -76,7 +76,7 @@ def publish_manifests(
         if error.required or not may_queue:
             raise
         return queued(str(error))
-    still_waits = is_behind or store.is_behind
+    still_waits = is_behind or bool(store.behind)
     if not still_waits:
         for report in reports:
             discard_partition(root, report.key)  # of an earlier launch

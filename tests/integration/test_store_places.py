@@ -70,7 +70,7 @@ def test_silent_server_is_left_out_and_the_near_place_serves(near, black_hole, s
     assert [tier.state for tier in store.tiers] == ["used", "away"]
     record = publish_launch(store, tmp_path / "source")
     assert store.launches(record.launch_key) == (record,)
-    assert store.is_behind
+    assert store.behind
 
 
 def test_silent_server_that_is_required_ends_the_launch(near, black_hole, s3_server):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.support.backends import WaywardBackend
+from tests.support.backends import WaywardBackend, unavailable
 from tests.support.fake_rank import FakeWorld
 from tests.support.in_process import InProcessLauncher
 from tests.support.launching import data_of, loaded_config
@@ -204,9 +204,12 @@ def test_required_store_that_falls_silent_on_the_way_fails_the_launch(house: Hou
     assert house.waiting() == (0, 0)
 
 
-def test_what_the_farther_place_lacks_is_published_to_it_later(house: House) -> None:
+@pytest.mark.parametrize("is_silent", [True, False], ids=["silent", "full"])
+def test_what_the_farther_place_lacks_is_published_to_it_later(house: House, is_silent: bool) -> None:
     house.places = {"/near": WaywardBackend(), "/far": WaywardBackend()}
-    house.places["/far"].hangs = True
+    house.places["/far"].hangs = is_silent
+    house.places["/far"].failure = None if is_silent else unavailable("No space left on device")
+    house.places["/far"].fails_on = frozenset({"put_new"})
     report = house.launch(store=tiers())
     assert report.totals.num_queued == 2
     house.comes_back(house.places["/far"])

@@ -274,7 +274,7 @@ def test_place_that_cannot_be_read_as_a_store_is_left_out_unless_required(tmp_pa
         (near.location, "away"),
     ]
     assert [near.location in line for line in store.problems] == [True]
-    assert store.is_behind == (mode == "rw")
+    assert bool(store.behind) == (mode == "rw")
     assert not circuit_of(near.location, {}).is_open
 
 

@@ -260,6 +260,21 @@ def test_what_only_the_near_place_took_waits_on(cache, places):
     assert len(store.launches(LAUNCH_KEY)) == 1
 
 
+def test_what_a_full_far_place_did_not_take_waits_until_it_does(cache, places):
+    places.far.failure = unavailable("No space left on device")
+    places.far.fails_on = frozenset({"put_new"})
+    queue_launch(cache, make_partition(cache))
+    store = places.store()
+    partition, launch = publish_pending(store, cache).kept.values()
+    assert "far did not take it" in partition
+    assert "publish these partitions" in launch
+    assert num_waiting(cache) == (1, 1)
+    places.far.failure = None
+    report = publish_pending(store, cache)
+    assert (report.kept, len(report.published), len(report.committed)) == ({}, 1, 1)
+    assert (num_waiting(cache), len(store.launches(LAUNCH_KEY))) == ((0, 0), 1)
+
+
 def files(cache: Path) -> list[Path]:
     return sorted((cache / QUEUE).iterdir())
 

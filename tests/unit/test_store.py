@@ -99,7 +99,7 @@ def test_store_without_its_far_place_goes_on_and_says_that_it_is_behind(places, 
     store = places.store()
     record = publish_launch(store, tmp_path / "cache")
     assert store.launches(record.launch_key) == (record,)
-    assert store.is_behind
+    assert store.behind
     assert [(tier.location, tier.state, tier.reason) for tier in store.tiers] == [
         ("near", "used", ""),
         ("far", "away", "connection refused"),
