@@ -308,6 +308,8 @@ def turn(config: Config) -> Iterator[None]:
                 said = "Another launch fills %s for the first time: waiting for its end"
                 logger.warning(said, config.cache_dir)
                 lock.acquire(timeout=config.timeouts.compile_s)
+                if ended.exists():
+                    lock.release()  # all that waited go on side by side
         except UnusableCache:
             pass  # see above
         except (Timeout, OSError, NotImplementedError) as error:

@@ -419,3 +419,28 @@ def test_second_launch_waits_for_the_first_on_an_empty_cache_and_later_ones_do_n
     with turn(config), turn(config):
         pass
     assert not caplog.records
+
+
+def test_launches_that_waited_for_the_first_go_on_side_by_side(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    config, num_waiting, beside = loaded_config(tmp_path), threading.Semaphore(0), threading.Barrier(2)
+    met: list[int] = []
+
+    def note(_record: logging.LogRecord) -> bool:
+        num_waiting.release()
+        return True
+
+    def later() -> None:
+        with turn(config):
+            met.append(beside.wait(30))
+
+    caplog.handler.addFilter(note)
+    threads = [threading.Thread(target=later) for _ in range(2)]
+    with turn(config):
+        for thread in threads:
+            thread.start()
+        assert all(num_waiting.acquire(timeout=60) for _ in threads)
+    for thread in threads:
+        thread.join(60)
+    assert sorted(met) == [0, 1]
