@@ -69,6 +69,7 @@ _OBJECTS_REMEDY = (
     "this is an object store's line, seen through a mount or a copy: an object store is opened by its URL, "
     "such as s3://bucket/warmrank"
 )
+_HARD_LINKS_REMEDY = "put the store on a file system that has hard links, such as ext4, xfs, NFS or Lustre"
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _MAX_REMOVALS = 10  # of one directory under the feet of one link
 
@@ -232,11 +233,14 @@ class DirectoryBackend:
         except OSError as error:
             if error.errno not in _NO_HARD_LINKS:
                 raise
+            owner, remedy = os.lstat(path).st_uid, _HARD_LINKS_REMEDY
+            if error.errno == errno.EPERM and owner != os.geteuid():
+                remedy = f"as the user with uid {owner}, or root: Linux lets no other one move it"
             raise StoreUnavailable(
                 what=Path(target).relative_to(self.root).as_posix(),
                 where=str(self.root),
                 reason=f"no hard link can be made ({error.strerror})",
-                remedy="put the store on a file system that has hard links, such as ext4, xfs, NFS or Lustre",
+                remedy=remedy,
             ) from error
         return True
 

@@ -350,7 +350,7 @@ def os_errors_are_unusable(what: str, path: str | Path) -> OsErrors:
             where=str(path),
             expected="readable, writable, and space left on its disk",
             actual=reason,
-            remedy="check its owner, mode and free space, or name another cache_dir",
+            remedy="check its owner, mode and free space, or name another in its place",
         )
 
     return OsErrors(unusable)

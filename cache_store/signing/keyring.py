@@ -336,7 +336,7 @@ def _label(data: bytes) -> str:
 
 def _no_key(what: str, path: Path, actual: str) -> Corrupt:
     expected = f"an unencrypted Ed25519 {what} in PEM"
-    remedy = "make one with warmrank keys generate or 'openssl genpkey -algorithm ed25519'"
+    remedy = "put one there, or remove the file; warmrank keys generate makes a key"
     return Corrupt(what=what, where=str(path), expected=expected, actual=actual, remedy=remedy)
 
 

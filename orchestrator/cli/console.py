@@ -29,7 +29,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from warmrank.cache_store.errors import NoStoreYet, StoreError, StoreUnavailable
+from warmrank.cache_store.errors import NoStoreYet, StoreError, StoreUnavailable, UnusableCache
 from warmrank.cache_store.parallel import OnProgress, Progress
 from warmrank.cache_store.text import count_text, defused, size_text
 from warmrank.orchestrator import signals
@@ -285,6 +285,8 @@ def show_error(error: Exception) -> None:
         ]
     elif isinstance(error, StoreError):
         name = re.sub(r"(?<!^)([A-Z])", r" \1", type(error).__name__).lower()
+        if type(error) is UnusableCache:  # a key or a keyring, too
+            name = "unusable"
         head, rest, blocks = f"{name}: {error.what}", [], [_rows_of(error)]
     console = output(stderr=True)
     console.print(Text.assemble(("error: ", "bold red"), head))

@@ -231,7 +231,8 @@ def check_store(config: StoreConfig) -> Iterator[Finding]:
         trust.check_signer()
     except (StoreError, BadArgument, OSError) as fault:
         remedy = str(getattr(fault, "remedy", "")) or "see `warmrank keys --help`"
-        yield Finding("store.keys", "error", f"keys of the config: {_reason(fault)}", remedy)
+        where = f"{fault.where}: " if isinstance(fault, StoreError) else ""
+        yield Finding("store.keys", "error", f"keys of the config: {where}{_reason(fault)}", remedy)
     else:
         num_trusted = count_text(len(trust.trusted), "trusted key")
         what = f"trust policy {stores.decided(config).trust.policy}, {num_trusted}"

@@ -177,7 +177,7 @@ def test_cache_directory_of_somebody_else_is_refused_before_anything_starts(tmp_
     (tmp_path / "cache").chmod(0o777)
     result = launch(tmp_path)
     assert (result.exit_code, world.called("build")) == (ExitCode.FAULT, [])
-    assert "error: unusable cache" in result.stderr
+    assert "error: unusable: directory" in result.stderr
 
 
 def launch_failed(*kinds: str) -> LaunchFailed:

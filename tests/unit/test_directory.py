@@ -266,6 +266,19 @@ def test_move_makes_a_directory_again_that_another_process_removes(backend, root
     assert (removed, stored(root, "trash")) == ([root / TRASHED], [root / TRASHED])
 
 
+@pytest.mark.parametrize(("is_mine", "remedy"), [(True, "a file system that has"), (False, "with uid")])
+def test_move_that_may_make_no_link_says_who_may(backend, root, monkeypatch, is_mine, remedy):
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    backend.put_new([new_file()])
+    owner = (root / NAME).stat().st_uid
+    monkeypatch.setattr(os, "link", refused)  # as Linux's fs.protected_hardlinks has it for files of others
+    monkeypatch.setattr(os, "geteuid", lambda: owner if is_mine else owner + 1)
+    with pytest.raises(StoreUnavailable, match=remedy):
+        backend.move(NAME, TRASHED)
+
+
 MOUNTS = r"""/dev/sda / ext4 rw 0 0
 tmpfs /dev/shm tmpfs rw 0 0
 nas:/export /mnt/shared nfs4 rw 0 0

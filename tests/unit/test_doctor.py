@@ -263,3 +263,15 @@ def test_config_brings_its_store_and_its_disk(tmp_path: Path):
     assert result.exit_code == 0, result.stdout
     names = ("store.reachable", "store.writable", "store.keys", "disk.cache_dir", "disk.free")
     assert {levels(result)[name] for name in names} == {"ok"}
+
+
+@pytest.mark.parametrize(("mode", "said"), [(0o644, "mode 0644"), (0o600, "no PEM")])
+def test_key_that_cannot_be_used_is_named(tmp_path: Path, mode: int, said: str) -> None:
+    store_launch(loaded_config(tmp_path), tmp_path / "work")
+    key = tmp_path / "ci.pem"
+    key.write_text("junk")
+    key.chmod(mode)
+    chosen = f"store.trust={{policy: require, signing_key: {key}}}"
+    result = run("doctor", tmp_path / "tiny.yaml", "--set", chosen, "--json")
+    assert levels(result)["store.keys"] == "error"
+    assert f"{key}: {said}" in result.stdout
