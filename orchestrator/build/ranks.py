@@ -104,6 +104,8 @@ def _nursery(connections: Mapping[int, Connection], module: str, path: Sequence[
     for number in (signal.SIGTERM, signal.SIGINT):  # the driver ended it, and says so itself
         signal.signal(number, signal.SIG_DFL)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    # The driver's error has it, with --debug the traceback too.
+    logging.getLogger(failure_of.__module__).setLevel(logging.CRITICAL)
     _import_ahead(module)
     gc.collect()
     collection.freeze()  # or the first collection of each rank would copy all memory that they share

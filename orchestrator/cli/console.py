@@ -44,7 +44,7 @@ from warmrank.orchestrator.errors import (
     policy_of,
 )
 from warmrank.orchestrator.ui.table import pairs
-from warmrank.worker.errors import NotYet, WorkerError
+from warmrank.worker.errors import BadConfig, NotYet, WorkerError
 
 T = TypeVar("T")
 
@@ -257,7 +257,7 @@ def exit_code_of(error: BaseException) -> int:
             kinds = {failure.kind for failure in error.failures}
             code = ExitCode[policy_of(*kinds).exit]
             return code if len(kinds) == 1 or code is ExitCode.LOST else ExitCode.FAILED
-        case BadInput() | NotYet():
+        case BadInput() | NotYet() | BadConfig():  # of a rank it would be a LaunchFailed
             return ExitCode.BAD_INPUT
         case CompileForbidden():
             return ExitCode.MISSED

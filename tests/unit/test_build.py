@@ -19,7 +19,7 @@ from tests.support.stored import open_store
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import built_ranks, check_target, read_target, target_here
 from warmrank.orchestrator.build.ranks import OfflineLauncher
-from warmrank.orchestrator.errors import BadArgument, BuildFailed, CannotStart
+from warmrank.orchestrator.errors import BadArgument, BuildFailed, CannotStart, LaunchFailed
 from warmrank.worker.errors import NeedsValues
 from warmrank.worker.keys.request import environment
 from warmrank.worker.rank.manifests import unpacked
@@ -51,6 +51,16 @@ def test_command_that_cannot_be_done_is_bad_input(arguments, says, tmp_path, mon
     result = run("build", write_config(tmp_path), *arguments)
     assert result.exit_code == 2
     assert says in result.output
+
+
+def test_rank_that_fails_leaves_its_traceback_to_the_error(tmp_path, monkeypatch, capfd):
+    (tmp_path / "made_wrong.py").write_text("def workload(context):\n    raise ValueError('no such width')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = loaded_config(tmp_path, workload={"entrypoint": "made_wrong:workload"})
+    with pytest.raises(LaunchFailed, match="no such width") as caught:
+        build(config, BuildOptions(target=target_here(), num_jobs=1))
+    assert "made_wrong.py" in caught.value.causes[0].traceback
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_interrupt_while_ranks_are_imported_shows_no_traceback(tmp_path, monkeypatch, capfd):

@@ -46,7 +46,7 @@ from warmrank.orchestrator.launch import driver
 from warmrank.orchestrator.launch.report import from_json, to_json
 from warmrank.orchestrator.signals import Terminated
 from warmrank.orchestrator.ui import outputs
-from warmrank.worker.errors import NotYet, WorkloadError
+from warmrank.worker.errors import BadConfig, NotYet, WorkloadError
 from warmrank.worker.keys.request import environment
 
 pytestmark = pytest.mark.usefixtures("heeds_signals")
@@ -197,6 +197,7 @@ def caused_by(cause: Exception) -> CannotStart:
     [
         (ConfigError([]), 2),
         (NotYet("cuda", instead="use cpu"), 2),
+        (BadConfig("WARMRANK_NO_COMPILE=maybe: expected 1 or 0"), 2),
         (CannotStart("no CPUs"), 1),
         (caused_by(ConnectionRefusedError()), 5),
         (caused_by(TimeoutError()), 5),
