@@ -237,6 +237,9 @@ def test_gear_that_the_code_treats_otherwise_is_compiled_alone(order: Sequence[i
         for size in order:
             x = rows(size)
             assert same(function(geared(x, 1, 2, 4)), model.squeezed(x))
+        for size in order:  # without gears each finds the variant that fits, whichever ran last
+            x = rows(size)
+            assert same(function(x), model.squeezed(x))
         has_gears = [variant.stored.artifact.facts.gears is not None for variant in function.variants]
         assert has_gears == [True] * 2
         assert outcome(function) == expected

@@ -324,9 +324,9 @@ class CachedFunction:
                 import warmrank.worker.log  # noqa: F401 - gives the logger its form, and its level on a terminal
             with collection.paused():
                 self._kind = self.device_kind
-                self._refuse_gear_miss(args, kwargs)
                 if (fitting := self.fitting(args, kwargs)) is not None:
                     return fitting
+                self._refuse_gear_miss(args, kwargs)
                 variant, reason = self.find_and_use(args, kwargs, started)
             if variant is not None:
                 return variant
