@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -98,6 +99,10 @@ class Model(nn.Module):
     def adds(self, x: torch.Tensor) -> Any:
         return x + 1
 
+    def halves(self, x: torch.Tensor) -> Any:
+        half = x.size(0) / 2
+        return x * int(half), math.floor(half), math.ceil(half), x.dtype
+
 
 @pytest.fixture
 def said() -> Iterator[list[str]]:
@@ -186,6 +191,21 @@ def test_engine_graph_compiles_what_torchair_cannot_keep(marked, config, tmp_pat
         assert function.last_result.outcome == verb
         assert function.variants[0].stored.artifact.engine == "graph"
     assert len([line for line in said if "is compiled by engine graph" in line]) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_functions_of_math_and_constants_without_a_word_of_torchair(mode, config, tmp_path, said):
+    """TorchAir's code leaves these functions undefined, and it cannot write a frame that holds a dtype."""
+    config.mode = mode
+    for verb in ("compiled", "loaded"):
+        function = cache_compile(Model().halves, config=config, cache_dir=tmp_path, engine="torchair")
+        for size in (5, 4, 5):
+            y, *numbers = function(torch.ones(size))
+            assert torch.equal(y, torch.full((size,), float(size // 2)))
+            assert numbers == [size // 2, -(-size // 2), torch.float32]
+        assert function.last_result is not None
+        assert function.last_result.outcome == verb
+    assert not any("Skip cache" in line for line in said)
 
 
 def test_debug_shows_the_code_that_torchair_generates(config, tmp_path, said):

@@ -13,6 +13,9 @@ TorchAir writes into it what belongs to one process only:
 * names of process groups: kept as `GROUP` and the group's role, and bound to this rank's name;
 * ``main()``, an example of a call, which nothing calls: left out.
 
+Functions of ``math`` stand in the code by the names of globals that FX makes for them (``math_trunc``), which
+TorchAir leaves out: a load imports them.
+
 All of it is found in the syntax tree, so text inside of strings is not mistaken.
 
 Tensor constants, which TorchAir pickles into its code with addresses, are a section of the artifact: a
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -157,8 +161,8 @@ def bound(code: str, own: Own, constants: object = None) -> str:
         KeyError: it names a group or a path that this process has not.
         SyntaxError: it is none.
     """
-    token = f"{next(_numbers)}"
-    made = ast.unparse(_Bound(own, token).visit(ast.parse(code)))
+    token, tree = f"{next(_numbers)}", ast.parse(code)
+    made = ast.unparse(_Bound(own, token, tree).visit(tree))
     if constants is not None:
         _held[token] = constants
     return made
@@ -172,8 +176,16 @@ def held(token: str) -> object:
 class _Bound(ast.NodeTransformer):
     """Puts what belongs to this process into a syntax tree."""
 
-    def __init__(self, own: Own, token: str) -> None:
+    def __init__(self, own: Own, token: str, tree: ast.AST) -> None:
         self._own, self._token = own, token
+        names = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+        self._assigned = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        module, _, function = node.id.partition("_")
+        if module != "math" or node.id in self._assigned or not hasattr(math, function):
+            return node
+        return _expression(f"__import__('math').{function}")
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         for keyword in node.keywords:

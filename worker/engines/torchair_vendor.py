@@ -158,14 +158,17 @@ def numbered_anew(vendor: Vendor) -> Iterator[None]:
 
 @contextlib.contextmanager
 def complaints(name: str) -> Iterator[list[str]]:
-    """Collect warnings of TorchAir's logger, its only word on why it gives a cache up."""
+    """Collect warnings of TorchAir's logger, its only word on why it gives a cache up.
+
+    Of private files, and of a frame that it cannot write, it says nothing to the user: ours is kept.
+    """
     found: list[str] = []
 
     def noted(record: logging.LogRecord) -> bool:
         if record.levelno < logging.WARNING:
             return True
         found.append(record.getMessage())
-        return PREFIX not in found[-1]
+        return PREFIX not in found[-1] and not found[-1].startswith("Skip cache as failed to serialize")
 
     logger = logging.getLogger(name)
     with _PATCHING:
