@@ -158,7 +158,13 @@ class Numbers:
                 return held[0]
             if len(args) > 1 or kwargs:
                 args, kwargs = [*map(decided, args)], {name: decided(kwargs[name]) for name in kwargs}
-        return original(variable, tx, args, kwargs)
+        made = original(variable, tx, args, kwargs)
+        if variable.fn in (operator.add, operator.iadd) and made.is_constant_match(NotImplemented):
+            values = [
+                arg.realize().as_python_constant() for arg in args
+            ]  # a member of a `StrEnum`, and a text
+            made = VariableTracker.build(tx, variable.fn(*values))
+        return made
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "_call_min_max_binary(tx, a, b)")
     def _choose(self, original: Any, variable: Any, tx: Any, *args: Any) -> Any:

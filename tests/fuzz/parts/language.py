@@ -12,9 +12,12 @@ from tests.fuzz.program import Change, Part, part
 
 _ENUM = "class C#(enum.Enum):\n    A = 2\n    B = 3\n    Z = %s\n    @classmethod\n    def _missing_(cls, value): return cls.%s"
 _FLAG = "class C#(enum.Flag):\n    A = 1\n    B = 2\n    %s = 3"
+_MEMBERS = "class S#(enum.StrEnum):\n    A = 'a'\n    B = 'b'\nclass I#(enum.IntEnum):\n    A = 1\n    B = 2"
 ENUMS = (
     part("language / member that a value stands for", {"top": _ENUM % (2, "B"), "body": "y = y * C#(9).value"}, sources={"missing": {"top": _ENUM % (2, "A")}}, said=r"C0\(9\)|C0\._missing_"),
     part("language / member that a name stands for", {"top": _ENUM % (2, "B"), "body": "y = y * C#['Z'].value"}, sources={"alias": {"top": _ENUM % (5, "B")}}, said="getitem"),
+    asking("text with a member", "2 if self.o# + 'b' == 'ab' else 3", "m.o# = main.S#.B", top=_MEMBERS, init="self.o# = S#.A"),
+    asking("place of a member", "[4, 5, 6][self.o#] + float(self.o#)", "m.o# = main.I#.B", top=_MEMBERS, init="self.o# = I#.A"),
     part("language / member that flags make", {"top": _FLAG % "BOTH", "body": "y = y * len((C#.A | C#.B).name)"}, sources={"name": {"top": _FLAG % "MANY_OF"}}),
 )  # fmt: skip
 
