@@ -30,6 +30,7 @@ from torch._dynamo.variables.misc import DeletedVariable, GetAttrVariable, Super
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module
+from warmrank.worker.torch_private.containers import is_own
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import named, steps_in, steps_in_variables
 
@@ -200,6 +201,19 @@ class ReadHooks:
     def _get_of_function(self, original: Any, tx: Any, function: Any, source: Any, name: str) -> Any:
         guarded = _annotations(tx, function, source) if name == "__annotations__" else None
         return original(tx, function, source, name) if guarded is None else guarded
+
+    @steps_in(
+        "torch._dynamo.variables.user_defined:UserDefinedClassVariable",
+        "resolve_cls_descriptor(tx, name, cls_attr, source)",
+        is_optional=True,  # from torch 2.13 on
+    )
+    def _get_of_class(self, original: Any, cls: Any, tx: Any, name: str, held: Any, source: Any) -> Any:
+        """Trace a descriptor's own ``__get__`` of a class; Dynamo takes the descriptor for the answer."""
+        if not is_own(type(held), "__get__") or is_pinned_module(type(held).__module__):
+            return original(cls, tx, name, held, source)
+        where = None if cls.source is None else cls.get_source_by_walking_mro(tx, name)
+        nothing = VariableTracker.build(tx, None)
+        return VariableTracker.build(tx, held, where).call_method(tx, "__get__", [nothing, cls], {})
 
     # Keys of ``__dict__``.
 

@@ -79,6 +79,18 @@ BASES = (
     asking("data of a base / property", "2 if self.o#.asked() else 3", refused=r"super\(\)", top=_BASES, init="self.o# = B#()"),
 )  # fmt: skip
 
+_OF_CLASS = "class P#:\n    def __init__(self, f): self.f = f\n    def __get__(self, o, cls): return self.f(cls)\nclass C#:\n    base = 3\n    k = P#(lambda cls: cls.base * 2)\nclass D#(C#): pass"
+_CHANGES = (
+    "main.C#.base = 4",
+    "main.C#.k = 9",
+    "vars(main.C#)['k'].f = lambda cls: 8",
+    "main.P#.__get__ = lambda own, o, cls: 11",
+)
+DESCRIPTORS = (
+    asking("descriptor of a class", "2 if C#.k == 6 else C#.k", *_CHANGES, top=_OF_CLASS),
+    asking("descriptor of a base class", "2 if D#.k == 6 else self.o#.k", *_CHANGES, top=_OF_CLASS, init="self.o# = D#()"),
+)  # fmt: skip
+
 _HELD = {
     "list": ("[2, 3]", "m.o#.append(1)", "append(4)"),
     "dict": ("dict(a=2)", "m.o#.update(b=1)", "update(z=4)"),
@@ -131,4 +143,4 @@ USUAL = (
     asking("number of threads", "torch.get_num_threads()", "torch.set_num_threads(torch.get_num_threads() + 1)", said="threads"),
 )  # fmt: skip
 
-LANGUAGE = (*COPIES, *USUAL, *ENUMS, *ITEMS, *ENDS, *IMPORTS, *KEEPING, *CLASSES, *BASES)
+LANGUAGE = (*COPIES, *USUAL, *ENUMS, *ITEMS, *ENDS, *IMPORTS, *KEEPING, *CLASSES, *BASES, *DESCRIPTORS)
