@@ -167,6 +167,13 @@ class Raising:
         known: Any = next(base for base in held.exc_type.__mro__ if base.__module__ == "builtins")
         return VariableTracker.build(tx, str(known(*[arg.as_python_constant() for arg in held.args])))
 
+    @steps_in("torch._dynamo.variables.object_protocol", "generic_str(tx, obj)", is_optional=True)
+    def _tell_as_base(self, original: Any, tx: Any, held: Any) -> Any:
+        """The text of an exception by ``__str__`` of a base, for which Dynamo takes `repr`."""
+        error = getattr(held, "exc_vt", held)
+        told = isinstance(error, ExceptionVariable)
+        return VariableTracker.build(tx, str).call_function(tx, [error], {}) if told else original(tx, held)
+
     @steps_in("torch._dynamo.variables.lists:SizeVariable", "get_item_dyn(tx, arg)")
     def _get_size(self, original: Any, variable: Any, tx: Any, index: Any) -> Any:
         try:

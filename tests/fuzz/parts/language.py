@@ -126,6 +126,7 @@ USUAL = (
     asking("error of an operator that asks the data", "", refused="hangs on data", body="try:\n    y = y + torch.linalg.cholesky(y[:, :1] * y[:, :1].t()).sum()\nexcept RuntimeError:\n    y = y * 3"),
     asking("number that is checked", f"3 if {_SIZED} is None else 2", "m.n# = 900", init="self.n# = 1000"),
     asking("check of what is no condition", "", body="try:\n    torch._check(x.shape[0], lambda: 'small')\nexcept TypeError:\n    y = y * 3"),
+    asking("text of an error by its base", "", top="class E#(ValueError):\n    def __str__(self): return 'told ' + super().__str__()", body="try:\n    raise E#('x')\nexcept ValueError as e:\n    y = y * len(str(e))"),
     asking("text of a check that has none", "", init="self.n# = 3", body="try:\n    torch._check_index(self.n# > 3)\nexcept IndexError as e:\n    y = y * len(str(e))"),
     asking("tensor that is asserted", "", init="self.n# = 3", body="assert not torch.isnan(y).any() and (y < 9e9).all(), f'{y} {self.n#}'"),
     asking("assertion on data that is caught", "", refused="Data-dependent", body="try:\n    assert (y > 9e9).all(), 'small'\nexcept AssertionError:\n    y = y * 3"),
