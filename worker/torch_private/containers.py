@@ -8,9 +8,10 @@ over a container by its ``__iter__`` are traced as Python runs them. A set of a 
 wherever it is, as changes of it are lost; so is such a deque, whose changes ask these methods.
 
 Members of a list or tuple stay the objects that they are, also where all that they hold is constant: Dynamo
-computes with constants, and makes others of them. Changes in place are made by methods. Copies of Python's
-containers are made as their code of C makes them, those of a deque with its limit. ``in``, and ``count``,
-find an object itself, or an equal one. Attributes of a `types.SimpleNamespace` may be set.
+computes with constants, and makes others of them. Changes in place are made by methods; one that puts a list
+into itself is refused. Copies of Python's containers are made as their code of C makes them, those of a deque
+with its limit. ``in``, and ``count``, find an object itself, or an equal one. Attributes of a
+`types.SimpleNamespace` may be set. The place that a member of an `IntEnum` stands for is its number.
 
 Relied on (``tests/fuzz/parts/evaluated.py``): every call of a frame goes through ``call_function``, and
 every instruction through ``step``; methods of C's have the names ``_method_of`` finds.
@@ -296,6 +297,15 @@ class Containers:
             raise NotPortable(msg, what="vars")
         original(variable, codegen)
 
+    @steps_in("torch._dynamo.side_effects:SideEffects", "codegen_update_mutated")
+    def _write(self, original: Any, effects: Any, *args: Any, **kwargs: Any) -> None:
+        """Refuse a change that Dynamo makes by a copy which is its own member."""
+        for changed in effects._get_modified_vars():
+            is_remade = isinstance(changed, ConstDictVariable) and changed.should_reconstruct_all
+            if is_remade or isinstance(changed, BaseListVariable):
+                VariableTracker.visit(functools.partial(_refuse_cycle, changed), changed.items)
+        original(effects, *args, **kwargs)
+
     @steps_in("torch._dynamo.variables.lists:BaseListVariable", "modified", is_optional=True)
     @steps_in("torch._dynamo.variables.lists:BaseListVariable", "sq_repeat_impl", is_optional=True)
     def _made_of_deque(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
@@ -439,6 +449,13 @@ def as_text(tx: Any, variable: Any) -> Any:
     held = variable.realize()
     changes = isinstance(held, ListVariable | ConstDictVariable) and not held.is_python_constant()
     return VariableTracker.build(tx, repr).call_function(tx, [held], {}) if changes else variable
+
+
+def _refuse_cycle(changed: Any, member: Any) -> None:
+    if member is changed:
+        kind = _class_of(changed).__name__
+        msg = f"the function puts a {kind} into itself, and would find a copy; keep an object that has it"
+        raise NotPortable(msg, what=kind)
 
 
 def _refuse_formatted(variable: Any) -> None:

@@ -138,6 +138,8 @@ USUAL = (
     asking("default of several by a key", "", body="try:\n    y = y * max(2, 3, key=abs, default=4)\nexcept TypeError:\n    y = y * 5"),
     asking("product of what is generated", "math.prod(n + 1 for n in self.o#)", "m.o#.append(3)", init="self.o# = [2]"),
     asking("typed dict", "T#(a=self.n#)['a']", "m.n# = 4", init="self.n# = 3", top=_TYPED),
+    asking("list that the call puts into itself", "", refused="into itself", init="self.o# = []", body="self.o#.append({'up': self.o#})"),
+    asking("dict that the call puts into itself", "", refused="into itself", init="self.o# = {'a': 2}", body="del self.o#['a']\nself.o#['up'] = self.o#"),
     asking("deque with a limit that the call fills", "", "m.o#.clear()", init=_LIMITED, body="self.o#.append(4)\ny = y * (len(self.o#) + self.o#[0])"),
     asking("switch of attention", "2 if torch.backends.cuda.flash_sdp_enabled() else 3", "torch.backends.cuda.enable_flash_sdp(False)"),
     asking("switch of attention within its scope", "", "torch.backends.cuda.enable_math_sdp(False)", body="with nn.attention.sdpa_kernel(nn.attention.SDPBackend.FLASH_ATTENTION):\n    y = y * (2 if torch.backends.cuda.math_sdp_enabled() else 3)\ny = y * (2 if torch.backends.cuda.math_sdp_enabled() else 3)"),
