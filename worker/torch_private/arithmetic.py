@@ -159,11 +159,9 @@ class Numbers:
             if len(args) > 1 or kwargs:
                 args, kwargs = [*map(decided, args)], {name: decided(kwargs[name]) for name in kwargs}
         made = original(variable, tx, args, kwargs)
-        if variable.fn in (operator.add, operator.iadd) and made.is_constant_match(NotImplemented):
-            values = [
-                arg.realize().as_python_constant() for arg in args
-            ]  # a member of a `StrEnum`, and a text
-            made = VariableTracker.build(tx, variable.fn(*values))
+        is_refused = variable.fn in OPERATORS and made.is_constant_match(NotImplemented)
+        if is_refused and all(arg.is_python_constant() for arg in args):  # as of a `StrEnum`, and a text
+            made = VariableTracker.build(tx, variable.fn(*[arg.as_python_constant() for arg in args]))
         return made
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "_call_min_max_binary(tx, a, b)")

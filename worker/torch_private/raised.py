@@ -28,7 +28,6 @@ from torch._dynamo.exc import (
     observed_exception_map,
 )
 from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.misc import ExceptionVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 from torch._dynamo.variables.user_defined import UserDefinedExceptionObjectVariable
 from torch.fx import map_arg
@@ -37,8 +36,9 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from warmrank.worker import repeatable
 from warmrank.worker.errors import FunctionRaised, GraphBreak, NotPortable
 from warmrank.worker.keys.code import is_pinned_module
+from warmrank.worker.torch_private.arithmetic import decided
 from warmrank.worker.torch_private.containers import is_own
-from warmrank.worker.torch_private.patching import steps_in
+from warmrank.worker.torch_private.patching import named, steps_in, with_subclasses
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,14 @@ _NOT_WRITTEN: Final = (str(Path(torch.__file__).parent), repeatable.__file__)
 _RAISED = re.compile(r"raised exception \w+\((.*)\)", re.DOTALL)
 _OF_TRACER = re.compile("data pointer|convert all Tensors to FakeTensors")
 _SYMBOL = re.compile(r"\bs\d+\b")
-_ERRORS: Final = (ExceptionVariable, UserDefinedExceptionObjectVariable)
+# Python's, whose module differs by release, and the user's.
+_ERRORS: Final = (named("torch._dynamo.variables:ExceptionVariable"), UserDefinedExceptionObjectVariable)
+_PLAIN: Final = frozenset(
+    error
+    for error in with_subclasses(BaseException)
+    if error.__module__ == "builtins" and error.__basicsize__ == BaseException.__basicsize__
+)
+"""Exceptions of Python's that keep their arguments, and nothing else."""
 _UNKNOWN = re.compile(r"Failed to find name `(\w+)`")
 
 
@@ -167,11 +174,25 @@ class Raising:
         known: Any = next(base for base in held.exc_type.__mro__ if base.__module__ == "builtins")
         return VariableTracker.build(tx, str(known(*[arg.as_python_constant() for arg in held.args])))
 
+    @steps_in("torch._dynamo.variables.misc:SuperVariable", "call_method(tx, name, args, kwargs)")
+    def _begin(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Give an exception of the user's the arguments that its ``__init__`` hands on to Python's."""
+        error = variable.objvar
+        if name == "__init__" and isinstance(error, UserDefinedExceptionObjectVariable) and not kwargs:
+            bases = iter(error.exc_type.__mro__)
+            after = variable.typevar.as_python_constant() in bases  # which ends there
+            base: Any = next(b for b in bases if name in vars(b)) if after else None
+            if base in _PLAIN:
+                holder: Any = getattr(error, "exc_vt", error)  # up to torch 2.14 it lies below
+                holder.args = [*map(decided, args)]
+                return VariableTracker.build(tx, None)
+        return original(variable, tx, name, args, kwargs)
+
     @steps_in("torch._dynamo.variables.object_protocol", "generic_str(tx, obj)", is_optional=True)
     def _tell_as_base(self, original: Any, tx: Any, held: Any) -> Any:
         """The text of an exception by ``__str__`` of a base, for which Dynamo takes `repr`."""
         error = getattr(held, "exc_vt", held)
-        told = isinstance(error, ExceptionVariable)
+        told = isinstance(error, _ERRORS)
         return VariableTracker.build(tx, str).call_function(tx, [error], {}) if told else original(tx, held)
 
     @steps_in("torch._dynamo.variables.lists:SizeVariable", "get_item_dyn(tx, arg)")

@@ -43,9 +43,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch._dynamo import polyfills
-from torch._dynamo.exc import (
-    ObservedKeyError,
-)
+from torch._dynamo.exc import ObservedKeyError, Unsupported
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource
 from torch._dynamo.symbolic_convert import InstructionTranslator
@@ -250,6 +248,13 @@ class TracerChanges:
             variable = UserFunctionVariable(instead)
         return original(variable, tx, args, kwargs)
 
+    @steps_in("torch._dynamo.variables.functions:NestedUserFunctionVariable", "get_function")
+    def _made_function(self, original: Any, variable: Any, *converting: Any) -> Any:
+        try:
+            return original(variable, *converting)
+        except Unsupported as error:  # of a cell that the function is to fill: `:=` in a comprehension
+            raise NotImplementedError from error
+
     @steps_in("torch._dynamo.variables.functions:SkipFunctionVariable", "call_function(tx, args, kwargs)")
     def _call_skipped(self, original: Any, variable: Any, *call: Any) -> Any:
         if variable.value is is_dependent:
@@ -310,9 +315,11 @@ class TracerChanges:
         value = text.realize()
         if flags & 3 or not isinstance(value, UserDefinedObjectVariable):
             return original(tx, spec, flags)
-        if is_own(value.python_type(), "__format__"):
+        kind = value.python_type()
+        is_told = is_own(kind, "__str__") or issubclass(kind, BaseException)
+        if is_own(kind, "__format__"):
             tx.push(tx.pop().realize().call_method(tx, "__format__", [spec], {}))
-        elif not spec.as_python_constant() and (is_own(value.python_type(), "__str__") or _is_shown(value)):
+        elif not spec.as_python_constant() and (is_told or _is_shown(value)):
             tx.push(VariableTracker.build(tx, str).call_function(tx, [tx.pop()], {}))
         else:
             return original(tx, spec, flags)

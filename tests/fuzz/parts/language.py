@@ -116,6 +116,7 @@ _TYPED = "class T#(typing.TypedDict):\n    a: int"
 _LIMITED = "self.o# = collections.deque([1, 2], maxlen=3)"
 _PARAMETRIZED = "import torch.nn.utils.parametrize as P\nclass W#(nn.Module):\n    def forward(self, w): return w + w.t()\ndef made#():\n    made = nn.Linear(4, 4, dtype=torch.float64)\n    nn.init.normal_(made.weight)\n    return P.register_parametrization(made, 'weight', W#())"
 USUAL = (
+    asking("names that comprehensions bind", "", "m.n# = 4", init="self.n# = 3", body="out = [last := v * self.n# for v in (1, 2)]\ny = y * last + len([k for v in out if (k := v) > 3])"),
     asking("error of an operator", "", "m.n# = 4", init="self.n# = 3", body=_FAILS % ("", "3")),
     asking("error of a mask that does not fit", "", "m.n# = 2", init="self.n# = 3", body="try:\n    y = y + y.new_ones(2)[torch.ones(self.n#) > 0].sum()\nexcept IndexError:\n    y = y * 3"),
     asking("error of a number of many", "", refused="elements", body="try:\n    y = y * float(torch.ones(3))\nexcept ValueError:\n    y = y * 3"),
