@@ -56,7 +56,10 @@ class Value:
                     delattr(cls, name)
         cls.value_fields = {**cls.value_fields, **own}
 
-    def __init__(self, /, **given: Any) -> None:
+    def __init__(self, /, *unnamed: Any, **given: Any) -> None:
+        if unnamed:
+            known = ", ".join(self.value_fields)
+            raise TypeError(f"{type(self).__qualname__} takes its fields by name; its fields: {known}")
         for name, default in self.value_fields.items():
             if name in given:
                 self.__dict__[name] = given.pop(name)

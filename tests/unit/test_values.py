@@ -55,6 +55,11 @@ def test_values_are_equal_by_all_their_fields(changed: dict[str, Any]) -> None:
     assert Point(**base) != Point(**{**base, **changed})
 
 
+def test_values_without_names_are_refused_with_the_fields() -> None:
+    with pytest.raises(TypeError, match="Point takes its fields by name; its fields: x, y, names, tags"):
+        Point(1)  # type: ignore[call-arg] # as users write it
+
+
 def test_dataclasses_take_values_for_their_own() -> None:
     made, twin = Point(x=1, names=("a",)), Twin(x=1, names=("a",))
     assert dataclasses.asdict(made) == dataclasses.asdict(twin)

@@ -100,6 +100,14 @@ def test_field_of_another_kind_is_refused_by_name(change: Any, said: str, return
         build_workload(returned(workload), context(), {})
 
 
+def test_list_of_arguments_serves_as_a_tuple(returned: Any) -> None:
+    model, arguments = Plain(), [torch.ones(2)]
+    call = Call(function=cache_compile(model.affine), args=arguments)  # type: ignore[arg-type] # as users write it
+    workload: Any = Workload(model=model, calls=[call])  # type: ignore[arg-type] # as users write it
+    (built,) = build_workload(returned(workload), context(), {}).calls
+    assert built == replace(call, args=(*arguments,))
+
+
 def test_runtime_state_is_declared_for_the_model_and_the_modules_of_all_calls(returned):
     model, other = Plain(), Plain()
     calls = (Call(function=cache_compile(model.affine)), Call(function=cache_compile(other.affine)))

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from warmrank.cache_store.text import ended_text
 from warmrank.worker import journal
 from warmrank.worker.errors import BadRuntimeState, CompileForbidden, GroupError, ScriptFailed, WorkloadError
 from warmrank.worker.results import FunctionResult, Verification
-from warmrank.worker.values import Value
+from warmrank.worker.values import Value, replace
 
 if TYPE_CHECKING:
     import torch
@@ -171,7 +171,8 @@ def _checked(entrypoint: str, workload: Any) -> Workload:
         expect(f"{where}.args", call.args, (tuple, list), "a tuple: (x,)")
         expect(f"{where}.kwargs", call.kwargs, Mapping, "a dict of keyword arguments")
     assert isinstance(workload, Workload)  # noqa: S101 - for type checkers
-    return workload
+    # Traces add to the arguments, as to a tuple.
+    return replace(workload, calls=tuple(replace(call, args=tuple(call.args)) for call in workload.calls))
 
 
 def not_imported(entrypoint: str, reason: str, nearest: str = "") -> WorkloadError:
