@@ -198,7 +198,7 @@ def fetch_progress(what: str = "fetch") -> Iterator[OnProgress]:
     from rich import progress
 
     console = output(stderr=True)
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:
         told_s = time.monotonic()
 
         def tell(state: Progress) -> None:

@@ -49,7 +49,7 @@ _TOLD = frozenset({"compile", "load", "script"})
 @contextmanager
 def progress(console: Console, num_ranks: int, *, name: str = "") -> Iterator[Listener]:
     """A listener that shows a launch on a console for as long as the context lasts."""
-    if not console.is_terminal:
+    if not console.is_terminal or console.is_dumb_terminal:  # nothing is drawn twice there
         yield PlainLines(console)
         return
     view = LiveView(num_ranks, name=name)

@@ -52,7 +52,7 @@ from warmrank.orchestrator.launch.events import Event, LaunchState, Listener, St
 from warmrank.orchestrator.launch.report import Report
 from warmrank.orchestrator.stores import open_store, publish_late
 from warmrank.orchestrator.ui.page import timeline_rows
-from warmrank.orchestrator.ui.progress import PlainLines
+from warmrank.orchestrator.ui.progress import PlainLines, progress
 from warmrank.worker.results import FunctionResult
 
 ANSWER_S = 0.1
@@ -292,6 +292,12 @@ def plain(heard: Iterable[e.Event]) -> list[str]:
         state.apply(event)
         listener(state, event)
     return written.getvalue().splitlines()
+
+
+def test_terminal_that_cannot_move_its_cursor_gets_lines() -> None:
+    dumb = Console(file=io.StringIO(), force_terminal=True, _environ={"TERM": "dumb"})
+    with progress(dumb, 2) as listener:
+        assert isinstance(listener, PlainLines)
 
 
 def told(result_of: FunctionResult, *ranks: int) -> list[e.Event]:
