@@ -359,7 +359,11 @@ def audit_cache(
             NotCompared(function=item.function, digest="", ranks=stages.ranks, reason=item.reason)
             for item in left_out
         ),
-        *min((_unseen(manifests, found) for manifests in stored), key=len, default=()),
+        *min(
+            (_unseen(manifests, found, is_all=len(stages.ranks) == config.ranks) for manifests in stored),
+            key=len,
+            default=(),
+        ),
     )
     outcomes = {item.outcome for item in functions}
     is_fresh = outcomes == {"equal"} and not others
@@ -430,7 +434,7 @@ def _alike(found: Mapping[int, Iterable[Retraced]]) -> tuple[RetraceReport, ...]
 
 
 def _unseen(
-    manifests: Iterable[PartitionManifest], found: Mapping[int, Iterable[Retraced]]
+    manifests: Iterable[PartitionManifest], found: Mapping[int, Iterable[Retraced]], *, is_all: bool
 ) -> tuple[NotCompared, ...]:
     """The artifacts of a record's partitions that were not traced again."""
     seen = {item.digest for items in found.values() for item in items}
@@ -441,7 +445,9 @@ def _unseen(
         if entry.scope == "rank" and entry.sha256 not in seen
         if not is_companion_name(Path(entry.path).name)
     )
-    reason = "no rank that was traced here would load it for a call of the workload (--every-rank traces all)"
+    reason = "no rank that was traced here would load it for a call of the workload " + (
+        "as it begins; it serves a later one, such as the check's" if is_all else "(--every-rank traces all)"
+    )
     return tuple(
         NotCompared(function=function, digest=digest, ranks=tuple(members), reason=reason)
         for (function, digest), members in ranks.items()

@@ -322,7 +322,7 @@ def render_partition(view: PartitionView) -> RenderableType:
     made = view.manifest
     facts = [("manifest", view.key), ("launch", view.launch_key), ("made", time_text(made.created))]
     if view.others:
-        facts.append(("others", ", ".join(key[:KEY_CHARS] for key in view.others)))
+        facts.append(("same name", ", ".join(key[:KEY_CHARS] for key in view.others)))
     rows = [
         (
             entry.function if entry.scope == "rank" else f"(node) {entry.function}",

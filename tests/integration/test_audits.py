@@ -192,3 +192,39 @@ def test_audit_of_equal_ranks_finds_nothing(tmp_path: Path) -> None:
     assert [item.outcome for item in report.timeline.audits] == ["equal", "equal"]
     assert report.problems == ()
     assert all(item.seconds > 0 and item.cpu_s > 0 for item in report.timeline.audits)
+
+
+CHECKED = """
+import torch
+from warmrank import Call, Verification, Workload
+from warmrank.inference import cache_compile
+
+
+def workload(context):
+    model = torch.nn.Linear(4, 4).eval()
+    forward = cache_compile(model.forward, dynamic=False)
+
+    def check():
+        forward(torch.ones(3, 4))
+        return Verification(ok=True, max_error=0.0, tolerance=0.0, compared="nothing")
+
+    return Workload(model=model, calls=(Call(function=forward, args=(torch.ones(2, 4),)),), check=check)
+"""
+
+
+@pytest.mark.slow  # a process
+def test_audit_of_every_rank_does_not_advise_to_trace_every_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "checked_model.py").write_text(CHECKED, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    workload = {"entrypoint": "checked_model:workload"}
+    config = write_config(
+        tmp_path, workload=workload, ranks=1, parallel={}, store=store_config(tmp_path / "store")
+    )
+    launch(load(config), launcher=InProcessLauncher())
+    code, found = audited(config)
+    assert (code, found["outcome"]) == (3, "incomplete")
+    (left_out,) = found["not_compared"]
+    assert "every-rank" not in left_out["reason"]
