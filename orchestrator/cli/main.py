@@ -9,6 +9,7 @@ import importlib.metadata
 import os
 import sys
 from functools import partial
+from io import TextIOWrapper
 from typing import Annotated
 
 import typer
@@ -36,6 +37,8 @@ def main() -> None:
             descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, so the stream's own
             os.set_inheritable(descriptor, True)
             setattr(sys, name, os.fdopen(descriptor, "w" if number else "r"))
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: names of files that its encoding lacks
     try:
         app(prog_name="warmrank")
     except SystemExit as end:

@@ -351,6 +351,13 @@ def test_standard_streams_that_are_closed_are_no_error():
     assert ended.returncode == ExitCode.BAD_INPUT
 
 
+def test_name_that_the_encoding_of_stdout_lacks_is_written_by_its_number(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "warmrank", "keys", "list", "--keyring", str(tmp_path / "\xfc")]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run(words, env=environment, capture_output=True, check=True)
+    assert rb"\xfc: 0 keys" in ended.stdout
+
+
 def test_lines_of_libraries_go_to_stderr_without_colours(capsys: pytest.CaptureFixture[str]) -> None:
     with others_on_stderr():
         sys.stdout.write("\x1b[33m(raylet)\x1b[0m A worker died\n")
