@@ -357,9 +357,13 @@ def failure_of(error: Exception | SystemExit, *, rank: int, stage: str) -> Worke
     if isinstance(error, SystemExit):
         message = f"the workload's code ended the process with sys.exit({error.code!r})"
     if package_of(type(error).__module__) not in _OWN:
-        frames = traceback.extract_tb(error.__traceback__)
-        if frames:
-            message += f" ({Path(frames[-1].filename).name}:{frames[-1].lineno} in {frames[-1].name})"
+        steps = [
+            (frame.f_code, line, package_of(str(frame.f_globals.get("__name__", ""))))
+            for frame, line in traceback.walk_tb(error.__traceback__)
+        ]
+        if steps:  # the user's line says more than torch's that it led to
+            code, line, _ = ([step for step in steps if step[2] not in {"torch", *_OWN}] or steps)[-1]
+            message += f" ({Path(code.co_filename).name}:{line} in {code.co_name})"
     return WorkerFailure(
         rank=rank,
         stage=stage,

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import warmrank
 from tests.support import workloads
 from tests.support.fake_rank import FUNCTIONS, FakeWorld
 from tests.support.launching import rank_spec
@@ -355,3 +356,17 @@ def test_without_another_one_the_rank_compiles_and_later_launches_pass_over_what
     assert again.digest == compiled.digest
     later, _ = probed(refused_cache).load(ONE_FUNCTION)
     assert (later.outcome, later.reason, later.digest) == ("loaded", WHY, compiled.digest)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.nn.Linear(2, 2)(torch.ones(3)),
+        warmrank.Call,
+    ],
+    ids=["torch", "warmrank"],
+)
+def test_error_that_a_user_s_line_led_to_in_torch_or_here_names_that_line(call: Callable[[], object]) -> None:
+    with pytest.raises((RuntimeError, TypeError)) as raised:
+        call()
+    assert "(test_rank.py:" in failure_of(raised.value, rank=0, stage="build").message
