@@ -17,7 +17,7 @@ from torch import nn
 from torch.fx import symbolic_trace
 
 from tests.support.tracing import cached, compiles_ahead, in_mode, outcome
-from warmrank.worker.errors import BadFunction, NotPortable, StateChanged
+from warmrank.worker.errors import BadFunction, NotPortable, StateChanged, WorkerError
 from warmrank.worker.torch_private import unchanged
 from warmrank.worker.torch_private.unchanged import TensorWatch, Watched
 from warmrank.worker.torch_private.warm import Metadata
@@ -210,6 +210,33 @@ def test_changed_sizes_of_an_operators_result_are_noticed(
             function(X)
     else:
         torch.testing.assert_close(function(X), model(X))
+
+
+class Adapted(nn.Module):
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.layer(x) * 2
+
+
+@pytest.mark.parametrize("guards", ["once", "skip"])
+def test_layer_without_what_the_graph_takes_is_traced_again(guards: str, tmp_path: Path) -> None:
+    """As a wrapped one is; nothing asks about layers in these modes."""
+    model = Model()
+    function = cached(model.forward, tmp_path, guards=guards)
+    for _ in range(2):
+        function(X)
+    model.layer = Adapted(model.layer)  # type: ignore[assignment]
+    for _ in range(3):
+        assert torch.equal(function(X), model(X))
+    model.layer = model.layer.layer
+    function.warm_up(X)
+    assert torch.equal(function(X), model(X))
+    del model.layer.bias
+    with pytest.raises(WorkerError, match="bias"):
+        function(X)
 
 
 class Reader(nn.Module):

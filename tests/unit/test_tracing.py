@@ -46,6 +46,30 @@ def test_capture_of_a_branch_on_data_gives_dynamos_reason_and_the_line() -> None
     assert raised.value.function == "Unfit.breaks"
 
 
+class Text:
+    def __repr__(self) -> str:
+        raise AttributeError
+
+
+class Silent(Text, nn.Module):
+    """Has no text, as a module half of whose attributes are gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: Any = 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (self.held if isinstance(self.held, int) else 3)
+
+
+def test_texts_of_modules_are_needed_neither_for_traces_nor_for_reasons(tmp_path: Path) -> None:
+    model = Silent()
+    function = cache_compile(model.forward, cache_dir=tmp_path)
+    function(PLAIN_ROWS)
+    model.held = Text()
+    assert torch.equal(function(PLAIN_ROWS), model(PLAIN_ROWS))
+
+
 def test_global_with_a_name_that_frames_keep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("__builtins_dict__", "__compiled_fn", "__import_torch", "__object_1", "x_12_c34"):
         scope: dict[str, Any] = {"__name__": __name__, name: 3}

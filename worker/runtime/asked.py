@@ -70,7 +70,7 @@ def from_trace(calls: Iterable[AskedCall]) -> Iterator[Call]:
         try:
             call = _encoded(item)
         except NotPortable as error:
-            name = getattr(item.function, "__qualname__", str(item.function))
+            name = getattr(item.function, "__qualname__", None) or str(item.function)
             raise NotPortable(
                 f"the function calls {name}, and a later process cannot: {error.message}. Call it outside, "
                 "and keep the result as an attribute."

@@ -213,7 +213,10 @@ def _short(value: Any) -> str:
     if isinstance(value, set | frozenset):
         with contextlib.suppress(WorkerError):  # of members without a name
             words = written(constants.encode(value))
-    words = words or " ".join(repr(value).split())
+    try:
+        words = words or " ".join(repr(value).split())
+    except Exception:  # noqa: BLE001 - whatever code of the user's raises, which is no reason to fail here
+        words = f"a {type(value).__name__}"
     return words if len(words) <= _MAX_CHARS else f"{words[:_MAX_CHARS]}..."
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from warmrank.worker.engines import Site, engine_named
+from warmrank.worker.errors import StateChanged
 from warmrank.worker.keys.request import code_in_options, functions_in_options
 from warmrank.worker.runtime.artifact import MUTATED, NUMBER, Frame, corrupt, readable
 from warmrank.worker.runtime.check import argument_names, text
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 # A constant that marshal cannot hold: this, and its JSON.
 PLACEHOLDER = "__warmrank_constant__"
+# What a frame raises that reads a member of the module which is gone.
+_NOT_THERE = AttributeError, LookupError, TypeError
 
 
 class Variant:
@@ -153,17 +156,24 @@ class Variant:
         self.runner.due = self.settled_positions(asked)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the function."""
-        return self._frame(self._module, *args, **kwargs)
+        """Run the function; `StateChanged` where what its graph takes is not there any more."""
+        try:
+            return self._frame(self._module, *args, **kwargs)
+        except _NOT_THERE:
+            self.inputs_of(args, kwargs)
+            raise
 
     def inputs_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The graph's inputs in a call, which is not run."""
+        """The graph's inputs in a call, which is not run; `StateChanged` where one is not there any more."""
         if self._unpack is None:
             self._unpack = bind(self.stored.artifact.frame, function_of(self.method), _hand_over)
         try:
             self._unpack(self._module, *args, **kwargs)
         except _Inputs as handed_over:
             return handed_over.inputs
+        except _NOT_THERE as error:  # of a layer that was replaced, which not every mode asks about
+            found = f"missing ({type(error).__name__}: {error})"
+            raise StateChanged(f"what {self.stored.artifact.name} reads", found) from error
         raise corrupt(str(self.stored.path), "its frame does not call its graph")
 
     def capture(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -376,7 +376,7 @@ def error_of(
     stopped, said = _said(error, handled)
     if not said:
         return _broken(method, error)
-    name = getattr(method, "__qualname__", repr(method))
+    name = getattr(method, "__qualname__", None) or repr(method)
     where = _where(method, list(getattr(stopped, "real_stack", None) or ()))
     # The sizes of this call in place of Dynamo's symbols for them, which nobody wrote.
     sizes = {str(symbol): str(size) for known in shapes for symbol, size in known.backed_var_to_val.items()}
@@ -391,7 +391,7 @@ def error_of(
 
 def _broken(method: Callable[..., Any], error: BaseException) -> GraphBreak:
     """A break of the graph in Dynamo's words, but for those on Dynamo itself."""
-    name = getattr(method, "__qualname__", repr(method))
+    name = getattr(method, "__qualname__", None) or repr(method)
     said = _NOT_FOLLOWED.sub("", _OF_DYNAMO.split(str(error))[0].strip())
     if not isinstance(error, TorchDynamoException):
         said = f"Dynamo failed with {type(error).__name__}: {said}"

@@ -127,7 +127,8 @@ def trace(
         FunctionRaised: it raises an exception itself, or calls an operator with what does not fit.
         NotPortable: it calls a function that Dynamo was told not to look into.
     """
-    name, function = getattr(method, "__qualname__", repr(method)), getattr(method, "__func__", method)
+    name = getattr(method, "__qualname__", None) or repr(method)
+    function = getattr(method, "__func__", method)
 
     def attempt(free: frozenset[str] | None) -> tuple[Trace, Built]:
         """Trace with some integers as symbols; raises `_Counts` for none where the method counts."""
