@@ -228,13 +228,13 @@ def test_layer_without_what_the_graph_takes_is_traced_again(guards: str, tmp_pat
     function = cached(model.forward, tmp_path, guards=guards)
     for _ in range(2):
         function(X)
-    model.layer = Adapted(model.layer)  # type: ignore[assignment]
+    layer, model.layer = model.layer, Adapted(model.layer)  # type: ignore[assignment]
     for _ in range(3):
         assert torch.equal(function(X), model(X))
-    model.layer = model.layer.layer
+    model.layer = layer
     function.warm_up(X)
     assert torch.equal(function(X), model(X))
-    del model.layer.bias
+    del layer.bias
     with pytest.raises(WorkerError, match="bias"):
         function(X)
 
