@@ -211,7 +211,7 @@ class Store:
 
     @property
     def behind(self) -> tuple[str, ...]:
-        """Why writable places must get later what is published now: they are away, or took none of it."""
+        """The reasons that writable places get later what is published now: they are away, or refused it."""
         away = (tier for tier in self.tiers if tier.state == "away" and tier.mode != "ro")
         refusals = (tier.refusal for tier in self.places if tier.refusal and not tier.circuit.is_open)
         return (*(f"{tier.location} is away: {tier.reason}" for tier in away), *refusals)
