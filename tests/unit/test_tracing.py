@@ -70,6 +70,43 @@ def test_texts_of_modules_are_needed_neither_for_traces_nor_for_reasons(tmp_path
     assert torch.equal(function(PLAIN_ROWS), model(PLAIN_ROWS))
 
 
+class Told(ValueError):
+    def __init__(self, said: str, number: int) -> None:
+        super().__init__(f"{said} {number}", number)
+
+
+class Keeps(nn.Module):
+    """Keeps errors that it catches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.errors: list[Told] = []
+
+    def found(self, name: str) -> int:
+        try:
+            return {"a": 1}[name]
+        except KeyError:
+            raise Told("nothing", 3) from KeyError(name)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        try:
+            self.found("b")
+        except Told as told:
+            self.errors.append(told)
+            given = Told(f"after {told.__cause__}", 4)
+            given.args = (*given.args, 5)
+            self.errors.append(given)
+        return x * len(given.args)
+
+
+def test_errors_that_a_call_keeps_have_the_arguments_and_the_causes_that_eagers_have(tmp_path: Path) -> None:
+    eager, model = Keeps(), Keeps()
+    function = cache_compile(model.forward, cache_dir=tmp_path)
+    assert torch.equal(function(PLAIN_ROWS), eager(PLAIN_ROWS))
+    for kept, expected in zip(model.errors, eager.errors, strict=True):
+        assert (kept.args, repr(kept.__cause__)) == (expected.args, repr(expected.__cause__))
+
+
 def test_global_with_a_name_that_frames_keep_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("__builtins_dict__", "__compiled_fn", "__import_torch", "__object_1", "x_12_c34"):
         scope: dict[str, Any] = {"__name__": __name__, name: 3}

@@ -82,7 +82,7 @@ _RAISED = re.compile(r"raised exception \w+\((.*)\)", re.DOTALL)
 _OF_TRACER = re.compile("data pointer|convert all Tensors to FakeTensors")
 _SYMBOL = re.compile(r"\bs\d+\b")
 # Python's, whose module differs by release, and the user's.
-_ERRORS: Final = (named("torch._dynamo.variables:ExceptionVariable"), UserDefinedExceptionObjectVariable)
+ERRORS: Final = (named("torch._dynamo.variables:ExceptionVariable"), UserDefinedExceptionObjectVariable)
 _PLAIN: Final = frozenset(
     error
     for error in with_subclasses(BaseException)
@@ -169,7 +169,7 @@ class Raising:
         held = error.realize()
         if isinstance(held, UserDefinedExceptionObjectVariable) and is_own(held.exc_type, "__str__"):
             return held.call_method(tx, "__str__", [], {})
-        if not isinstance(held, _ERRORS) or not all(arg.is_python_constant() for arg in held.args):
+        if not isinstance(held, ERRORS) or not all(arg.is_python_constant() for arg in held.args):
             return original(variable, tx, error)
         known: Any = next(base for base in held.exc_type.__mro__ if base.__module__ == "builtins")
         return VariableTracker.build(tx, str(known(*[arg.as_python_constant() for arg in held.args])))
@@ -184,15 +184,30 @@ class Raising:
             base: Any = next(b for b in bases if name in vars(b)) if after else None
             if base in _PLAIN:
                 holder: Any = getattr(error, "exc_vt", error)  # up to torch 2.14 it lies below
-                holder.args = [*map(decided, args)]
+                # It is written with the arguments of ``__new__``, which Python's ``__init__`` replaces.
+                error.init_args = holder.args = [*map(decided, args)]
                 return VariableTracker.build(tx, None)
         return original(variable, tx, name, args, kwargs)
+
+    @steps_in(
+        "torch._dynamo.variables.user_defined:UserDefinedExceptionObjectVariable",
+        "call_method(tx, name, args, kwargs)",
+        is_optional=True,
+    )
+    def _set(self, original: Any, error: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """Read the arguments that code of the user's sets; write a cause, which Dynamo reads alone."""
+        made = original(error, tx, name, args, kwargs)
+        if name == "__setattr__" and args[0].is_constant_match("args"):
+            getattr(error, "exc_vt", error).args = args[1].unpack_var_sequence(tx)
+        elif name == "__setattr__" and args[0].is_constant_match("__cause__"):
+            tx.output.side_effects.store_attr(error, "__cause__", args[1])
+        return made
 
     @steps_in("torch._dynamo.variables.object_protocol", "generic_str(tx, obj)", is_optional=True)
     def _tell_as_base(self, original: Any, tx: Any, held: Any) -> Any:
         """The text of an exception by ``__str__`` of a base, for which Dynamo takes `repr`."""
         error = getattr(held, "exc_vt", held)
-        told = isinstance(error, _ERRORS)
+        told = isinstance(error, ERRORS)
         return VariableTracker.build(tx, str).call_function(tx, [error], {}) if told else original(tx, held)
 
     @steps_in("torch._dynamo.variables.lists:SizeVariable", "get_item_dyn(tx, arg)")
@@ -201,6 +216,13 @@ class Raising:
             return original(variable, tx, index)
         except IndexError:  # of a list, which is not raised in the trace
             return _call(tx, repeatable.get_raised, IndexError, "tuple index out of range")
+
+    @steps_in("torch._dynamo.variables.tensor:TensorVariable", "_method_size_stride")
+    def _get_size_of(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(variable, *args, **kwargs)
+        except IndexError as error:
+            return _call(self._translator, repeatable.get_raised, IndexError, _Unread(str(error)))
 
     @steps_in("torch._dynamo.symbolic_convert", "unimplemented")
     def _break(self, original: Any, *args: Any, **kwargs: Any) -> None:

@@ -83,6 +83,7 @@ from warmrank.worker.torch_private.arithmetic import NumpyScalar, decided
 from warmrank.worker.torch_private.containers import as_text, is_own
 from warmrank.worker.torch_private.encoders import TRACED_INSTEAD, leaves_padding
 from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
+from warmrank.worker.torch_private.raised import ERRORS
 
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
@@ -313,13 +314,13 @@ class TracerChanges:
             flags &= ~3  # it is what a conversion would make
         tx.push(text)
         value = text.realize()
-        if flags & 3 or not isinstance(value, UserDefinedObjectVariable):
+        is_error = isinstance(value, ERRORS) and all(arg.is_python_constant() for arg in value.args)
+        if flags & 3 or not (is_error or isinstance(value, UserDefinedObjectVariable)):
             return original(tx, spec, flags)
         kind = value.python_type()
-        is_told = is_own(kind, "__str__") or issubclass(kind, BaseException)
         if is_own(kind, "__format__"):
             tx.push(tx.pop().realize().call_method(tx, "__format__", [spec], {}))
-        elif not spec.as_python_constant() and (is_told or _is_shown(value)):
+        elif not spec.as_python_constant() and (is_error or is_own(kind, "__str__") or _is_shown(value)):
             tx.push(VariableTracker.build(tx, str).call_function(tx, [tx.pop()], {}))
         else:
             return original(tx, spec, flags)
