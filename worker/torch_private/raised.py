@@ -61,6 +61,7 @@ _OF_PYTHON: Final = (
 )  # fmt: skip
 
 _TRANSLATOR: Final = "torch._dynamo.symbolic_convert:InstructionTranslatorBase"
+_OF_USERS: Final = "torch._dynamo.variables.user_defined:UserDefinedExceptionObjectVariable"
 _LOADS: Final = "LOAD_ASSERTION_ERROR"
 _CHECKS: Final = {
     torch._check: RuntimeError, torch._check_index: IndexError, torch._check_value: ValueError,
@@ -189,11 +190,7 @@ class Raising:
                 return VariableTracker.build(tx, None)
         return original(variable, tx, name, args, kwargs)
 
-    @steps_in(
-        "torch._dynamo.variables.user_defined:UserDefinedExceptionObjectVariable",
-        "call_method(tx, name, args, kwargs)",
-        is_optional=True,
-    )
+    @steps_in(_OF_USERS, "call_method(tx, name, args, kwargs)", is_optional=True)
     def _set(self, original: Any, error: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Read the arguments that code of the user's sets; write a cause, which Dynamo reads alone."""
         made = original(error, tx, name, args, kwargs)
@@ -203,6 +200,14 @@ class Raising:
             tx.output.side_effects.store_attr(error, "__cause__", args[1])
         return made
 
+    @steps_in(_OF_USERS, "reconstruct(codegen)", is_optional=True)  # from torch 2.15 on
+    def _make(self, _original: Any, error: Any, codegen: Any) -> None:
+        """Make an exception without its ``__init__``, which ran in the trace."""
+        kind = error.mutation_type.cls_source
+        codegen.add_push_null(lambda: (codegen(kind), codegen.load_attr("__new__")))
+        codegen.foreach([kind, *error.args])
+        codegen.call_function(1 + len(error.args), False)
+
     @steps_in("torch._dynamo.variables.object_protocol", "generic_str(tx, obj)", is_optional=True)
     def _tell_as_base(self, original: Any, tx: Any, held: Any) -> Any:
         """The text of an exception by ``__str__`` of a base, for which Dynamo takes `repr`."""
@@ -210,19 +215,14 @@ class Raising:
         told = isinstance(error, ERRORS)
         return VariableTracker.build(tx, str).call_function(tx, [error], {}) if told else original(tx, held)
 
-    @steps_in("torch._dynamo.variables.lists:SizeVariable", "get_item_dyn(tx, arg)")
-    def _get_size(self, original: Any, variable: Any, tx: Any, index: Any) -> Any:
-        try:
-            return original(variable, tx, index)
-        except IndexError:  # of a list, which is not raised in the trace
-            return _call(tx, repeatable.get_raised, IndexError, "tuple index out of range")
-
     @steps_in("torch._dynamo.variables.tensor:TensorVariable", "_method_size_stride")
-    def _get_size_of(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
+    @steps_in("torch._dynamo.variables.lists:SizeVariable", "get_item_dyn(tx, arg)")
+    def _get_size(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return original(variable, *args, **kwargs)
-        except IndexError as error:
-            return _call(self._translator, repeatable.get_raised, IndexError, _Unread(str(error)))
+        except IndexError as error:  # of a list, which is not raised in the trace
+            text: Any = _Unread(str(error)) if variable.is_tensor() else "tuple index out of range"
+            return _call(self._translator, repeatable.get_raised, IndexError, text)
 
     @steps_in("torch._dynamo.symbolic_convert", "unimplemented")
     def _break(self, original: Any, *args: Any, **kwargs: Any) -> None:
