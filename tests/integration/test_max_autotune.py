@@ -578,3 +578,16 @@ def test_sixteen_bits_are_rounded_to_as_in_eager(tmp_path: Path) -> None:
     function = cache_compile(Rounding().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
     x = torch.randn(4, 8)
     torch.testing.assert_close(function(x), Rounding()(x), rtol=0, atol=0)
+
+
+class Quotient(torch.nn.Module):
+    def forward(self, x: torch.Tensor, n: int) -> Any:
+        return x / n, x * n, n * x, x + n, n - x, x > n
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_number_beside_sixteen_bits_is_not_rounded_to_them(dtype: torch.dtype, tmp_path: Path) -> None:
+    function = cache_compile(Quotient().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
+    x = torch.randn(3, 8).to(dtype)
+    for n in (2051, 257, 70_000):
+        torch.testing.assert_close(function(x, n), Quotient()(x, n), rtol=0, atol=0)

@@ -43,6 +43,8 @@ _OPTIONAL = frozenset({"aot_inductor.enable_line_tables", "aot_inductor.precompi
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _ENVIRONMENT = threading.Lock()
 _QUOTIENTS = (torch.ops.aten.div.Tensor_mode, torch.ops.aten.floor_divide.default)
+_PRODUCTS = (torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor)
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 _ROUNDED = frozenset({"floor_divide", "remainder", "fmod", "nextafter"})
 _OF_TENSORS = {
     torch.ops.aten.remainder.Scalar: torch.ops.aten.remainder.Tensor,
@@ -268,6 +270,23 @@ class AsEager:
         return (
             original(value, dtype, *given, **more) if dtype in (torch.int64, value.dtype) else NotImplemented
         )
+
+    @steps_in("torch._inductor.lowering", "promote_constants(inputs)")
+    def _promote(self, original: Any, inputs: Any, *given: Any, **more: Any) -> Any:
+        """Multiply and divide 16 bits by a number that varies as it is; eager rounds it for sums alone."""
+        from torch._inductor.ir import ExpandView, IndexingConstant
+        from torch._inductor.virtualized import V
+
+        def widened(value: Any) -> Any:
+            number = getattr(value, "data", None)
+            if not isinstance(number, IndexingConstant) or number.dtype not in _SIXTEEN_BITS:
+                return value
+            wide = IndexingConstant(index=number.index, dtype=torch.float32, device=number.device)
+            return ExpandView.create(wide, list(value.get_size()))
+
+        promoted = original(inputs, *given, **more)
+        is_product = V.graph.current_node.target in _PRODUCTS
+        return [widened(value) for value in promoted] if is_product else promoted
 
     @steps_in("torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder", "_add_peephole_patterns")
     def _fold_no_products(self, _original: Any, _folder: Any) -> None:
