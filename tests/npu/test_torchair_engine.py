@@ -32,7 +32,7 @@ REFUSED = (
     "asserted sizes", "cloned outputs", "device with an index", "dtype as an input",
     "inputs over one block of memory", "other memory behind an input", "overlapping inputs",
     "reads at a number", "reads at a position", "returns its own tensors", "returns views of its input",
-    "strides of an input", "telling", "views by place in the storage",
+    "rounded floats of numbers", "strides of an input", "telling", "views by place in the storage",
 )  # fmt: skip
 """Programs of the table that TorchAir cannot keep, most because an output is a view of an input."""
 OTHERWISE = ("KV cache", "last column", "made of sizes", "recurrent")
