@@ -182,13 +182,13 @@ class Report:
 
 
 @cache
-def _adapter() -> TypeAdapter[Report]:
-    return TypeAdapter(Report)
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 def report_schema() -> dict[str, Any]:
     """The JSON Schema of a report."""
-    schema = _adapter().json_schema()
+    schema = _adapter(Report).json_schema()
     for part in (schema, *schema["$defs"].values()):
         if "description" in part:  # the first paragraph of a docstring
             part["description"] = " ".join(part["description"].partition("\n\n")[0].split())
@@ -200,7 +200,8 @@ def report_schema() -> dict[str, Any]:
 
 def to_json(report: Any) -> str:
     """A report of any command as indented JSON text, with a newline at its end."""
-    adapter = TypeAdapter(type(report))
+    kind: Any = type(report)
+    adapter = _adapter(kind)
     try:
         return adapter.dump_json(report, indent=2).decode() + "\n"
     except PydanticSerializationError:
@@ -219,7 +220,8 @@ def from_json(text: str) -> Report:
     Raises:
         pydantic.ValidationError: the text is no report of this schema version.
     """
-    return _adapter().validate_json(text)
+    report: Report = _adapter(Report).validate_json(text)
+    return report
 
 
 def sum_seconds(parts: Iterable[StageSeconds]) -> StageSeconds:

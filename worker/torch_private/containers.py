@@ -246,11 +246,11 @@ class Containers:
     def _number(self, original: Any, variable: Any, tx: Any) -> Any:
         """The number that a member of an `IntEnum` is, for which Dynamo asks without end."""
         value: Any = variable.as_python_constant() if variable.is_python_constant() else None
-        make = {"nb_int_impl": int, "nb_float_impl": float}.get(original.__name__, operator.index)
-        is_number = isinstance(value, int) or (isinstance(value, float) and make is not operator.index)
-        if not is_number or (make is not operator.index and is_own(type(value), f"__{make.__name__}__")):
+        make: Any = {"nb_int_impl": int, "nb_float_impl": float}.get(original.__name__, operator.index)
+        own = "" if make is operator.index else f"__{make.__name__}__"  # C asks no int for its ``__index__``
+        if not isinstance(value, int | float if own else int) or is_own(type(value), own):
             return original(variable, tx)
-        return ConstantVariable.create(int(make(value)) if make is operator.index else make(value))
+        return ConstantVariable.create(make(value))
 
     @steps_in("torch._dynamo.variables.functions:SkipFunctionVariable", "call_function(tx, args, kwargs)")
     def _call_unbound(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
