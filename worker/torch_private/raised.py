@@ -29,16 +29,13 @@ from torch._dynamo.exc import (
 )
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.tensor import SymNodeVariable
-from torch._dynamo.variables.user_defined import UserDefinedExceptionObjectVariable
 from torch.fx import map_arg
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from warmrank.worker import repeatable
 from warmrank.worker.errors import FunctionRaised, GraphBreak, NotPortable
 from warmrank.worker.keys.code import is_pinned_module
-from warmrank.worker.torch_private.arithmetic import decided
-from warmrank.worker.torch_private.containers import is_own
-from warmrank.worker.torch_private.patching import named, steps_in, with_subclasses
+from warmrank.worker.torch_private.patching import steps_in
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +58,6 @@ _OF_PYTHON: Final = (
 )  # fmt: skip
 
 _TRANSLATOR: Final = "torch._dynamo.symbolic_convert:InstructionTranslatorBase"
-_OF_USERS: Final = "torch._dynamo.variables.user_defined:UserDefinedExceptionObjectVariable"
 _LOADS: Final = "LOAD_ASSERTION_ERROR"
 _CHECKS: Final = {
     torch._check: RuntimeError, torch._check_index: IndexError, torch._check_value: ValueError,
@@ -82,14 +78,6 @@ _NOT_WRITTEN: Final = (str(Path(torch.__file__).parent), repeatable.__file__)
 _RAISED = re.compile(r"raised exception \w+\((.*)\)", re.DOTALL)
 _OF_TRACER = re.compile("data pointer|convert all Tensors to FakeTensors")
 _SYMBOL = re.compile(r"\bs\d+\b")
-# Python's, whose module differs by release, and the user's.
-ERRORS: Final = (named("torch._dynamo.variables:ExceptionVariable"), UserDefinedExceptionObjectVariable)
-_PLAIN: Final = frozenset(
-    error
-    for error in with_subclasses(BaseException)
-    if error.__module__ == "builtins" and error.__basicsize__ == BaseException.__basicsize__
-)
-"""Exceptions of Python's that keep their arguments, and nothing else."""
 _UNKNOWN = re.compile(r"Failed to find name `(\w+)`")
 
 
@@ -163,57 +151,6 @@ class Raising:
             plain = condition.python_type()
             return _call(tx, repeatable.get_raised, TypeError, f"cond must be a bool, but got {plain}")
         return _call(tx, repeatable.get_checked, error, *args, **kwargs)
-
-    @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_str(tx, arg)")
-    def _tell(self, original: Any, variable: Any, tx: Any, error: Any) -> Any:
-        """The text of an exception: that of its arguments with most of Python's classes, not with all."""
-        held = error.realize()
-        if isinstance(held, UserDefinedExceptionObjectVariable) and is_own(held.exc_type, "__str__"):
-            return held.call_method(tx, "__str__", [], {})
-        if not isinstance(held, ERRORS) or not all(arg.is_python_constant() for arg in held.args):
-            return original(variable, tx, error)
-        known: Any = next(base for base in held.exc_type.__mro__ if base.__module__ == "builtins")
-        return VariableTracker.build(tx, str(known(*[arg.as_python_constant() for arg in held.args])))
-
-    @steps_in("torch._dynamo.variables.misc:SuperVariable", "call_method(tx, name, args, kwargs)")
-    def _begin(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Give an exception of the user's the arguments that its ``__init__`` hands on to Python's."""
-        error = variable.objvar
-        if name == "__init__" and isinstance(error, UserDefinedExceptionObjectVariable) and not kwargs:
-            bases = iter(error.exc_type.__mro__)
-            after = variable.typevar.as_python_constant() in bases  # which ends there
-            base: Any = next(b for b in bases if name in vars(b)) if after else None
-            if base in _PLAIN:
-                holder: Any = getattr(error, "exc_vt", error)  # up to torch 2.14 it lies below
-                # It is written with the arguments of ``__new__``, which Python's ``__init__`` replaces.
-                error.init_args = holder.args = [*map(decided, args)]
-                return VariableTracker.build(tx, None)
-        return original(variable, tx, name, args, kwargs)
-
-    @steps_in(_OF_USERS, "call_method(tx, name, args, kwargs)", is_optional=True)
-    def _set(self, original: Any, error: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Read the arguments that code of the user's sets; write a cause, which Dynamo reads alone."""
-        made = original(error, tx, name, args, kwargs)
-        if name == "__setattr__" and args[0].is_constant_match("args"):
-            getattr(error, "exc_vt", error).args = args[1].unpack_var_sequence(tx)
-        elif name == "__setattr__" and args[0].is_constant_match("__cause__"):
-            tx.output.side_effects.store_attr(error, "__cause__", args[1])
-        return made
-
-    @steps_in(_OF_USERS, "reconstruct(codegen)", is_optional=True)  # from torch 2.15 on
-    def _make(self, _original: Any, error: Any, codegen: Any) -> None:
-        """Make an exception without its ``__init__``, which ran in the trace."""
-        kind = error.mutation_type.cls_source
-        codegen.add_push_null(lambda: (codegen(kind), codegen.load_attr("__new__")))
-        codegen.foreach([kind, *error.args])
-        codegen.call_function(1 + len(error.args), False)
-
-    @steps_in("torch._dynamo.variables.object_protocol", "generic_str(tx, obj)", is_optional=True)
-    def _tell_as_base(self, original: Any, tx: Any, held: Any) -> Any:
-        """The text of an exception by ``__str__`` of a base, for which Dynamo takes `repr`."""
-        error = getattr(held, "exc_vt", held)
-        told = isinstance(error, ERRORS)
-        return VariableTracker.build(tx, str).call_function(tx, [error], {}) if told else original(tx, held)
 
     @steps_in("torch._dynamo.variables.tensor:TensorVariable", "_method_size_stride")
     @steps_in("torch._dynamo.variables.lists:SizeVariable", "get_item_dyn(tx, arg)")

@@ -82,8 +82,8 @@ from warmrank.worker.repeatable import (
 from warmrank.worker.torch_private.arithmetic import NumpyScalar, decided
 from warmrank.worker.torch_private.containers import as_text, is_own
 from warmrank.worker.torch_private.encoders import TRACED_INSTEAD, leaves_padding
+from warmrank.worker.torch_private.exceptions import ERRORS, base_after
 from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
-from warmrank.worker.torch_private.raised import ERRORS
 
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
@@ -216,9 +216,8 @@ class TracerChanges:
         """Delete an attribute as classes without a ``__delattr__`` do: descriptors are asked first."""
         held = variable.objvar
         if name == "__delattr__" and isinstance(held, UserDefinedObjectVariable):
-            bases = iter(held.python_type().__mro__)
-            after = variable.typevar.as_python_constant() in bases  # which ends there
-            if after and next(vars(b)[name] for b in bases if name in vars(b)) is object.__delattr__:
+            base = base_after(variable, held.python_type(), name)
+            if base is not None and vars(base)[name] is object.__delattr__:
                 _refuse_deleter(held.python_type(), args[0])
                 return held.method_setattr_standard(tx, args[0], DeletedVariable())
         return original(variable, tx, name, args, kwargs)

@@ -39,6 +39,7 @@ from warmrank.worker.torch_private.as_shipped import as_shipped
 from warmrank.worker.torch_private.containers import Containers
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, TracedGuard, traced_guards
 from warmrank.worker.torch_private.evaluated import Evaluations
+from warmrank.worker.torch_private.exceptions import Exceptions
 from warmrank.worker.torch_private.lifetimes import Lifetimes
 from warmrank.worker.torch_private.lowering import (
     CapturedCall,
@@ -150,7 +151,13 @@ def trace(
                 Telling(name, evaluated.note_call).left_out(),
                 ViewsByThemselves().made(),
                 intercepted(
-                    Containers(), Lifetimes(), Raising(evaluated.note_call), Positions(), Numbers(), notes
+                    Containers(),
+                    Lifetimes(),
+                    Raising(evaluated.note_call),
+                    Exceptions(),
+                    Positions(),
+                    Numbers(),
+                    notes,
                 ),
                 replaced(output_graph, "count_calls", _count_calls),
             ):
