@@ -44,10 +44,8 @@ class Exceptions:
     def _begin(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
         """Give an exception of the user's the arguments that its ``__init__`` hands on to Python's."""
         error = variable.objvar
-        is_users = isinstance(error, UserDefinedExceptionObjectVariable)
-        if not (is_users and name == "__init__" and not kwargs):
-            return original(variable, tx, name, args, kwargs)
-        if base_after(variable, error.exc_type, name) in _PLAIN:
+        is_begun = name == "__init__" and isinstance(error, UserDefinedExceptionObjectVariable) and not kwargs
+        if is_begun and base_after(variable, error.exc_type, name) in _PLAIN:
             # It is written with the arguments of ``__new__``, which Python's ``__init__`` replaces.
             error.init_args = _model(error).args = [*map(decided, args)]
             return VariableTracker.build(tx, None)
