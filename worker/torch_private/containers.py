@@ -280,7 +280,7 @@ class Containers:
             if "!" not in variable.as_python_constant():
                 args = [as_text(tx, arg) for arg in args]
                 kwargs = {key: as_text(tx, arg) for key, arg in kwargs.items()}
-        elif isinstance(variable, SymNodeVariable) and (name == "__round__" or not name.startswith("__")):
+        elif isinstance(variable, SymNodeVariable) and (args or not name.startswith("__")):
             variable, args = decided(variable), [*map(decided, args)]
         made = original(variable, tx, name, args, kwargs)
         if name == "__contains__" and isinstance(variable, RangeVariable):  # up to torch 2.12
