@@ -125,7 +125,7 @@ def doctor(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check what stops launches on a node: versions, devices, limits, network, store and disk.
+    """Check what stops launches: the config, and a node's versions, devices, limits, network, store and disk.
 
     Ends with 1 if there is an error, with 0 also where there are warnings.
 
@@ -145,7 +145,8 @@ def doctor(
         return
     loaded = load_optional(config, overrides)
     with others_on_stderr():
-        found = diagnose(loaded, device, all_nodes=all_nodes)
+        about = lint_here(loaded) if loaded else ()
+        found = diagnose(loaded, device, all_nodes=all_nodes, config_findings=about)
     answer(found, table.render_diagnosis, as_json=as_json)
     if found.worst == "error":
         raise typer.Exit(ExitCode.FAILED)

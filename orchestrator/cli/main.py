@@ -39,6 +39,8 @@ def main() -> None:
             setattr(sys, name, os.fdopen(descriptor, "w" if number else "r"))
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: names of files that its encoding lacks
+    if os.environ.get("COLUMNS") == "0":  # not known; a table of no width would be empty
+        del os.environ["COLUMNS"]
     try:
         app(prog_name="warmrank")
     except SystemExit as end:

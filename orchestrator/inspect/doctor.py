@@ -28,6 +28,7 @@ from warmrank.cache_store.layout import TMP
 from warmrank.cache_store.store import open_backend
 from warmrank.cache_store.text import brief_names, count_text, grouped, size_text
 from warmrank.orchestrator import stores
+from warmrank.orchestrator.config.lint import LintFinding
 from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.config.store import StoreConfig, TierConfig
 from warmrank.orchestrator.errors import BadArgument
@@ -69,15 +70,21 @@ class Diagnosis:
     device: str  # the device kind that the nodes were checked for
     config: str  # the config's name; empty without one
     worst: Level  # the worst level of all findings
-    cluster: tuple[Finding, ...]  # findings on what the nodes have in common
+    cluster: tuple[Finding, ...]  # findings on what the nodes have in common, and on the config
     nodes: tuple[NodeFindings, ...]  # the nodes, by host name
 
 
-def diagnose(config: Config | None, device: str | None, *, all_nodes: bool = False) -> Diagnosis:
+def diagnose(
+    config: Config | None,
+    device: str | None,
+    *,
+    all_nodes: bool = False,
+    config_findings: Sequence[LintFinding] = (),
+) -> Diagnosis:
     """Check this machine, or every node of the cluster that the config joins.
 
-    Without a ``device`` it is the config's kind, else what there seems to be here. Raises `BadArgument`, or
-    `CannotStart`.
+    Without a ``device`` it is the config's kind, else what there seems to be here. ``config_findings`` is
+    what `lint` found. Raises `BadArgument`, or `CannotStart`.
     """
     way = ray_session.way_in(config.ray, os.environ, initialized=False) if config else "local"
     there = next((kind for kind in ("npu", "cuda") if machine.device_files(kind)), "cpu")
@@ -92,6 +99,10 @@ def diagnose(config: Config | None, device: str | None, *, all_nodes: bool = Fal
         )
     else:
         nodes, cluster = _on_nodes(config, device)
+    ill_set = [
+        Finding(f"config.{each.keys[0]}", each.level, each.found, each.remedy) for each in config_findings
+    ]
+    cluster = [*ill_set, *cluster]
     every = [*cluster, *(finding for node in nodes for finding in node.findings)]
     return Diagnosis(
         schema_version=SCHEMA_VERSION,

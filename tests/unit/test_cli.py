@@ -246,6 +246,14 @@ def test_prepare_leaves_a_directory_alone_that_no_demo_made(tmp_path: Path):
     assert store.exists()
 
 
+def test_width_that_is_not_known_hides_nothing() -> None:
+    words = [sys.executable, "-c", "from warmrank.orchestrator.cli.main import main; main()", "ls", "--help"]
+    done = subprocess.run(
+        words, env={**os.environ, "COLUMNS": "0"}, capture_output=True, check=True, text=True, timeout=60
+    )
+    assert "CONFIG" in done.stdout
+
+
 def test_demo_without_a_terminal_writes_lines_that_a_log_can_show(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

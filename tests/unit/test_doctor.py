@@ -259,7 +259,8 @@ def test_visible_npus_that_cann_would_cut_short_are_refused(text: str, why: str)
 def test_config_brings_its_store_and_its_disk(tmp_path: Path):
     store_launch(loaded_config(tmp_path), tmp_path / "work")
     (tmp_path / "cache").mkdir(mode=0o700)
-    result = run("doctor", tmp_path / "tiny.yaml", "--json")
+    importable = "workload.entrypoint=json:dumps"
+    result = run("doctor", tmp_path / "tiny.yaml", "--set", importable, "--json")
     assert result.exit_code == 0, result.stdout
     names = ("store.reachable", "store.writable", "store.keys", "disk.cache_dir", "disk.free")
     assert {levels(result)[name] for name in names} == {"ok"}
@@ -275,3 +276,14 @@ def test_key_that_cannot_be_used_is_named(tmp_path: Path, mode: int, said: str) 
     result = run("doctor", tmp_path / "tiny.yaml", "--set", chosen, "--json")
     assert levels(result)["store.keys"] == "error"
     assert f"{key}: {said}" in result.stdout
+
+
+def test_faults_between_keys_of_a_config_are_named_as_config_check_names_them(tmp_path: Path) -> None:
+    store = {"path": str(tmp_path / "store"), "trust": {"policy": "require"}}
+    write_config(tmp_path, store=store, workload={"entrypoint": "json:dumps"})
+    result = run("doctor", tmp_path / "tiny.yaml", "--json")
+    checked = run("config", "check", tmp_path / "tiny.yaml", "--json")
+    (fault,), (known,) = json.loads(result.stdout)["cluster"], json.loads(checked.stdout)
+    assert (fault["check"], fault["level"]) == ("config.store.trust.policy", "error")
+    assert (fault["what"], fault["remedy"]) == (known["found"], known["remedy"])
+    assert result.exit_code == 1
