@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from tests.support.tracing import ROWS, cached, compiles_ahead, in_mode, outcome
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.runtime.function import CachedFunction
+from warmrank.worker.torch_private import libraries
 from warmrank.worker.torch_private.warm import ambient
 
 pytestmark = pytest.mark.usefixtures("no_grad")
@@ -534,3 +535,24 @@ def test_rounded_quotients_and_remainders_of_floats_are_eagers(mode: str, cache:
         y = torch.full_like(x, 0.3)
         found = cached(model.forward, cache, config=in_mode(mode))(x, y)
         assert [*map(torch.equal, found, model(x, y))] == [True] * 7
+
+
+@compiles_ahead
+def test_library_is_mapped_once_however_often_it_is_opened(cache: Path) -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("warmrank-aoti-")
+
+    x, counts = torch.linspace(0.1, 7.0, 99), []
+    for _ in range(3):
+        function = cached_in_mode(Chosen(torch.add).forward, cache, "max-autotune")
+        assert torch.equal(function(x, -0.37), x - 0.37)
+        counts.append(mapped())
+        del function
+    assert counts[0] == counts[1] == counts[2] > 0
+    places = [*libraries._places.values()]
+    for place in places:
+        place.mkdir()  # as while another thread opens it
+    function = cached_in_mode(Chosen(torch.add).forward, cache, "max-autotune")
+    assert torch.equal(function(x, -0.37), x - 0.37)
+    for place in places:
+        place.rmdir()

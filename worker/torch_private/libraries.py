@@ -6,8 +6,10 @@ both stay usable when they are removed.
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ from warmrank.worker.errors import ArtifactCorrupt, StateChanged
 
 Run = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 LIBRARY, NODES = "graph.so", "graph.json"
+# Where a library lay when it was opened first, by its digest. The linker knows libraries by their paths, and
+# never lets go of one in C++: opened from elsewhere, each copy would stay in memory until the process ends.
+_places: dict[bytes, Path] = {}
 _WRONG_RESULT = re.compile(r"(?P<found>expected (size|dtype) .*)\n.*Error in op: (?P<operator>\S+)")
 
 
@@ -29,12 +34,10 @@ def open_library(library: Mapping[str, bytes], device: torch.device) -> Run:
     Raises:
         ArtifactCorrupt: the system's linker, or torch, cannot open it here.
     """
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="warmrank-aoti-") as directory:
+    with _private_directory(library[LIBRARY]) as directory:
         for name, data in library.items():
-            (Path(directory) / name).write_bytes(data)
-        path = str(Path(directory) / LIBRARY)
+            (directory / name).write_bytes(data)
+        path = str(directory / LIBRARY)
         try:
             runner: Any = (
                 torch._C._aoti.AOTIModelContainerRunnerCpu(path, 1)
@@ -47,6 +50,24 @@ def open_library(library: Mapping[str, bytes], device: torch.device) -> Run:
             raise ArtifactCorrupt(msg, where="compiled kernels", why=reason) from error
     run: Run = runner.run
     return run
+
+
+@contextmanager
+def _private_directory(library: bytes) -> Iterator[Path]:
+    """A directory that lasts for the block, and has the same path whenever it is for the same library."""
+    import shutil
+    import tempfile
+
+    digest = hashlib.sha256(library).digest()
+    try:
+        place = _places[digest]
+        place.mkdir(0o700)
+    except (KeyError, OSError):  # the first time; or another thread, or a forked process, has it now
+        place = _places[digest] = Path(tempfile.mkdtemp(prefix="warmrank-aoti-"))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place)
 
 
 def changed_result(error: RuntimeError) -> StateChanged | None:
