@@ -94,6 +94,30 @@ def test_argument_that_is_written_is_mutated_whatever_the_way(way: str) -> None:
     assert (found["cache"], found["x"]) == ("mutated", "user")
 
 
+COPIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "to": lambda x: x.to(torch.float64),
+    "contiguous": lambda x: x.t().contiguous(),
+    "reshape": lambda x: x.t().reshape(-1),
+}
+
+
+class Copies(nn.Module):
+    """Returns, and writes to, copies of an argument that operators make which otherwise return views."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way = way
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return COPIES[self.way](x), COPIES[self.way](x).add_(1)
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_copy_that_another_call_would_not_make_is_no_view(way: str) -> None:
+    found = facts(Copies(way).forward, ROWS.clone())
+    assert (found.aliased_outputs, found.input_classes) == ((), ("user",))
+
+
 @pytest.mark.parametrize(
     ("method", "operator"),
     [

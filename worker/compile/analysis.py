@@ -64,8 +64,8 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
             # Dropout that does not draw returns its argument, which its trace does not show.
             shared = (owners.get(memory, ()) for memory in operators.memory_of(node.meta.get("val")))
             drops = str(node.target) in operators.DROPOUTS
-            positions = (0,) if drops else operators.aliased_arguments(node.target)
-            aliases[node] = _inputs_behind(operators.nodes_at(node, positions), aliases).union(*shared)
+            behind = operators.nodes_at(node, (0,)) if drops else operators.aliased_arguments(node)
+            aliases[node] = _inputs_behind(behind, aliases).union(*shared)
             written = operators.written_arguments(node.target, node.args, node.kwargs)
             mutated |= _inputs_behind(operators.nodes_at(node, written), aliases)
             if operators.schema_name(node.target) in _ABSOLUTE:

@@ -118,15 +118,6 @@ def schema_name(target: Any) -> str:
     return "" if schema is None else str(schema.name)
 
 
-def aliased_arguments(target: Any) -> tuple[int, ...]:
-    """Positions of the arguments that an operator's result may share memory with, from its schema."""
-    return tuple(
-        position
-        for position, argument in enumerate(_schema_arguments(target))
-        if argument.alias_info is not None
-    )
-
-
 def memory_of(value: Any) -> Iterator[int]:
     """Identities of the memory behind a traced value; its fake tensors share memory as the real ones do."""
     for item in as_list(value):
@@ -148,6 +139,26 @@ def nodes_at(node: Node, positions: Iterable[int]) -> list[Node]:
     """The nodes among those, also in lists of tensors."""
     items = (item for value in arguments_at(node, positions) for item in as_list(value))
     return [item for item in items if isinstance(item, torch.fx.Node)]
+
+
+def aliased_arguments(node: Node) -> list[Node]:
+    """Arguments that a result may share memory with: by the schema, unless read only and elsewhere as traced.
+
+    So a cast that changes the dtype (``to``) is no view.
+    """
+    mine = set(memory_of(node.meta.get("val")))
+
+    def may_share(argument: Node) -> bool:
+        theirs = set(memory_of(argument.meta.get("val")))
+        return not (mine and theirs) or bool(mine & theirs)
+
+    return [
+        given
+        for position, argument in enumerate(_schema_arguments(node.target))
+        if argument.alias_info is not None
+        for given in nodes_at(node, (position,))
+        if argument.alias_info.is_write or may_share(given)
+    ]
 
 
 def argument_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
