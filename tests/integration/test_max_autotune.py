@@ -477,13 +477,19 @@ def test_loss_of_what_is_out_of_range_is_an_error_as_in_eager(tmp_path: Path) ->
 
 class Windows(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_meta:
+            return x + 1
         x.unfold(0, 2, 4)[1:].mul_(3)
         return x + 1
 
 
-def test_write_through_windows_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NotPortable, match=r"mul_\.Tensor writes through unfold"):
-        cached(Windows(), tmp_path)(torch.arange(8.0))
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [("cpu", r"mul_\.Tensor writes through unfold"), ("meta", "an input is a tensor on device meta")],
+)
+def test_write_through_windows_and_device_meta_are_refused(device: str, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(NotPortable, match=reason):
+        cached(Windows(), tmp_path)(torch.arange(8.0, device=device))
 
 
 class OfNothing(torch.nn.Module):

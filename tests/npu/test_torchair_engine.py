@@ -22,14 +22,14 @@ from tests.integration.test_fuzz import called
 from tests.support.checkout import selected
 from tests.support.scripts import FUNCTIONS, UNKEPT, Runs
 from warmrank import CompilerConfig
-from warmrank.inference import cache_compile
+from warmrank.inference import cache_compile, get_backend, set_dim_gears
 from warmrank.worker.engines.torchair_vendor import instead_of_torch_compile, vendor_for
-from warmrank.worker.errors import NotCapturable, NotPortable, RandomOp
+from warmrank.worker.errors import GearError, NotCapturable, NotPortable, RandomOp
 from warmrank.worker.keys.sources import patch_sources
 
 MODES = ("reduce-overhead", "npugraph_ex")
 REFUSED = (
-    "asserted sizes", "cloned outputs", "device with an index", "dtype as an input",
+    "asserted sizes", "cloned outputs",
     "inputs over one block of memory", "other memory behind an input", "overlapping inputs",
     "reads at a number", "reads at a position", "returns its own tensors", "returns views of its input",
     "rounded floats of numbers", "strides of an input", "telling", "views by place in the storage",
@@ -99,6 +99,19 @@ class Model(nn.Module):
     def adds(self, x: torch.Tensor) -> Any:
         return x + 1
 
+    def without_memory(self, x: torch.Tensor) -> Any:
+        return x + 1, torch.empty(x.shape, device="meta")
+
+    def quantized(self, x: torch.Tensor) -> Any:
+        return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
+
+    def casts(self, x: torch.Tensor) -> Any:
+        return x.to(torch.bfloat16)
+
+    def bits(self, x: torch.Tensor, n: int) -> Any:
+        size = x.size(0)
+        return x * (n & 6), x * (size << 1 | 1), abs(2 - n) * x, size > 4, n ^ size >> 1
+
     def halves(self, x: torch.Tensor) -> Any:
         half = x.size(0) / 2
         return x * int(half), math.floor(half), math.ceil(half), x.dtype
@@ -166,6 +179,8 @@ def test_cloned_outputs_outlive_later_calls(config: CompilerConfig, tmp_path: Pa
             r"output 0 of Model.views is a view of an input.*clone\(\).*engine graph",
         ),
         ("picks", {}, NotPortable, "depends on data, so TorchAir cannot capture it; use engine graph"),
+        ("without_memory", {"engine": "torchair"}, NotPortable, "aten.empty.* is a tensor on device meta"),
+        ("quantized", {"engine": "torchair"}, NotPortable, "quantize_per_tensor.* is a quantized tensor"),
     ],
 )
 def test_refusal_says_what_to_do_instead(name, options, error, words, config, tmp_path):
@@ -206,6 +221,36 @@ def test_functions_of_math_and_constants_without_a_word_of_torchair(mode, config
         assert function.last_result is not None
         assert function.last_result.outcome == verb
     assert not any("Skip cache" in line for line in said)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_all_operators_of_numbers_and_casts_of_arguments_are_taken(mode, config, tmp_path):
+    config.mode, model = mode, Model()
+    for verb in ("compiled", "loaded"):
+        functions = [
+            cache_compile(method, config=config, cache_dir=tmp_path, engine="torchair")
+            for method in (model.bits, model.casts)
+        ]
+        bits, casts = functions
+        for size, n in ((4, 5), (6, 9), (4, 7)):
+            x = torch.rand(size)
+            torch.testing.assert_close(bits(x, n), model.bits(x, n))
+            assert torch.equal(casts(x), model.casts(x))
+        assert [function.last_result and function.last_result.outcome for function in (bits, casts)] == [
+            verb
+        ] * 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_size_that_is_no_gear_is_refused_through_torch_compile(mode, config):
+    config.mode = mode
+    adds = torch.compile(Model().adds, backend=get_backend(compiler_config=config), fullgraph=True)
+    x = torch.ones(2)
+    set_dim_gears(x, {0: [2, 4]})
+    for given in (x, torch.ones(4), torch.ones(2)):
+        assert torch.equal(adds(given), given + 1)
+    with pytest.raises(GearError, match=r"x dimension 0 is 3; allowed combinations: \(4,\), \(2,\)"):
+        adds(torch.ones(3))
 
 
 def test_debug_shows_the_code_that_torchair_generates(config, tmp_path, said):

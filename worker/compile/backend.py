@@ -29,6 +29,9 @@ from warmrank.worker.torch_private.symbols import make_floats_constants, make_st
 if TYPE_CHECKING:
     from torch.fx import GraphModule
 
+    from warmrank.worker.runtime.artifact import GraphFacts
+    from warmrank.worker.torch_private.lowering import LoweredGraph
+
 _log = logging.getLogger("torchair")
 
 
@@ -54,12 +57,20 @@ def compile_graph(
     kind = kind_of(tensors[0].device.type if tensors else "cpu")
     engine = engine_for(compiler_config, wanted="auto", device_kind=kind)
     compiler_config.check(kind, engine=engine.name)
+    geared = any(map(carried, tensors))
     if engine.captures_itself:
         from warmrank.worker.engines.torchair import compiled_by_backend
 
-        return compiled_by_backend(
+        if geared:
+            make_static(graph_module, example_inputs)
+            lowered = lower(graph_module, custom_decompositions)  # before TorchAir changes the graph
+        run = compiled_by_backend(
             graph_module, example_inputs, config=compiler_config, decompositions=custom_decompositions
         )
+        if not geared:
+            return run
+        facts = analyse(lowered, "self", random_on=kind)
+        return _of_gears(run, lowered, facts, example_inputs, compiler_config)
     make_floats_constants(graph_module)
     wanted = [value for value in tensors if value.requires_grad]
     if wanted and _records_gradients(graph_module):
@@ -67,7 +78,6 @@ def compile_graph(
             msg = "an input of the graph requires gradients; call the compiled model under torch.no_grad()"
             raise BackwardNotSupported(msg)
         _log.warning("the compiled model has no backward: results do not require gradients, as parameters do")
-    geared = any(map(carried, tensors))
     if geared:
         make_static(graph_module, example_inputs)
     lowered = prepared(lower(graph_module, custom_decompositions), compiler_config)
@@ -80,18 +90,25 @@ def compile_graph(
         graph = engine.load(built.sections, {}, names)
     capture = CaptureOptions.of(compiler_config)
     runner = runner_for(engine, graph, facts, backend_for(kind), capture)
-    if geared:
-        policy = compiler_config.inference_config.dynamic_gears_merge_policy
-        # Dynamo's own guards see to the rest, so the geared inputs have no node.
-        traced = [
-            TracedGears(source=item.source, node=-1, gears=found)
-            for item, value in zip(lowered.inputs, example_inputs, strict=True)
-            if (found := carried(value))
-        ]
-        gears = record(lowered, facts, traced, policy)
-        if gears is not None:
-            return GearedRunner(runner, gears, on_miss="error")
-    return runner
+    return _of_gears(runner, lowered, facts, example_inputs, compiler_config) if geared else runner
+
+
+def _of_gears(
+    run: Callable[..., tuple[Any, ...]],
+    lowered: LoweredGraph,
+    facts: GraphFacts,
+    example_inputs: list[Any],
+    config: CompilerConfig,
+) -> Callable[..., tuple[Any, ...]]:
+    """A graph that runs for sizes that are gears; as it is if it depends on no geared size."""
+    # Dynamo's own guards see to the rest, so the geared inputs have no node.
+    traced = [
+        TracedGears(source=item.source, node=-1, gears=found)
+        for item, value in zip(lowered.inputs, example_inputs, strict=True)
+        if (found := carried(value))
+    ]
+    gears = record(lowered, facts, traced, config.inference_config.dynamic_gears_merge_policy)
+    return run if gears is None else GearedRunner(run, gears, on_miss="error")
 
 
 def _records_gradients(graph_module: GraphModule) -> bool:

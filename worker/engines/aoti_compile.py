@@ -302,11 +302,13 @@ def refuse_inputs(lowered: lowering.LoweredGraph, facts: GraphFacts) -> None:
     Raises:
         NotPortable: names the input.
     """
+    if unlike := operators.unlike_memory(lowered.graph.graph.nodes):
+        raise NotPortable(f"{unlike}, which mode max-autotune does not support; {_INSTEAD}", what=unlike)
     for name, node in zip(facts.input_names, lowered.graph.graph.nodes, strict=False):
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             continue
-        if value.layout != torch.strided or value.is_quantized:
+        if value.layout != torch.strided:
             msg = f"{name} has layout {value.layout}, which no library can take; use mode reduce-overhead"
             raise NotPortable(msg, what=str(value.layout))
         if value.is_neg() or value.is_conj():

@@ -45,6 +45,7 @@ from warmrank.worker.node_caches import KernelFiles
 from warmrank.worker.runtime.artifact import GRAPH_NAME
 from warmrank.worker.torch_private import facts as torch_facts
 from warmrank.worker.torch_private.lowering import group_names, source_name
+from warmrank.worker.torch_private.operators import unlike_memory
 from warmrank.worker.torch_private.torchair import left_to_wrappers
 
 if TYPE_CHECKING:
@@ -92,6 +93,9 @@ class TorchairEngine:
         del kernels
         call = lowered.captured
         assert site is not None and call is not None  # noqa: S101, PT018 - TorchAir takes methods
+        if unlike := unlike_memory(lowered.graph.graph.nodes):
+            msg = f"{unlike}, which TorchAir does not capture; use engine graph"
+            raise NotPortable(msg, what=unlike, instead="graph")
         _refuse(site, call, facts)
         groups = {role_of(name): name for name in group_names(lowered.graph)}
         sections = _compiled(site, call, groups)
@@ -188,7 +192,8 @@ def _compiled(site: Site, call: CapturedCall, groups: Mapping[str, str]) -> dict
             )
             raise NotPortable(msg, what=vendor.name)
         # In the other modes the number is text, which `portable` finds, and events are named after it.
-        with vendors.numbered_anew(vendor) if site.config.mode == "max-autotune" else nullcontext():
+        numbered = vendors.numbered_anew(vendor) if site.config.mode == "max-autotune" else nullcontext()
+        with numbered, vendors.as_we_compile(vendor):
             try:
                 given["backend"](call.graph_module, list(call.example_inputs))
             except Exception as error:
@@ -271,7 +276,8 @@ def compiled_by_backend(
     backend = vendor.package.get_npu_backend(
         compiler_config=theirs, custom_decompositions=dict(decompositions)
     )
-    run: Callable[..., Any] = backend(graph_module, example_inputs)
+    with vendors.as_we_compile(vendor):
+        run: Callable[..., Any] = backend(graph_module, example_inputs)
     return run
 
 

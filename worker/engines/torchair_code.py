@@ -13,8 +13,8 @@ TorchAir writes into it what belongs to one process only:
 * names of process groups: kept as `GROUP` and the group's role, and bound to this rank's name;
 * ``main()``, an example of a call, which nothing calls: left out.
 
-Functions of ``math`` stand in the code by the names of globals that FX makes for them (``math_trunc``), which
-TorchAir leaves out: a load imports them.
+Functions of ``math`` and ``operator`` stand in the code by the names of globals that FX makes for them
+(``math_trunc``, ``_operator_abs``), which TorchAir leaves out: a load imports them.
 
 All of it is found in the syntax tree, so text inside of strings is not mistaken.
 
@@ -25,6 +25,7 @@ compile takes them out, by TorchAir's own function, of code that this process ju
 
 from __future__ import annotations
 
+import _operator
 import ast
 import itertools
 import math
@@ -182,10 +183,11 @@ class _Bound(ast.NodeTransformer):
         self._assigned = {node.id for node in names if isinstance(node.ctx, ast.Store)}
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        module, _, function = node.id.partition("_")
-        if module != "math" or node.id in self._assigned or not hasattr(math, function):
-            return node
-        return _expression(f"__import__('math').{function}")
+        for module in (math, _operator):
+            function = node.id.removeprefix(f"{module.__name__}_")
+            if function != node.id and node.id not in self._assigned and hasattr(module, function):
+                return _expression(f"__import__({module.__name__!r}).{function}")
+        return node
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         for keyword in node.keywords:

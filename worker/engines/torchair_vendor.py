@@ -16,6 +16,8 @@ What is relied on, beyond the documented names (read in torch_npu 2.13.0):
 * what ``compile`` returns for a cache is a closure over ``compiled_fn``, whose globals hold the graph's
   callable under the one name of the frame that begins with ``__compiled_fn``;
 * ``npu_fx_compiler._GLOBAL_GRAPH_ID`` is the number of the graph that was compiled last;
+  ``_is_binary_operator`` there tells the few operators of numbers for which it computes a result, and
+  ``guard_gears_shape`` makes the sizes of gears conditions of Dynamo's;
 * options have the same dotted name in ``torchair.CompilerConfig`` as in ours, but for those named here; an
   option is an attribute of the object or of a section of it, and holds either its value, or an object whose
   class has a property ``value``. Every value that is set is read back, so an option that the installed
@@ -30,6 +32,7 @@ import contextlib
 import functools
 import importlib
 import logging
+import operator
 import os
 import signal
 import tempfile
@@ -56,6 +59,7 @@ if TYPE_CHECKING:
 PREFIX = "warmrank-torchair-"
 _EVENT_LEVEL = 35  # torchair/core/utils.py
 _NUMBER = "_GLOBAL_GRAPH_ID"
+_KNOWN_OPERATORS, _GUARD_OF_GEARS = "_is_binary_operator", "guard_gears_shape"
 _PATCHING = threading.RLock()
 
 
@@ -154,6 +158,23 @@ def numbered_anew(vendor: Vendor) -> Iterator[None]:
             yield
         finally:
             names[_NUMBER] = max(before, names[_NUMBER])
+
+
+@contextlib.contextmanager
+def as_we_compile(vendor: Vendor) -> Iterator[None]:
+    """Let TorchAir compute all operators of numbers (``n & 7``), and leave sizes that are no gears to us.
+
+    It fails at operators that it does not list, and for other sizes Dynamo would compile once more.
+    """
+    names = vars(importlib.import_module(f"{vendor.name}.npu_fx_compiler"))
+    ours = {_KNOWN_OPERATORS: lambda target: target is not operator.getitem, _GUARD_OF_GEARS: lambda _: None}
+    with _PATCHING:
+        before = {name: names[name] for name in ours if name in names}
+        names.update({name: ours[name] for name in before})
+        try:
+            yield
+        finally:
+            names.update(before)
 
 
 @contextlib.contextmanager

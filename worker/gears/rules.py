@@ -197,7 +197,10 @@ class GearedRunner:
     """Stands before the runner of a graph with gears."""
 
     def __init__(self, runner: Any, gears: GearFacts, *, on_miss: OnGearMiss) -> None:
-        """``runner``, a `GraphRunner`, runs calls whose sizes are a gear; its graph alone checks padding."""
+        """``runner``, a `GraphRunner`, runs calls whose sizes are a gear; its graph alone checks padding.
+
+        Without padding any callable over the graph's inputs will do.
+        """
         refuse_unpaddable(gears, on_miss)
         self._runner = runner
         self._gears = gears
@@ -215,6 +218,8 @@ class GearedRunner:
         sizes = self._gears.sizes_of(inputs)
         if sizes in self._allowed:
             return self._runner(*inputs)  # type: ignore[no-any-return] # a `GraphRunner`'s
+        if self._on_miss == "error":
+            refuse_miss(self._gears, sizes, self._on_miss)
         with self._runner.lock:  # the padded buffers are shared by all calls
             plan = self._plan_of(sizes, inputs)
             return self._cut(plan, self._runner(*self._filled(plan, inputs, copy=True)))

@@ -62,6 +62,8 @@ _UPDATING = {
     },
 }
 
+_QUANTIZING = ("aten::quantize_per_", "quantized::")  # whose traced results are no quantized tensors
+
 
 def constant_of(module: Any, target: str) -> torch.Tensor:
     """The tensor that a graph holds under a dotted name.
@@ -159,6 +161,21 @@ def aliased_arguments(node: Node) -> list[Node]:
         for given in nodes_at(node, (position,))
         if argument.alias_info.is_write or may_share(given)
     ]
+
+
+def unlike_memory(nodes: Iterable[Node]) -> str:
+    """The first tensor on device meta, which has no memory, or quantized one, whose numbers it does not hold.
+
+    Empty if there is none.
+    """
+    for node in nodes:
+        where = "an input" if node.op == "placeholder" else f"the result of {node.target}"
+        if schema_name(node.target).startswith(_QUANTIZING):
+            return f"{where} is a quantized tensor"
+        items = as_list(node.meta.get("val"))
+        if any(isinstance(item, torch.Tensor) and item.device.type == "meta" for item in items):
+            return f"{where} is a tensor on device meta"
+    return ""
 
 
 def argument_of(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str) -> Any:
