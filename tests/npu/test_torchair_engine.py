@@ -347,6 +347,35 @@ def test_importing_torchair_leaves_signals_alone() -> None:
     subprocess.run([sys.executable, "-c", SIGNALS], check=True, timeout=400)
 
 
+COLLECTIVES = """
+import sys, torch, torch.distributed as dist
+from tests import npu_emulator
+npu_emulator.install()
+from warmrank.inference import cache_compile
+dist.init_process_group("hccl", init_method=f"file://{sys.argv[1]}/store", rank=0, world_size=1)
+kernels = torch.library.Library("npu_define", "IMPL")
+kernels.impl("broadcast", lambda x, *rest: x.clone(), "CPU")
+class Model(torch.nn.Module):
+    def broadcasts(self, x):
+        y = x * 3
+        dist.broadcast(y, 0)
+        return y + 1
+    def exchanges(self, x):
+        y = torch.empty_like(x)
+        dist.all_to_all_single(y, x * 2)
+        return y + 1
+x, model = torch.ones(2, 2), Model()
+for method, engine in ((model.broadcasts, "torchair"), (model.exchanges, "graph")):
+    function = cache_compile(method, cache_dir=sys.argv[1])
+    assert torch.equal(function(x), method(x))
+    assert function.variants[0].stored.artifact.engine == engine
+"""
+
+
+def test_first_function_of_a_process_may_broadcast_and_exchange(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", COLLECTIVES, str(tmp_path)], check=True, timeout=400)
+
+
 QUICK = ("input_meta", "programs")
 
 

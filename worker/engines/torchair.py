@@ -103,11 +103,13 @@ class TorchairEngine:
             msg = f"{site.method.__qualname__}: {left}, which TorchAir's cache leaves out; use engine graph"
             raise NotPortable(msg, what=left)
         if unbound := set(groups) - roles_in(sections["torchair.py"].decode()):
+            by_ge = site.config.mode == "max-autotune"
+            remedy = "mode reduce-overhead" if by_ge else "engine graph"
             msg = (
                 f"TorchAir writes process groups ({', '.join(sorted(unbound))}) into its code in a way that "
-                f"cannot be bound to another rank's, in mode {site.config.mode}; use mode reduce-overhead"
+                f"cannot be bound to another rank's; use {remedy}"
             )
-            raise NotPortable(msg, what="process groups")
+            raise NotPortable(msg, what="process groups", instead="" if by_ge else "graph")
         return Built(sections=sections)
 
     def load(self, sections: Sections, files: Files, groups: Groups, *, site: Site | None = None) -> Graph:
