@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._pytree import SUPPORTED_NODES
 
 from tests.support.devices import fake_world
 from tests.support.small_models import Collective, Derived, Plain
@@ -409,3 +410,28 @@ def test_keys_of_a_registry_that_are_not_read_do_not_count(
     for change, made in (({"Registered": {"scale": 5.0}}, [5, 5]), ({"Registered": None}, [1, 1])):
         REGISTRY.update(change)
         assert again(x).tolist() == made
+
+
+class Made:
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+class Makes(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return next(kind for kind in SUPPORTED_NODES if kind.__name__ == "Made")(x + 1)
+
+
+def test_class_out_of_a_registry_of_torch_is_the_one_that_eager_finds(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever else an import of torch's put before it, as ``torch.distributed.tensor`` does."""
+    shards = type("Shards", (), {"__module__": "torch.distributed.shards"})
+    for put in ((Made, Registry), (shards, Made, Registry)):
+        for kind in (shards, Made, Registry):
+            monkeypatch.delitem(SUPPORTED_NODES, kind, raising=False)
+        for kind in put:
+            monkeypatch.setitem(SUPPORTED_NODES, kind, SUPPORTED_NODES[tuple])
+        function = cached(Makes().forward, cache)
+        assert type(function(torch.ones(2))) is Made
+    assert outcome(function) == "loaded"

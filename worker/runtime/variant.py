@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import importlib
-import itertools
 import json
 import marshal
 import weakref
@@ -24,7 +23,7 @@ from warmrank.worker.runtime.check import argument_names, text
 from warmrank.worker.runtime.decoding import decode
 from warmrank.worker.runtime.find import StoredArtifact, function_of
 from warmrank.worker.runtime.runner import CaptureOptions, runner_for
-from warmrank.worker.torch_private.warm import ambient
+from warmrank.worker.torch_private.warm import ambient, dict_keys
 
 if TYPE_CHECKING:
     from warmrank.worker.configs.compiler_config import CacheOptions, GuardMode, OnGearMiss
@@ -256,7 +255,7 @@ class StandIns:
     record_pregraph_bytecode_enter = staticmethod(lambda: None)
     record_pregraph_bytecode_exit = staticmethod(lambda _range: None)
     call_storage_offset = staticmethod(lambda tensor: tensor.storage_offset())
-    dict_keys_getitem = staticmethod(lambda members, n: next(itertools.islice(dict.keys(members), n, None)))
+    dict_keys_getitem = staticmethod(lambda members, n: dict_keys(members)[n])
     set_getitem = staticmethod(lambda members, position: list(members)[position])
 
     def __init__(self, name: str) -> None:
