@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.checkout import python
 from tests.support.small_models import Faulty, Unfit
 from tests.support.tracing import compiled, misfits, outcome, tells_arguments, traced
 from warmrank.inference import cache_compile
@@ -357,6 +358,33 @@ def test_context_around_a_function_of_torch_is_noticed(
     artifact = compiled(module.forward, X)
     monkeypatch.setattr(torch, "einsum", decorate(torch.einsum))
     assert any("was patched" in reason for reason in misfits(artifact, module.forward, X))
+
+
+PATCHING = """
+import sys, torch
+from warmrank.inference import cache_compile
+
+def doubled(function):
+    return lambda *args: function(*args) * 2
+
+for name in ("index_select", "einsum"):
+    setattr(torch, name, doubled(getattr(torch, name)))
+
+class Patched(torch.nn.Module):
+    def forward(self, x, rows):
+        return torch.einsum("ij,kj->ik", torch.index_select(x, 0, rows), x)
+
+function = cache_compile(Patched().forward, cache_dir=sys.argv[1])
+x, rows = torch.eye(3), torch.tensor([2, 0])
+assert function(x, rows).tolist() == Patched()(x, rows).tolist() == [[0, 0, 4], [4, 0, 0]]
+print(function.last_result.outcome)
+"""
+
+
+def test_functions_of_torch_that_a_package_patched_when_it_was_imported_are_traced(tmp_path: Path) -> None:
+    """Before Dynamo learned torch's functions by their names, as ``torch_geometric`` does."""
+    outcomes = [python("-c", PATCHING, str(tmp_path)) for _ in range(2)]
+    assert outcomes == ["compiled\n", "loaded\n"]
 
 
 class Measures(nn.Module):

@@ -20,13 +20,13 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType, FunctionType, MethodDescriptorType, ModuleType
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodDescriptorType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 import torch.distributed as dist
 from torch._dynamo.symbolic_convert import InstructionTranslator, _import_module
-from torch._dynamo.trace_rules import _nonstrict_trace_callable_ids
+from torch._dynamo.trace_rules import _nonstrict_trace_callable_ids, torch_name_rule_map
 from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.functions import SkipFunctionVariable, UserFunctionVariable
 from torch._dynamo.variables.torch import constant_fold_functions
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from warmrank.worker.torch_private.evaluated import Evaluations
 
 _OF_TORCH: Final = "TorchInGraphFunctionVariable"
+_RULES: Final[Any] = torch_name_rule_map
 _TRANSLATOR: Final = "torch._dynamo.symbolic_convert:InstructionTranslatorBase"
 _TORCH: Final = Path(torch.__file__).parent
 # Parts of torch, and packages, that read ranks for their own ends: logs, caches, the building of guards.
@@ -125,6 +126,15 @@ class CallHooks:
                 given = positional, {name: item.as_python_constant() for name, item in kwargs.items()}
             self._note_call(function, given[0], answer.as_python_constant(), given[1])
         return answer
+
+    @steps_in("torch._dynamo.trace_rules", "lookup_inner(obj)")
+    def _rule(self, original: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Dynamo's rule; it finds none for what was replaced in torch before Dynamo was imported."""
+        rule = original(obj, *args, **kwargs)
+        if rule is not SkipFunctionVariable or not isinstance(obj, BuiltinFunctionType | FunctionType):
+            return rule
+        name = f"{str(obj.__module__).removesuffix('.functional')}.{obj.__name__}"  # as users call them
+        return next((rules[name] for rules in _RULES if name in rules), rule)
 
     @steps_in("torch._dynamo.variables.torch:BaseTorchVariable", "can_constant_fold_through")
     def _is_constant(self, original: Any, variable: Any) -> bool:
