@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -535,6 +536,24 @@ def test_rounded_quotients_and_remainders_of_floats_are_eagers(mode: str, cache:
         y = torch.full_like(x, 0.3)
         found = cached(model.forward, cache, config=in_mode(mode))(x, y)
         assert [*map(torch.equal, found, model(x, y))] == [True] * 7
+
+
+@torch.library.custom_op("warmrank_like_eager::bounded", mutates_args=())
+def bounded(x: torch.Tensor, bounds: list[float]) -> torch.Tensor:
+    return x.clamp(*bounds)
+
+
+@bounded.register_fake
+def _(x: torch.Tensor, bounds: list[float]) -> torch.Tensor:
+    del bounds
+    return torch.empty_like(x)
+
+
+@compiles_ahead
+def test_operator_that_kernels_cannot_hand_an_infinity_is_refused_by_name(cache: Path) -> None:
+    function = cached_in_mode(Chosen(bounded).forward, cache, "max-autotune")
+    with pytest.raises(NotPortable, match="warmrank_like_eager::bounded takes an infinite number"):
+        function(torch.ones(2), [0.0, math.inf])
 
 
 @compiles_ahead

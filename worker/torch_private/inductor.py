@@ -16,6 +16,7 @@ Relied on (``tests/unit/test_graph_engine.py``, ``tests/integration/test_max_aut
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
 import warnings
@@ -29,7 +30,7 @@ from warmrank.worker.errors import NotPortable, NotYet
 from warmrank.worker.torch_private.as_shipped import as_shipped
 from warmrank.worker.torch_private.libraries import LIBRARY, NODES
 from warmrank.worker.torch_private.library_inputs import PlainSizesFirst, bind_inputs
-from warmrank.worker.torch_private.operators import memory_of, mutated_arguments, nodes_at
+from warmrank.worker.torch_private.operators import as_list, memory_of, mutated_arguments, nodes_at
 from warmrank.worker.torch_private.patching import intercepted, steps_in
 from warmrank.worker.torch_private.rows import with_checks
 from warmrank.worker.values import Value
@@ -100,7 +101,21 @@ def compile_library(
         msg = f"Inductor made {made_instead}; a library that needs nothing else was expected"
         raise NotPortable(msg, what="inductor", made=others)
     found = {name: path.read_bytes() for name, path in needed.items() if path is not None}
+    if NODES in found:
+        _refuse_infinities(found[NODES])
     return Library(files=found, tensors=tensors, numbers=numbers, constants=constants)
+
+
+def _refuse_infinities(nodes: bytes) -> None:
+    """Refuse operators called by name that take an infinity or NaN, which torch writes and cannot read."""
+    for node in (entry["node"] for entry in json.loads(nodes)["nodes"]):
+        floats = [each["arg"].get(kind) for each in node["inputs"] for kind in ("as_float", "as_floats")]
+        if any(isinstance(number, str) for value in floats for number in as_list(value)):
+            msg = (
+                f"{node['target']} takes an infinite number or NaN, which compiled kernels cannot hand on; "
+                'use mode "reduce-overhead"'
+            )
+            raise NotPortable(msg, what=node["target"])
 
 
 def _made(graph: GraphModule, inputs: Sequence[Any], cache: Path, settings: dict[str, Any]) -> Any:
