@@ -505,8 +505,10 @@ def test_limits_of_a_dtype_may_be_an_attribute(cache: Path) -> None:
             assert outcome(function) == way
 
 
-def test_lock_is_refused_with_a_remedy(cache: Path) -> None:
-    with pytest.raises(NotPortable, match=r"takes a lock, .* call the function once without the cache"):
+def test_lock_is_refused_with_a_remedy_and_the_place(cache: Path) -> None:
+    remedy = r"takes a lock, .* call the function once without the cache"
+    place = rf"\(test_like_eager\.py:{held.__code__.co_firstlineno + 1} in held, from .* in Chosen\.forward\)"
+    with pytest.raises(NotPortable, match=f"{remedy}.*{place}"):
         cached(Chosen(held).forward, cache)(torch.ones(3), threading.Lock())
 
 

@@ -14,7 +14,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from traceback import FrameSummary
+from traceback import FrameSummary, walk_tb
 from typing import Any, Final
 
 import torch
@@ -27,13 +27,14 @@ from torch._dynamo.exc import (
     handle_observed_exception,
     observed_exception_map,
 )
+from torch._dynamo.symbolic_convert import InstructionTranslatorBase as _Tracer
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.tensor import SymNodeVariable
 from torch.fx import map_arg
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from warmrank.worker import repeatable
-from warmrank.worker.errors import FunctionRaised, GraphBreak, NotPortable
+from warmrank.worker.errors import FunctionRaised, GraphBreak, NotPortable, WorkerError
 from warmrank.worker.keys.code import is_pinned_module
 from warmrank.worker.torch_private.patching import steps_in
 
@@ -346,6 +347,16 @@ def error_of(
         "cache to debug it."
     )
     return FunctionRaised(msg, function=name, reason=said, where=where)
+
+
+def note_place(method: Callable[..., Any], error: WorkerError) -> None:
+    """Add the place at which a trace was refused to the error's message, unless that names it."""
+    runs = [frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name == "run"]
+    tracers = [tracer for frame in runs if isinstance(tracer := frame.f_locals.get("self"), _Tracer)]
+    stack = [tracer.frame_summary() for tracer in tracers]
+    if stack and _line(_innermost(stack)) not in error.message:
+        error.message = f"{error.message} ({_where(method, stack)})"
+        error.args = (error.message,)
 
 
 def _broken(method: Callable[..., Any], error: BaseException) -> GraphBreak:

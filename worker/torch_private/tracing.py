@@ -48,7 +48,7 @@ from warmrank.worker.torch_private.lowering import (
 )
 from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
 from warmrank.worker.torch_private.positions import Positions
-from warmrank.worker.torch_private.raised import Raising, ShapeNotes, error_of
+from warmrank.worker.torch_private.raised import Raising, ShapeNotes, error_of, note_place
 from warmrank.worker.torch_private.telling import Telling
 from warmrank.worker.torch_private.trace_notes import TracedWrite, TraceNotes, switches_kept
 from warmrank.worker.torch_private.tracer_changes import TracerChanges
@@ -354,7 +354,8 @@ def _capture(method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     try:
         with intercepted(shapes), _without_tracebacks():
             return convert_frame.fullgraph_capture(method, args, kwargs)
-    except WorkerError:
+    except WorkerError as error:
+        note_place(method, error)
         raise
     except Exception as error:  # the tracer's own are of all kinds
         raise error_of(method, error, shapes.environments, handled) from error
