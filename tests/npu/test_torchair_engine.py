@@ -260,6 +260,39 @@ def test_debug_shows_the_code_that_torchair_generates(config, tmp_path, said):
     assert any("Codegen for" in line for line in said)
 
 
+@torch.library.custom_op("warmrank_npu::scarce", mutates_args=())
+def scarce(x: torch.Tensor) -> torch.Tensor:
+    if len(_MEMORY) < 1:
+        raise MemoryError("out of memory")
+    return x + 1
+
+
+@scarce.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+_MEMORY: list[str] = []
+
+
+class Scarce(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return scarce(x) * 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_call_after_a_capture_that_failed_captures_again(mode: str, config: Any, tmp_path: Path) -> None:
+    config.mode = mode
+    function = cache_compile(Scarce().forward, config=config, cache_dir=tmp_path, engine="torchair")
+    _MEMORY.clear()
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="out of memory"):
+            function(torch.ones(4))
+    _MEMORY.append("freed")
+    for _ in range(2):
+        assert torch.equal(function(torch.ones(4)), torch.full((4,), 4.0))
+
+
 def test_input_that_shares_memory_with_one_that_is_written_to_is_refused(config: Any, tmp_path: Path) -> None:
     function = cache_compile(Model().shares, config=config, cache_dir=tmp_path)
     rows = torch.zeros(3, 4)

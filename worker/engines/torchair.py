@@ -302,7 +302,11 @@ class LoadedGraph:
         if not self._is_called:
             self._made.bring_in()
             self._is_called = True
-        return tuple(self._call(*inputs))
+        try:
+            return tuple(self._call(*inputs))
+        except BaseException:
+            self._drop_unfinished()
+            raise
 
     @property
     def is_eager(self) -> bool:
@@ -317,6 +321,12 @@ class LoadedGraph:
     def num_captures(self) -> int:
         """Captured graphs that it holds."""
         return 0 if self._kernel is None else len(self._kernel.graphs_meta)
+
+    def _drop_unfinished(self) -> None:
+        """Drop a capture that failed, which TorchAir would replay at the next call."""
+        held: dict[str, Any] = {} if self._kernel is None else self._kernel.graphs_meta
+        for key in [key for key, capture in held.items() if capture.replay_func is None]:
+            del held[key]
 
     def hand_over(self) -> None:
         """Let the node keep what was made at run time, for processes that load the artifact later."""
