@@ -38,7 +38,6 @@ from warmrank.worker.compile.analysis import analyse
 from warmrank.worker.compile.readable import about
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Built, Site
-from warmrank.worker.engines.torchair_vendor import vendor_for
 from warmrank.worker.gears.compiling import GearsApart, compiling
 from warmrank.worker.gears.rules import geared_arguments
 from warmrank.worker.groups import role_of
@@ -118,8 +117,9 @@ def compile_call(  # noqa: PLR0913 - a call, and how it is compiled
     if not for_audit:
         engine.check(device_kind)
     if engine.captures_itself:
-        # Before the trace: importing TorchAir is what lets Dynamo trace `broadcast` and its like.
-        vendor_for(options.config.mode)
+        from warmrank.worker.engines.torchair_vendor import vendor_for  # it gives the logger TorchAir's form
+
+        vendor_for(options.config.mode)  # before the trace: on import TorchAir replaces collectives in traces
     state = portable_ambient(device_kind)
     declared = declared_for(method.__self__)  # type: ignore[arg-type] # before the trace, which it may steer
     function = function_of(method)

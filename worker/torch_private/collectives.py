@@ -39,6 +39,22 @@ def wait(values: Iterable[Any]) -> None:
             finish(value)
 
 
+def broadcast(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Any = None,
+    async_op: bool = False,  # noqa: ARG001 - that of the function that it stands for
+    group_src: int | None = None,
+) -> None:
+    """``torch.distributed.broadcast``, by the operator that graphs hold, which counts ranks in the group."""
+    from torch.distributed import distributed_c10d as c10d
+
+    group = group or c10d.group.WORLD
+    root = group_src if src is None else c10d.get_group_rank(group, src)
+    sent = torch.ops._c10d_functional.broadcast(tensor, root, group.group_name)
+    tensor.copy_(torch.ops._c10d_functional.wait_tensor(sent))
+
+
 def unsent(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Result of a collective on a rank by itself: its own data, again and again."""
     if overload._schema.is_mutable:

@@ -28,11 +28,13 @@ import torch.distributed as dist
 from torch._dynamo.symbolic_convert import InstructionTranslator, _import_module
 from torch._dynamo.trace_rules import _nonstrict_trace_callable_ids, torch_name_rule_map
 from torch._dynamo.variables import TensorVariable
+from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.functions import SkipFunctionVariable, UserFunctionVariable
 from torch._dynamo.variables.torch import constant_fold_functions
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import globals_read, is_pinned_module, is_users_function, layers, package_of
+from warmrank.worker.torch_private.collectives import broadcast
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import steps_in, steps_in_variables
 from warmrank.worker.torch_private.warm import OPERATORS
@@ -126,6 +128,14 @@ class CallHooks:
                 given = positional, {name: item.as_python_constant() for name, item in kwargs.items()}
             self._note_call(function, given[0], answer.as_python_constant(), given[1])
         return answer
+
+    @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "call_function(tx, args, kwargs)")
+    def _broadcast(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        """Trace a broadcast, the one collective of TorchAir's ``patch_for_hcom`` that Dynamo breaks at."""
+        given = [*args[3:4], *(kwargs[name] for name in kwargs if name == "async_op")]
+        if variable.fn is not dist.broadcast or not all(each.is_constant_match(False) for each in given):
+            return original(variable, tx, args, kwargs)
+        return VariableTracker.build(tx, broadcast).call_function(tx, args, kwargs)
 
     @steps_in("torch._dynamo.trace_rules", "lookup_inner(obj)")
     def _rule(self, original: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
