@@ -132,8 +132,10 @@ class CallHooks:
     @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "call_function(tx, args, kwargs)")
     def _broadcast(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         """Trace a broadcast, the one collective of TorchAir's ``patch_for_hcom`` that Dynamo breaks at."""
-        given = [*args[3:4], *(kwargs[name] for name in kwargs if name == "async_op")]
-        if variable.fn is not dist.broadcast or not all(each.is_constant_match(False) for each in given):
+        if variable.fn is not dist.distributed_c10d.broadcast:
+            return original(variable, tx, args, kwargs)
+        asked = [*args[3:4], *(kwargs[name] for name in kwargs if name == "async_op")]
+        if not all(each.is_constant_match(False) for each in asked):
             return original(variable, tx, args, kwargs)
         return VariableTracker.build(tx, broadcast).call_function(tx, args, kwargs)
 
