@@ -552,6 +552,7 @@ def _(x: torch.Tensor, bounds: list[float]) -> torch.Tensor:
 
 
 @compiles_ahead
+@pytest.mark.slow
 def test_operator_that_kernels_cannot_hand_an_infinity_is_refused_by_name(cache: Path) -> None:
     function = cached_in_mode(Chosen(bounded).forward, cache, "max-autotune")
     with pytest.raises(NotPortable, match="warmrank_like_eager::bounded takes an infinite number"):
@@ -559,6 +560,7 @@ def test_operator_that_kernels_cannot_hand_an_infinity_is_refused_by_name(cache:
 
 
 @compiles_ahead
+@pytest.mark.slow
 def test_library_is_mapped_once_however_often_it_is_opened(cache: Path) -> None:
     def mapped() -> int:
         return Path("/proc/self/maps").read_text().count("warmrank-aoti-")
