@@ -217,7 +217,7 @@ class GearedRunner:
         """
         sizes = self._gears.sizes_of(inputs)
         if sizes in self._allowed:
-            return self._runner(*inputs)  # type: ignore[no-any-return] # a `GraphRunner`'s
+            return self._runner(*inputs)  # type: ignore[no-any-return] # the runner's
         if self._on_miss == "error":
             refuse_miss(self._gears, sizes, self._on_miss)
         with self._runner.lock:  # the padded buffers are shared by all calls

@@ -143,8 +143,9 @@ class CallHooks:
     def _rule(self, original: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Dynamo's rule; it finds none for what was replaced in torch before Dynamo was imported."""
         rule = original(obj, *args, **kwargs)
-        is_of_torch = isinstance(obj, BuiltinFunctionType | FunctionType) and not hasattr(obj, "__wrapped__")
-        if rule is not SkipFunctionVariable or not is_of_torch:
+        if rule is not SkipFunctionVariable or not isinstance(obj, BuiltinFunctionType | FunctionType):
+            return rule
+        if hasattr(obj, "__wrapped__"):  # the name is another function's
             return rule
         name = f"{str(obj.__module__).removesuffix('.functional')}.{obj.__name__}"  # as users call them
         return next((rules[name] for rules in _RULES if name in rules), rule)
