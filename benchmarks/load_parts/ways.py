@@ -171,7 +171,7 @@ class AotCompile(Way):
         file = task.work / "aot_compile"
         if task.stage == FILL:
             compiled = _compiled(decoder, task, options={"guard_filter_fn": _picklable})
-            function = compiled.aot_compile((decoder.arguments, {}))  # type: ignore[attr-defined]
+            function = compiled.aot_compile((decoder.arguments, {}))  # type: ignore[attr-defined]  # not in its types
             function.save_compiled_function(str(file))
         else:
             with file.open("rb") as stream:
