@@ -204,7 +204,7 @@ def kind_of(memory: str) -> str:
     return _KINDS.get(memory, memory)
 
 
-def memory_of(kind: str) -> str:
+def memory_kind(kind: str) -> str:
     """The type of the devices on which tensors of a device kind lie."""
     return next((memory for memory, standing in _KINDS.items() if standing == kind), kind)
 

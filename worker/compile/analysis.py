@@ -56,13 +56,13 @@ def analyse(lowered: LoweredGraph, self_name: str, *, random_on: str = "") -> Gr
     for node in lowered.graph.graph.nodes:
         if node.op == "placeholder":
             aliases[node] = frozenset((position,))
-            for memory in operators.memory_of(node.meta.get("val")):
+            for memory in operators.storage_ids(node):
                 owners.setdefault(memory, set()).add(position)
             position += 1
         elif node.op == "call_function":
             # Composite operators say nothing in their schemas (`einsum`): the traced memory is asked, too.
             # Dropout that does not draw returns its argument, which its trace does not show.
-            shared = (owners.get(memory, ()) for memory in operators.memory_of(node.meta.get("val")))
+            shared = (owners.get(memory, ()) for memory in operators.storage_ids(node))
             drops = str(node.target) in operators.DROPOUTS
             behind = operators.nodes_at(node, (0,)) if drops else operators.aliased_arguments(node)
             aliases[node] = _inputs_behind(behind, aliases).union(*shared)

@@ -39,8 +39,7 @@ from warmrank.worker.devices import (
 from warmrank.worker.devices.failures import not_capturable, refuse_foreign
 from warmrank.worker.devices.port import Pool
 from warmrank.worker.errors import DeviceUnavailable
-from warmrank.worker.settings import ascend_places, settings
-from warmrank.worker.settings import memory_of as memory_kind
+from warmrank.worker.settings import ascend_places, memory_kind, settings
 from warmrank.worker.torch_private.places import borrowed, drop_workspaces, origins, stop_allocating
 
 _COLLECTIVES = {"cuda": "nccl", "npu": "hccl"}

@@ -240,21 +240,21 @@ def _call(step: _Step, memory: _Memory) -> Call:
         return into(variant, args, kwargs, targets)
     call = (waited if operation.collective else call_of)(operation.overload, args, kwargs)
 
-    places = tuple(zip(step.kept, targets, strict=True))
+    places = [(index, target, memory_of(target)) for index, target in zip(step.kept, targets, strict=True)]
 
     def compute() -> None:
         produced = leaves(call())
-        for index, target in places:
-            _store(produced[index], target)
+        for index, target, cells in places:
+            _store(produced[index], target, cells)
 
     return compute if places else call
 
 
-def _store(produced: torch.Tensor, target: torch.Tensor) -> None:
+def _store(produced: torch.Tensor, target: torch.Tensor, cells: torch.Tensor) -> None:
     if produced.shape != target.shape or produced.dtype != target.dtype:  # copy_ would broadcast
         wanted, found = (f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (target, produced))
         raise StateChanged(f"a result inside a captured graph, of {wanted},", found, while_running=True)
-    memory_of(target).copy_(memory_of(produced))
+    cells.copy_(produced if cells is target else memory_of(produced))
 
 
 def _storages(value: Any) -> set[int]:

@@ -117,7 +117,7 @@ def divide(graph: GraphModule) -> Division:
         for node in (library.graph.nodes if library is not None else ())
         for target in operators.nodes_at(node, operators.mutated_arguments(node.target))
     ]
-    written = {memory for target in changed for memory in operators.memory_of(target.meta.get("val"))}
+    written = set().union(*map(operators.storage_ids, changed))
     placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
     is_identity = list(results) == bases and not inputs
     return Division(
@@ -125,9 +125,7 @@ def divide(graph: GraphModule) -> Division:
         tail=None if is_identity else _tail_of(graph, results, [*inputs, *bases], order),
         tail_inputs=tuple(placeholders.index(node) for node in inputs),
         written=tuple(
-            index
-            for index, node in enumerate(placeholders)
-            if written & set(operators.memory_of(node.meta.get("val")))
+            index for index, node in enumerate(placeholders) if written & operators.storage_ids(node)
         ),
     )
 
@@ -223,15 +221,15 @@ def _is_view(node: Node) -> bool:
         return _is_view(node.args[0])  # type: ignore[arg-type]
     if str(node.target) in operators.DROPOUTS:
         return True  # those that draw are refused; the others return their argument, which no trace shows
-    mine = set(operators.memory_of(node.meta.get("val")))
-    return any(mine & set(operators.memory_of(argument.meta.get("val"))) for argument in node.all_input_nodes)
+    mine = operators.storage_ids(node)
+    return any(mine & operators.storage_ids(argument) for argument in node.all_input_nodes)
 
 
 def _written_argument(node: Node) -> Node | None:
     """The argument that an operator writes to and returns (``add_``); None for all others."""
-    mine = set(operators.memory_of(node.meta.get("val")))
+    mine = operators.storage_ids(node)
     for value in operators.arguments_at(node, operators.mutated_arguments(node.target)):
-        if isinstance(value, Node) and mine & set(operators.memory_of(value.meta.get("val"))):
+        if isinstance(value, Node) and mine & operators.storage_ids(value):
             return value
     return None
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from warmrank.worker.errors import DeviceUnavailable
-from warmrank.worker.settings import memory_of
+from warmrank.worker.settings import memory_kind
 from warmrank.worker.torch_private.patching import intercepted, steps_in
 
 # ``torch.npu`` where there is none: as much as torch asks of a device type's module. It says that no device
@@ -48,7 +48,7 @@ def fake_device(kind: str) -> torch.device:
     Raises:
         DeviceUnavailable: this build of torch cannot trace for the kind.
     """
-    memory = memory_of(kind)
+    memory = memory_kind(kind)
     if memory == "cpu":
         return torch.device("cpu")
     if memory == "cuda" and torch.version.cuda is None:

@@ -30,7 +30,7 @@ from warmrank.worker.errors import NotPortable, NotYet
 from warmrank.worker.torch_private.as_shipped import as_shipped
 from warmrank.worker.torch_private.libraries import LIBRARY, NODES
 from warmrank.worker.torch_private.library_inputs import PlainSizesFirst, bind_inputs
-from warmrank.worker.torch_private.operators import as_list, memory_of, mutated_arguments, nodes_at
+from warmrank.worker.torch_private.operators import as_list, mutated_arguments, nodes_at, storage_ids
 from warmrank.worker.torch_private.patching import intercepted, steps_in
 from warmrank.worker.torch_private.rows import with_checks
 from warmrank.worker.values import Value
@@ -400,7 +400,7 @@ def _writes_twice(graph: Graph) -> bool:
     written: set[int] = set()
     for node in graph.nodes:
         for target in nodes_at(node, mutated_arguments(node.target)) if node.op == "call_function" else ():
-            memory = set(memory_of(target.meta.get("val")))
+            memory = storage_ids(target)
             if written & memory:
                 return True
             written |= memory
@@ -487,10 +487,10 @@ def _read_before_overwritten(graph: Graph) -> None:
     overwritten: set[int] = set()
     for write in writes:
         target, value = write.args[:2]
-        if not overwritten.isdisjoint(memory_of(value.meta["val"])):
+        if not overwritten.isdisjoint(storage_ids(value)):
             with graph.inserting_before(writes[0]):
                 copied = graph.call_function(torch.ops.aten.clone.default, (value,))
             copied.meta["val"] = value.meta["val"].clone()
             write.update_arg(1, copied)
-        overwritten.update(memory_of(target.meta["val"]))
+        overwritten.update(storage_ids(target))
     _numbers_as_tensors(graph)

@@ -45,9 +45,9 @@ from warmrank.worker.torch_private.operators import (
     argument_of,
     as_list,
     may_do_more,
-    memory_of,
     mutated_arguments,
     nodes_at,
+    storage_ids,
 )
 from warmrank.worker.torch_private.patching import intercepted, steps_in
 from warmrank.worker.torch_private.warm import OPERATORS, settings
@@ -227,12 +227,12 @@ def refuse_writes_within(graph_module: GraphModule) -> None:
             memory
             for node in module.graph.nodes
             if node.op in ("placeholder", "get_attr")
-            for memory in memory_of(node.meta.get("val"))
+            for memory in storage_ids(node)
         }
         for node in module.graph.nodes:
             is_output = node.op == "output"
             touched = node.all_input_nodes if is_output else nodes_at(node, mutated_arguments(node.target))
-            if any(given.intersection(memory_of(item.meta.get("val"))) for item in touched):
+            if any(given.intersection(storage_ids(item)) for item in touched):
                 msg = (
                     "a branch or loop over data writes to, or returns, a tensor that it is given:\n"
                     f"{line_of(node)}\nReturn a new tensor (clone()), and write it outside."

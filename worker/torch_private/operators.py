@@ -120,11 +120,11 @@ def schema_name(target: Any) -> str:
     return "" if schema is None else str(schema.name)
 
 
-def memory_of(value: Any) -> Iterator[int]:
-    """Identities of the memory behind a traced value; its fake tensors share memory as the real ones do."""
-    for item in as_list(value):
-        if isinstance(item, torch.Tensor) and item.layout == torch.strided:
-            yield item.untyped_storage()._cdata
+def storage_ids(value: Any) -> set[int]:
+    """Identities of the memory behind a traced value or a node; fake tensors share memory as real ones do."""
+    value = value.meta.get("val") if isinstance(value, torch.fx.Node) else value
+    tensors = [item for item in as_list(value) if isinstance(item, torch.Tensor)]
+    return {item.untyped_storage()._cdata for item in tensors if item.layout == torch.strided}
 
 
 def as_list(value: Any) -> Sequence[Any]:
@@ -148,10 +148,10 @@ def aliased_arguments(node: Node) -> list[Node]:
 
     So a cast that changes the dtype (``to``) is no view.
     """
-    mine = set(memory_of(node.meta.get("val")))
+    mine = storage_ids(node)
 
     def may_share(argument: Node) -> bool:
-        theirs = set(memory_of(argument.meta.get("val")))
+        theirs = storage_ids(argument)
         return not (mine and theirs) or bool(mine & theirs)
 
     return [

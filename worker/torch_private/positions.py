@@ -19,7 +19,7 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.tensor import SymNodeVariable
 
-from warmrank.worker.torch_private.operators import memory_of
+from warmrank.worker.torch_private.operators import storage_ids
 from warmrank.worker.torch_private.patching import steps_in
 
 _DTYPES: Final = (torch.int64, torch.int32)
@@ -107,7 +107,7 @@ class _Index:
         as_like = {name: VariableTracker.build(self.tx, getattr(like, name)) for name in ("dtype", "device")}
         if not isinstance(value, TensorVariable):
             value = self._call(torch.full, TupleVariable([]), value, **as_like)
-        if set(memory_of(like)).intersection(memory_of(_example(value))):
+        if storage_ids(like).intersection(storage_ids(_example(value))):
             view, beside = self.selected()
             rest = beside if beside.items else ConstantVariable.create(...)
             return view.call_method(self.tx, "__setitem__", [rest, value], {})
