@@ -9,6 +9,7 @@ import copy
 import itertools
 import json
 import logging
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -455,24 +456,29 @@ def test_row_that_is_not_there_is_an_error_as_in_eager(
                 forward(x, *rows)
 
 
-class Losses(torch.nn.Module):
-    def forward(self, x: torch.Tensor, label: torch.Tensor) -> Any:
+class Checked(torch.nn.Module):
+    """Losses of numbers and labels that must be in range, and quotients of integers."""
+
+    def forward(self, x: torch.Tensor, label: torch.Tensor, divisor: torch.Tensor) -> Any:
         functional = torch.nn.functional
+        numbers = torch.tensor([7, -7, 3, 0])
         return (
+            torch.div(numbers, divisor, rounding_mode="trunc") + torch.div(numbers, 2, rounding_mode="trunc"),
             functional.binary_cross_entropy(x, torch.ones_like(x)),
             functional.multi_margin_loss(x, label),
             functional.multilabel_margin_loss(x, label[:, None].expand(2, 3)),
         )
 
 
-def test_loss_of_what_is_out_of_range_is_an_error_as_in_eager(tmp_path: Path) -> None:
-    function = cache_compile(Losses().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
-    x, label = torch.rand(2, 3), torch.tensor([2, 0])
-    torch.testing.assert_close(function(x, label), function.module.forward(x, label))
-    for call in ((x + 1, label), (x, label + 1)):
-        for forward in (function.module.forward, function):
-            with pytest.raises(RuntimeError):
-                forward(*call)
+def test_what_is_out_of_range_is_an_error_as_in_eager(tmp_path: Path) -> None:
+    function = cache_compile(Checked().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
+    x, label, divisor = torch.rand(2, 3), torch.tensor([2, 0]), torch.tensor([2, 2, -3, 5])
+    torch.testing.assert_close(function(x, label, divisor), function.module.forward(x, label, divisor))
+    for call in ((x + 1, label, divisor), (x, label + 1, divisor), (x, label, divisor - 2)):
+        with pytest.raises(RuntimeError) as wanted:
+            function.module.forward(*call)
+        with pytest.raises(RuntimeError, match=re.escape(str(wanted.value))):
+            function(*call)
 
 
 class Windows(torch.nn.Module):
@@ -492,13 +498,15 @@ def test_write_through_windows_and_device_meta_are_refused(device: str, reason: 
         cached(Windows(), tmp_path)(torch.arange(8.0, device=device))
 
 
-class OfNothing(torch.nn.Module):
+class Rewritten(torch.nn.Module):
+    """Inductor's own rewrites take numbers for finite, rows for some, and what is multiplied by 0 for 0."""
+
     def __init__(self) -> None:
         super().__init__()
         self.attention = torch.nn.MultiheadAttention(4, 2, batch_first=True).eval()
 
-    def forward(self, x: torch.Tensor) -> Any:
-        positions = torch.arange(2049, device=x.device)
+    def forward(self, x: torch.Tensor, q: torch.Tensor, mask: torch.Tensor, index: torch.Tensor) -> Any:
+        positions, rows = torch.arange(2049, device=x.device), x[None, :3, :4]
         return (
             torch.addmm(x[3:, :2], x[:1], x[:, :2].repeat(2, 1)[:5], beta=0),
             positions.half().float(),
@@ -506,53 +514,24 @@ class OfNothing(torch.nn.Module):
             x * 0,
             0 / x,
             x.half() * 0,
-            self.attention(x[None, :3, :4], x[None, :3, :4], x[None, :3, :4], need_weights=False),
-        )
-
-
-def test_products_with_0_and_results_that_are_left_out_are_eagers(tmp_path: Path) -> None:
-    model = OfNothing()
-    function = cached(model, tmp_path)
-    x = torch.arange(20.0).reshape(4, 5) - 7
-    x[3] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 2.0])
-    torch.testing.assert_close(function(x), model(x), equal_nan=True)
-
-
-class Rewritten(torch.nn.Module):
-    def forward(self, q: torch.Tensor, mask: torch.Tensor, index: torch.Tensor) -> Any:
-        weights = torch.softmax(q @ q.transpose(-1, -2) / 2.0 + mask, -1)
-        steps = torch.full((3,), 2.7, dtype=torch.int64).cumsum(0)
-        placed = torch.zeros(2, 3, dtype=torch.float64).scatter(1, index, 0.3)
-        return (
-            weights @ q,
-            steps,
-            placed,
+            self.attention(rows, rows, rows, need_weights=False),
+            torch.softmax(q @ q.transpose(-1, -2) / 2.0 + mask, -1) @ q,
+            torch.full((3,), 2.7, dtype=torch.int64).cumsum(0),
+            torch.zeros(2, 3, dtype=torch.float64).scatter(1, index, 0.3),
             torch.softmax(mask[0] * 0.0, -1),
             (q.half() * 3).float().softmax(-1),
         )
 
 
 def test_rewrites_of_graphs_that_are_not_exact_are_left_out(tmp_path: Path) -> None:
+    x = torch.arange(20.0).reshape(4, 5) - 7
+    x[3] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 2.0])
     mask = torch.tensor([[0.0, 0.0, 0.0], [-float("inf")] * 3, [3e38, -3e38, 0.0]])
-    given = torch.rand(1, 2, 3, 4), mask, torch.tensor([[1], [2]])
+    given = x, torch.rand(1, 2, 3, 4), mask, torch.tensor([[1], [2]])
     function = cached(Rewritten(), tmp_path)
     torch.testing.assert_close(function(*given), function.module.forward(*given), equal_nan=True)
     with pytest.raises(RuntimeError, match="out of bounds"):
-        function(*given[:2], torch.tensor([[1], [3]]))
-
-
-class Quotients(torch.nn.Module):
-    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return torch.div(x, y, rounding_mode="trunc") + torch.div(x, 2, rounding_mode="trunc")
-
-
-def test_quotient_of_integers_by_zero_is_an_error_as_in_eager(tmp_path: Path) -> None:
-    function = cache_compile(Quotients().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
-    x, y = torch.tensor([7, -7, 3, 0]), torch.tensor([2, 2, -3, 5])
-    assert function(x, y).tolist() == function.module.forward(x, y).tolist()
-    for forward in (function.module.forward, function):
-        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-            forward(x, y - 2)
+        function(*given[:3], torch.tensor([[1], [3]]))
 
 
 class Masked(torch.nn.Module):
@@ -574,26 +553,16 @@ def test_operator_that_returns_nothing_is_refused_by_name(tmp_path: Path) -> Non
         function(torch.ones(3))
 
 
-class Rounding(torch.nn.Module):
-    def forward(self, x: torch.Tensor) -> Any:
-        half, short = x.half(), (x * 1.1).bfloat16()
-        return short.float(), short * 1.5 + short, half * 1.5 + half, torch.rms_norm(half, (8,)).float() * 2
-
-
-def test_sixteen_bits_are_rounded_to_as_in_eager(tmp_path: Path) -> None:
-    function = cache_compile(Rounding().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
-    x = torch.randn(4, 8)
-    torch.testing.assert_close(function(x), Rounding()(x), rtol=0, atol=0)
-
-
-class Quotient(torch.nn.Module):
+class SixteenBits(torch.nn.Module):
     def forward(self, x: torch.Tensor, n: int) -> Any:
-        return x / n, x * n, n * x, x + n, n - x, x > n
+        half, short = x.half(), (x * 1.1).bfloat16()
+        beside = [(y / n, y * n, n * y, y + n, n - y, y > n) for y in (x.half(), x.bfloat16())]
+        normed = torch.rms_norm(half, (8,)).float() * 2
+        return short.float(), short * 1.5 + short, half * 1.5 + half, normed, beside
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_number_beside_sixteen_bits_is_not_rounded_to_them(dtype: torch.dtype, tmp_path: Path) -> None:
-    function = cache_compile(Quotient().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
-    x = torch.randn(3, 8).to(dtype)
+def test_sixteen_bits_are_rounded_to_as_in_eager_and_numbers_beside_them_are_not(tmp_path: Path) -> None:
+    function = cache_compile(SixteenBits().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
+    x = torch.randn(3, 8)
     for n in (2051, 257, 70_000):
-        torch.testing.assert_close(function(x, n), Quotient()(x, n), rtol=0, atol=0)
+        torch.testing.assert_close(function(x, n), SixteenBits()(x, n), rtol=0, atol=0)
