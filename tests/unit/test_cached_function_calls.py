@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._pytree import SUPPORTED_NODES
+from torch.utils._pytree import SUPPORTED_NODES, tree_leaves
 
 from tests.support.devices import fake_world
 from tests.support.small_models import Collective, Derived, Plain
@@ -417,6 +417,10 @@ class Made:
         self.x = x
 
 
+class Other:
+    pass
+
+
 class Makes(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         return next(kind for kind in SUPPORTED_NODES if kind.__name__ == "Made")(x + 1)
@@ -435,3 +439,30 @@ def test_class_out_of_a_registry_of_torch_is_the_one_that_eager_finds(
         function = cached(Makes().forward, cache)
         assert type(function(torch.ones(2))) is Made
     assert outcome(function) == "loaded"
+
+
+class Flattens(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        leaves: list[torch.Tensor] = tree_leaves({"a": Made(x), "b": [x]})
+        return leaves[0] + leaves[1]
+
+
+def test_others_in_a_registry_of_torch_are_no_condition(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come and go with what else a program imports; of the class that is looked up, all counts."""
+
+    def flattened(scale: float) -> Any:
+        return SUPPORTED_NODES[tuple]._replace(flatten_fn=lambda made: ([made.x * scale], None))
+
+    two, three = flattened(2.0), flattened(3.0)
+    for others, made, expected, came in (
+        ((), two, 3.0, "compiled"),
+        ((Registry, Other), two, 3.0, "loaded"),
+        ((Other,), three, 4.0, "compiled"),
+    ):
+        with monkeypatch.context() as patch:
+            for kind in others:
+                patch.setitem(SUPPORTED_NODES, kind, SUPPORTED_NODES[tuple])
+            patch.setitem(SUPPORTED_NODES, Made, made)
+            function = cached(Flattens().forward, cache)
+            assert function(torch.ones(1)).item() == expected
+        assert outcome(function) == came

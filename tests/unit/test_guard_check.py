@@ -123,6 +123,7 @@ CASES: list[tuple[str, Any, Any, Any, str]] = [
     ("keys", [encode((1,))], {(1,): 1}, {(True,): 1}, "members of x: "),
     ("keys", ["a", "b"], {"a": 1, "b": 2}, {"b": 2, "a": 1}, "members of x: ['a', 'b'] -> ['b', 'a']"),
     ("keys", ["a"], {"a": 1}, {"a": 1, "b": 2}, "members of x: ['a'] -> ['a', 'b']"),
+    ("keys", [*"abcd"], dict.fromkeys("abcd"), dict.fromkeys("abcde"), "x after the first 4: [] -> ['e']"),
     ("has_key", "a", {"a": 1}, {}, "x: has key 'a' no longer holds"),
     ("has_key", encode((1, 2)), {(1, 2)}, {(1, 3)}, "x: has key"),
     ("no_key", "a", {}, {"a": 1}, "x: no key 'a' no longer holds"),

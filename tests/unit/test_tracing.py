@@ -100,6 +100,7 @@ class Keeps(nn.Module):
         return x * len(given.args)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="Dynamo makes no exception again that was raised")
 def test_errors_that_a_call_keeps_have_the_arguments_and_the_causes_that_eagers_have(tmp_path: Path) -> None:
     eager, model = Keeps(), Keeps()
     function = cache_compile(model.forward, cache_dir=tmp_path)

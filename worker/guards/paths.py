@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FunctionType
@@ -13,11 +14,13 @@ from typing import Any
 import torch
 
 from warmrank.worker.errors import NotPortable
+from warmrank.worker.keys.code import is_found_by_name
 from warmrank.worker.runtime import constants
 from warmrank.worker.runtime.artifact import Node
 from warmrank.worker.runtime.check import resolve, roots_of
 from warmrank.worker.torch_private.dynamo_guards import TracedGuard
 from warmrank.worker.torch_private.trace_notes import TracedWrite
+from warmrank.worker.torch_private.warm import REGISTRIES, dict_keys
 
 # Dynamo's name for the globals of a function that was made by `exec`, followed by an address.
 UNNAMED_SCOPE = "___unnamed_scope"
@@ -108,11 +111,15 @@ class PathTable:
     def _item(self, base: ast.expr, key: ast.expr) -> Node:
         """Step of ``base[key]``; ``x[list(dict.keys(x))[i]]`` is the i-th value of ``x``.
 
-        ``list(dict.keys(x))[i]`` and ``list(x)[i]`` name its i-th member.
+        ``list(dict.keys(x))[i]`` and ``list(x)[i]`` name its i-th member. What a registry has of a class is
+        found by the class: others come and go with the modules that a program imports.
         """
         keys = f"list(dict.keys({ast.unparse(base)}))"
         if isinstance(key, ast.Subscript) and ast.unparse(key.value) == keys:
-            return self.add_tree(base), "nth_value", _literal(key.slice)
+            holder, place = self.add_tree(base), _literal(key.slice)
+            cls = self._registered(holder, place)
+            by_class = isinstance(cls, type)
+            return (holder, "item", constants.encode(cls)) if by_class else (holder, "nth_value", place)
         index = _literal(key)
         if isinstance(base, ast.Name) and isinstance(index, str):
             return self._root(base.id, index)
@@ -120,8 +127,36 @@ class PathTable:
             (listed,) = base.args
             if isinstance(listed, ast.Call) and ast.unparse(listed.func) == "dict.keys":
                 (listed,) = listed.args
-            return self.add_tree(listed), "nth", index
+            holder = self.add_tree(listed)
+            found = self._registered(holder, index)
+            return (holder, "nth", index) if found is None else self._import(found)
         return self.add_tree(base), "item", constants.encode_index(index)
+
+    def _registered(self, node: int, place: int) -> type | FunctionType | None:
+        """The class, or function, at a place of a registry of torch's or Python's; None for other dicts."""
+        held = self._global(node)
+        found = dict_keys(held)[place] if _is_registry(held) else None
+        return found if isinstance(found, type | FunctionType) and is_found_by_name(found) else None
+
+    def is_keyed_by_classes(self, node: int) -> bool:
+        """True for a registry whose members are all found by their classes, none by its place."""
+        by_place = any(parent == node and step in ("nth", "nth_value") for parent, step, _ in self.nodes)
+        return _is_registry(self._global(node)) and not by_place
+
+    def _global(self, node: int) -> Any:
+        """The object at the end of a path through attributes of modules; None for other paths."""
+        parent, step, argument = self.nodes[node]
+        if parent < 0:
+            return sys.modules.get(argument) if step == "import" else None
+        base = self._global(parent) if step == "attr" else None
+        return getattr(base, argument, None) if isinstance(base, types.ModuleType) else None
+
+    def _import(self, key: type | FunctionType) -> Node:
+        node = self._node((-1, "import", key.__module__))
+        *outer, name = key.__qualname__.split(".")
+        for holder in outer:
+            node = self.add_attribute(node, holder)
+        return node, "attr", name
 
     def _root(self, scope: str, name: str) -> Node:
         if scope == "L":
@@ -153,6 +188,10 @@ class PathTable:
         if not tree.args and not tree.keywords and isinstance(tree.func, ast.Attribute | ast.Subscript):
             return self.add_tree(tree.func), "call", ""  # of a weak reference, or of a context variable's get
         raise _refusal(tree)
+
+
+def _is_registry(value: Any) -> bool:
+    return any(value is registry for registry, _ in REGISTRIES)
 
 
 def _refusal(tree: ast.expr) -> NotPortable:

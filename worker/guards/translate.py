@@ -183,6 +183,8 @@ def _evaluated(table: PathTable, fact: Evaluated, values: NodeValues) -> Check:
         if fact.kind in ("instance", "subclass"):
             detail[0] = constants.encode(fact.detail[0])
             _refuse_unnamed(fact.detail[0], detail[0])
+        elif fact.kind in ("has_key", "no_key"):
+            detail = constants.encode(fact.detail)
         return (table.add(fact.source), fact.kind, detail)
     except NotPortable as error:
         msg = (

@@ -100,6 +100,8 @@ def unguarded(
     table.add_cells([(node, num_cells(value)) for node, value in enumerate(values.all())])
     yield from ((node, "present", None) for node in looked_up)
     for node in ordered:
+        if table.is_keyed_by_classes(node):
+            continue
         kind = type(values[node])
         own = issubclass(kind, type) or hasattr(kind, "keys") or hasattr(kind, "__iter__")
         names = node if own else table.add_attribute(node, "__dict__")  # which the tree names like its object

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -106,12 +107,23 @@ def _describe_members(where: str, kind: str, value: Any, expected: Any) -> str:
     if kind == "order" and isinstance(value, set | frozenset):
         return f"order of {where}: {[plain(key) for key in expected]} -> {_short(list(value))}"
     if kind == "keys" and hasattr(value, "keys"):
-        return f"members of {where}: {[plain(key) for key in expected]} -> {_short(list(value.keys()))}"
+        known, found = [plain(key) for key in expected], [*map(_plain_key, value.keys())]
+        equal = len([*itertools.takewhile(lambda pair: pair[0] == pair[1], zip(known, found, strict=False))])
+        if equal > _MAX_REASONS:
+            where, known, found = f"{where} after the first {equal}", known[equal:], found[equal:]
+        return f"members of {where}: {_short(known)} -> {_short(found)}"
     if not hasattr(value, "__len__"):
         return f"{where}: {_short(value)} has no members"
     if kind == "empty":
         return f"{where}: {len(value)} added"
     return f"length of {where}: {len(expected) if kind in ('keys', 'order') else expected} -> {len(value)}"
+
+
+def _plain_key(key: Any) -> Any:
+    try:
+        return plain(constants.encode_key(key))
+    except WorkerError:
+        return key
 
 
 def _describe_objects(guards: PortableGuards, check: Check, values: Sequence[Any]) -> str:

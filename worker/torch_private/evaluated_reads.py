@@ -29,7 +29,7 @@ from torch._dynamo.variables.lazy import LazyVariableTracker
 from torch._dynamo.variables.misc import DeletedVariable, GetAttrVariable, SuperVariable
 
 from warmrank.worker.errors import NotPortable
-from warmrank.worker.keys.code import is_pinned_module
+from warmrank.worker.keys.code import is_found_by_name, is_pinned_module
 from warmrank.worker.torch_private.containers import is_own
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import named, steps_in, steps_in_variables
@@ -215,7 +215,17 @@ class ReadHooks:
         nothing = VariableTracker.build(tx, None)
         return VariableTracker.build(tx, held, where).call_method(tx, "__get__", [nothing, cls], {})
 
-    # Keys of ``__dict__``.
+    # Keys of dicts, and of ``__dict__``.
+
+    @steps_in("torch._dynamo.variables.dicts:ConstDictVariable", "install_dict_contains_guard(tx, args)")
+    def _look_for_class(self, original: Any, held: Any, tx: Any, args: Any) -> None:
+        """Note that a class is no key; Dynamo guards all keys, among which are those of other modules."""
+        cls = args[0].as_python_constant() if args[0].is_python_constant() else None
+        is_plain = held.source is not None and not tx.output.side_effects.is_modified(held)
+        if is_plain and isinstance(cls, type) and is_found_by_name(cls) and args[0] not in held:
+            self._evaluations.note("no_key", source_name(held.source), cls)
+        else:
+            original(held, tx, args)
 
     @steps_in(_PROXY, *_KEYS, is_optional=True)
     def _dict(self, original: Any, proxy: Any, *key: Any) -> Any:
