@@ -385,6 +385,11 @@ class Grouped(nn.Module):
     def reduces(self, x: torch.Tensor) -> Any:
         return collectives.all_reduce(x, "sum", self.group)
 
+    def tells(self, x: torch.Tensor) -> Any:
+        told = x * 1
+        dist.broadcast(told, group_src=1, group=self.group)
+        return told
+
     def measures(self, x: torch.Tensor) -> Any:
         return x * len(self.group.group_name)
 
@@ -409,8 +414,9 @@ def fits(pair: list[Any], name: str) -> bool:
     return misfits(artifact, getattr(second, name), x) == ()
 
 
-def test_group_of_a_collective_is_any_of_its_role(pair: list[Any]) -> None:
-    assert fits(pair, "reduces")
+@pytest.mark.parametrize("name", ["reduces", "tells"])
+def test_group_of_a_collective_is_any_of_its_role(pair: list[Any], name: str) -> None:
+    assert fits(pair, name)
 
 
 @pytest.mark.parametrize("name", ["measures", "does_both"])

@@ -48,7 +48,7 @@ _KEYS = ("__iter__", "__contains__", "__getitem__")
 _NOTHING = object()
 _DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
 _FUNCTIONS = (".functions", ".builtin", ".torch")  # modules of Dynamo's variables for them
-_TORCH = str(Path(torch.__file__).parent)
+_NOT_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))  # torch, and what stands for it
 
 
 class ReadHooks:
@@ -253,7 +253,7 @@ class ReadHooks:
 
     @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "push(val)")
     def _push(self, original: Any, translator: Any, variable: Any) -> None:
-        if id(variable) in self._names and not translator.f_code.co_filename.startswith(_TORCH):
+        if id(variable) in self._names and not translator.f_code.co_filename.startswith(_NOT_USERS):
             group = self._names[id(variable)][1]
             self._evaluations.group_names[str(group.group_name)] = group
         original(translator, variable)
