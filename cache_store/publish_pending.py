@@ -26,11 +26,9 @@ from typing import Literal, NamedTuple, TypeVar
 from pydantic import model_validator
 
 from warmrank.cache_store.cache_dir.private_files import (
-    WRITING,
     digest_private,
     os_errors_are_unusable,
     read_private,
-    sweep_debris,
     write_whole,
 )
 from warmrank.cache_store.digests import digest_bytes
@@ -133,7 +131,6 @@ def _add(cache_root: Path, name: str, data: bytes, *, like: str) -> None:
     """Add a file; of those with such names the newest stay."""
     path = cache_root / QUEUE / name
     with os_errors_are_unusable("directory", path.parent):
-        sweep_debris(path.parent, WRITING)
         write_whole(path, data)
     for old in _files(cache_root, like)[:-_MAX_WAITING]:
         _forget(old, f"the newest {_MAX_WAITING} wait")

@@ -25,11 +25,9 @@ from typing import Final, NamedTuple
 
 from warmrank.cache_store.cache_dir.private_files import (
     BACK_NS,
-    WRITING,
     make_private_directories,
     open_private,
     read_private,
-    sweep_debris,
     write_whole,
 )
 from warmrank.cache_store.canonical import canonical_json
@@ -130,7 +128,6 @@ class DigestIndex:
             }
         line = canonical_json({"format": _FORMAT, "files": seen}, keys_are_text=True)
         try:
-            sweep_debris(self._path.parent, WRITING)
             write_whole(self._path, canonical_json(digest_bytes(line).sha256) + b"\n" + line + b"\n")
         except OSError as error:
             logger.info("No index of digests, the next fetch reads all files again: %s", error)

@@ -128,12 +128,13 @@ def create_private(path: Path) -> io.BufferedWriter:
 
 
 def write_whole(path: Path, data: bytes, *, replace: bool = True, mode: int = FILE_MODE) -> None:
-    """Make a file whole, durable on return; its directory is made with mode 0700.
+    """Make a file whole, durable on return; its directory is made with mode 0700, and swept (`sweep_debris`).
 
     Raises ``OSError``, also when it exists and is not to be replaced.
     """
     temporary = path.with_name(f"{WRITING}{temporary_name()}")
     make_private_directories(path.parent)
+    sweep_debris(path.parent, WRITING)
     try:
         with create_private(temporary) as file:
             file.write(data)

@@ -194,18 +194,22 @@ def read_keyring(path: Path) -> Keyring:
 def generate(keyring: Path, name: str) -> Signer:
     """Make a key pair in a keyring, which is made if need be, and trust its public half.
 
+    A private key without its public half, as a kill between the two leaves it, gets that half and stays.
+
     Raises:
-        Conflict: there is a key of that name; nothing is changed.
+        Conflict: there is a pair of that name, or the key is revoked; nothing is changed.
         ValueError: the name is none.
     """
-    signer = generate_key_pair(name)
     private, public = private_path(keyring, name), public_path(keyring, name)
     _prepare(keyring)
-    for path in (private, public):
-        if path.exists():
-            raise _taken(path, "choose another name; a key is never overwritten")
-    save_private_key(signer, private)
-    save_public_key(signer.public_key, public)
+    if public.exists():
+        raise _taken(public, "choose another name; a key is never overwritten")
+    if private.exists():
+        signer = load_signer(private)
+    else:
+        signer = generate_key_pair(name)
+        save_private_key(signer, private)
+    trust_key(keyring, name, signer.public_key)
     return signer
 
 

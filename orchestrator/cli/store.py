@@ -354,15 +354,16 @@ def generate(
 
     place = _place(keyring)
     keys.read_keyring(place)  # a key must not be added where nobody can tell what is revoked
-    wanted = keys.key_id(keys.generate(place, _checked(name)).public_key)
-    private, public = keys.private_path(place, name), keys.public_path(place, name)
+    private, public = keys.private_path(place, _checked(name)), keys.public_path(place, name)
+    was_there = " (was there; it lacked its public half)" if private.exists() else ""
+    wanted = keys.key_id(keys.generate(place, name).public_key)
     if as_json:
         print_json({"name": name, "key_id": wanted, "private": private, "public": public})
         return
     elsewhere = "" if keyring is None else f" and store.trust.keyring: {place}"
     say(
         f"key {name} {wanted}",
-        f"  private  {private}",
+        f"  private  {private}{was_there}",
         f"  public   {public}",
         f"To sign with it, set store.trust.signing_key: {name}{elsewhere}",
         "The private file stays here and goes to nobody. Others who should use what you publish need a",

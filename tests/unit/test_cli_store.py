@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -32,6 +35,7 @@ from warmrank.cache_store.signing.keyring import (
     generate_key_pair,
     key_id,
     load_public_key,
+    load_signer,
     private_path,
     public_path,
     read_keyring,
@@ -216,6 +220,43 @@ def test_generate_in_a_keyring_that_cannot_be_believed_makes_no_key(own_keys):
     (own_keys / "trusted" / "theirs.pub.pem").write_text("damaged")
     assert invoke("keys", "generate", "other").exit_code == 4
     assert not private_path(own_keys, "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("event", "count"), [("os.link", 1), ("os.link", 2), ("os.remove", 1), ("os.remove", 2)]
+)
+def test_generate_goes_through_after_one_that_was_killed(own_keys, event, count):
+    """Nothing else than the pair is left a day later, and a pair that was whole stays as it is."""
+    program = f"""import os, sys
+left = {count}
+def kill(event, args):
+    global left
+    left -= event == {event!r}
+    if not left: os._exit(1)
+sys.addaudithook(kill)
+from pathlib import Path
+from warmrank.cache_store.signing.keyring import generate
+generate(Path({str(own_keys)!r}), "ci")"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 1
+    for file in own_keys.rglob(".tmp-*"):
+        os.utime(file, (0, 0))
+    was_whole = public_path(own_keys, "ci").exists()
+    assert invoke("keys", "generate", "ci").exit_code == (2 if was_whole else 0)
+    done("keys", "generate", "other")
+    assert {file.name for file in own_keys.rglob("*") if file.is_file()} == {
+        *("ci.pem", "ci.pub.pem", "other.pem", "other.pub.pem")
+    }
+    assert (
+        load_public_key(public_path(own_keys, "ci")) == load_signer(private_path(own_keys, "ci")).public_key
+    )
+
+
+def test_generate_does_not_trust_a_revoked_key_again(own_keys):
+    done("keys", "generate", "ci")
+    done("keys", "revoke", "ci")
+    public_path(own_keys, "ci").unlink()
+    assert invoke("keys", "generate", "ci").exit_code == 2
+    assert not public_path(own_keys, "ci").exists()
 
 
 def test_what_a_command_is_given_and_cannot_use_is_bad_input(tmp_path, root, store):
