@@ -100,6 +100,8 @@ class DirectoryBackend:
     def put_new(self, files: Sequence[NewFile]) -> tuple[str, ...]:
         """See `BlobBackend.put_new`."""
         with os_errors_are_unavailable(f"{len(files)} new files", self.root):
+            if FORMAT_FILE not in {file.name for file in files}:
+                self._check_there()
             standing = self.stat(file.name for file in files)
             absent = [file for file in files if file.name not in standing]
             created = self._create(absent) if absent else ()
@@ -167,6 +169,12 @@ class DirectoryBackend:
             raise NoStoreYet(what="store", where=str(self.root)) from None
         remedy = _OBJECTS_REMEDY if b'"blobs"' in data else _FORMAT_REMEDY
         check_format(_Format, data, where=str(path), remedy=remedy)
+
+    def _check_there(self) -> None:
+        """Refuse to write where the opened store is no more, such as on a bare mount point."""
+        if not os.path.lexists(self.root / FORMAT_FILE):
+            reason = f"it was there before, and its {FORMAT_FILE} is gone"
+            raise StoreUnavailable(what="store", where=str(self.root), reason=reason)
 
     def _walk(self, prefix: str) -> Iterator[FileInfo]:
         """List all files below but those on their way in; the depth is bounded by `file_depth`."""
@@ -314,7 +322,7 @@ class DirectoryBackend:
         except FileExistsError:
             return
         except FileNotFoundError:
-            if directory == self.root:
+            if directory.parent == self.root:
                 raise
             self._make_directories(directory.parent)
             with contextlib.suppress(FileExistsError):

@@ -55,6 +55,19 @@ def test_store_whose_creation_was_cut_short_is_completed(root):
     assert (root / "FORMAT").exists()
 
 
+@pytest.mark.parametrize("is_mount_point", [True, False])
+def test_put_new_writes_nothing_where_the_store_was(backend, root, tmp_path, is_mount_point):
+    """A file system that is unmounted while a launch runs leaves its mount point, on this node's disk."""
+    root.rename(tmp_path / "elsewhere")
+    if is_mount_point:
+        root.mkdir()
+    with pytest.raises(
+        StoreUnavailable, match="its FORMAT is gone; check that the store's directory is mounted"
+    ):
+        backend.put_new([new_file()])
+    assert not root.exists() or not any(root.iterdir())
+
+
 def test_put_new_that_fails_leaves_nothing(backend, root, monkeypatch):
     full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     monkeypatch.setattr(directory, "flush_all", full)
