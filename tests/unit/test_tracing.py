@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import cProfile
 import dataclasses
 import gc
 import importlib
@@ -34,6 +35,19 @@ def test_builder_of_guards_does_not_outlive_the_compile() -> None:
     compiled(nn.Linear(4, 4).forward, PLAIN_ROWS)
     gc.collect()
     assert not any(type(one).__name__ == "GuardBuilder" for one in gc.get_objects())
+
+
+class Counts(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * sum(divmod(7, len(self._modules) + 2))
+
+
+def test_compile_leaves_cprofile_on(tmp_path: Path) -> None:
+    function = cache_compile(Counts().forward, cache_dir=tmp_path)
+    with cProfile.Profile() as profile:
+        function(PLAIN_ROWS)
+        inspect.cleandoc("")
+    assert any("cleandoc" in str(entry.code) for entry in profile.getstats())
 
 
 def test_capture_of_a_branch_on_data_gives_dynamos_reason_and_the_line() -> None:

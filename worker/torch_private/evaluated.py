@@ -33,7 +33,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_slot
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module, is_users_function
-from warmrank.worker.torch_private.evaluated_calls import CallHooks, EnvironmentHooks
+from warmrank.worker.torch_private.evaluated_calls import CallHooks, EnvironmentHooks, profile_again
 from warmrank.worker.torch_private.evaluated_reads import ReadHooks
 from warmrank.worker.torch_private.evaluated_values import ValueHooks
 from warmrank.worker.torch_private.operators import may_do_more
@@ -93,7 +93,7 @@ class Evaluations:
                 yield
             finally:
                 handlers.clear()
-                sys.setprofile(profile)
+                profile_again(profile)
 
     @contextlib.contextmanager
     def lowering(self) -> Iterator[None]:

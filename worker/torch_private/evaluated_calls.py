@@ -397,6 +397,14 @@ def _is_plain(value: Any) -> bool:
     return is_pinned_module((value if isinstance(value, type | FunctionType) else type(value)).__module__)
 
 
+def profile_again(profile: Any) -> None:
+    """Go on with what `sys.getprofile` gave; cProfile's with Python 3.11 is no function, and is enabled."""
+    is_function = profile is None or callable(profile)
+    sys.setprofile(profile if is_function else None)
+    if not is_function:
+        profile.enable()
+
+
 def _code_run_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """The name of the first user function that a call runs; empty if it runs none."""
     found: list[str] = []
@@ -413,7 +421,7 @@ def _code_run_by(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         with contextlib.suppress(Exception):  # of the user's own code
             function(*args, **kwargs)
     finally:
-        sys.setprofile(before)
+        profile_again(before)
         if collects:
             gc.enable()
     return next(iter(found), "")
