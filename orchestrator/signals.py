@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 EXIT_HUNG_UP = 129
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+_STDERR = 2  # its descriptor
 
 
 class Terminated(KeyboardInterrupt):
@@ -120,6 +121,23 @@ def _handled_by(
             stack.enter_context(kept(number))
             if _in_main_thread():
                 signal.signal(number, handler)
+        yield
+
+
+@contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """End this process at once by Ctrl-C, SIGTERM or SIGHUP, while it imports torch and has begun nothing.
+
+    What a handler raises then is lost: native code of torch imports numpy, and goes on without it.
+    """
+
+    def leave(number: int, _frame: FrameType | None) -> NoReturn:
+        with suppress(OSError):
+            os.write(_STDERR, b"stopped\n")
+        os._exit(128 + number)
+
+    heeded = (one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) is not signal.SIG_IGN)
+    with _handled_by(leave, *heeded):
         yield
 
 

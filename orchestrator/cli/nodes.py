@@ -269,8 +269,9 @@ def exec_(  # noqa: PLR0913 - a command has one parameter for each option
         raise typer.BadParameter("--nnodes goes with --here; with Ray, --node names nodes")
     hosts.check()
 
-    from warmrank.orchestrator.exec.driver import Options, execute
-    from warmrank.orchestrator.exec.node import HostGroup, parse_when
+    with signals.leaving_at_once():
+        from warmrank.orchestrator.exec.driver import Options, execute
+        from warmrank.orchestrator.exec.node import HostGroup, parse_when
     from warmrank.orchestrator.launch.report import make_way, to_json, write_whole
 
     named = None if config is None or str(config) == _NO_CONFIG else config
@@ -368,7 +369,8 @@ class OfflineOptions(ConfigOptions):
 
 def build(offline: OfflineOptions, json_file: ReportFile = None) -> None:
     """Make the partitions of all ranks on this machine, without devices and without a cluster."""
-    from warmrank.orchestrator.build.driver import build as run
+    with signals.leaving_at_once():
+        from warmrank.orchestrator.build.driver import build as run
     from warmrank.orchestrator.launch.report import make_way, to_json, write_whole
     from warmrank.orchestrator.ui.progress import progress
     from warmrank.orchestrator.ui.report_table import render_build
@@ -391,7 +393,8 @@ def build(offline: OfflineOptions, json_file: ReportFile = None) -> None:
 
 def audit(offline: OfflineOptions, as_json: AsJson = False) -> None:
     """Trace again what a store holds, and compare: is it what would be compiled now?"""
-    from warmrank.orchestrator.build.driver import audit_cache
+    with signals.leaving_at_once():
+        from warmrank.orchestrator.build.driver import audit_cache
     from warmrank.orchestrator.inspect.store_contents import open_if_there
     from warmrank.orchestrator.ui.progress import progress
     from warmrank.orchestrator.ui.report_table import render_audit

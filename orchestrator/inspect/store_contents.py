@@ -37,6 +37,7 @@ from warmrank.orchestrator.config.models import launch_key
 from warmrank.orchestrator.config.reading import Config
 from warmrank.orchestrator.config.store import is_url, tier_at
 from warmrank.orchestrator.errors import BadArgument
+from warmrank.orchestrator.signals import leaving_at_once
 from warmrank.orchestrator.stores import named_store, open_store, silent_places, tier_spec
 from warmrank.worker.keys.request import environment
 
@@ -406,10 +407,11 @@ def verify_cache(cache_dir: Path) -> CacheReport:
 
 def _judge_artifact(path: Path, judged: set[Path], faults: list[str]) -> set[Path]:
     """Check an artifact, and the files beside it that were not ``judged`` yet; return all their paths."""
-    # Imported here, because they import torch.
     from warmrank.worker.errors import ArtifactCorrupt
-    from warmrank.worker.runtime.artifact import parse
-    from warmrank.worker.runtime.find import verified
+
+    with leaving_at_once():  # only here, because they import torch
+        from warmrank.worker.runtime.artifact import parse
+        from warmrank.worker.runtime.find import verified
 
     try:
         check_private(path)

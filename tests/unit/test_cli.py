@@ -399,6 +399,34 @@ def test_interrupt_while_python_begins_or_ends_shows_no_traceback(at_its_end: bo
     assert (done.returncode, done.stderr) == (130, "")
 
 
+@pytest.mark.usefixtures("heeds_signals")
+@pytest.mark.parametrize(
+    ("command", "number", "status"),
+    [("exec", "SIGINT", 130), ("exec", "SIGTERM", 143), ("build", "SIGTERM", 143), ("audit", "SIGINT", 130)],
+)
+def test_signal_while_torch_is_imported_is_not_lost(
+    tmp_path: Path, command: str, number: str, status: int
+) -> None:
+    """Native code of torch that imports numpy drops what a handler of the signal raises."""
+    file = tmp_path / "a.yaml"
+    file.write_text(f"workload: {{entrypoint: json:dumps}}\nranks: 1\ncache_dir: {tmp_path}/cache\n")
+    words = [command, str(file), *(["--here", "--", "touch", f"{tmp_path}/ran"] if command == "exec" else [])]
+    code = f"""import os, runpy, signal, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            try:
+                os.kill(os.getpid(), signal.{number})
+            except BaseException:
+                pass
+sys.meta_path.insert(0, Finder())
+sys.argv = {["warmrank", *words]!r}
+runpy.run_module("warmrank", run_name="__main__")"""
+    done = ended("-c", code)
+    assert (done.returncode, done.stderr) == (status, "stopped\n")
+    assert not (tmp_path / "ran").exists()
+
+
 def test_job_id_that_ray_refuses_and_keeps_is_refused_before_it_is_asked(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(f"workload: {{entrypoint: json:dumps}}\ncache_dir: {tmp_path}/cache\n")
