@@ -130,6 +130,15 @@ def test_other_rank_adopts_it(offline_cache):
         assert manifest.environment == environment()
 
 
+def test_function_that_asks_for_the_size_of_its_group_is_not_bound_to_its_rank(tmp_path):
+    with offline(spec_of(tmp_path, arguments={"method": "gathered"})) as rank:
+        compiled(rank)
+        assert rank.rank_bound() == ()
+    with offline(spec_of(tmp_path, rank=2, arguments={"method": "gathered"})) as other:
+        other.build()
+        assert [probe.state for probe in other.probe()] == ["adoptable"]
+
+
 def test_function_that_asks_for_its_rank_is_bound_to_it(tmp_path):
     with offline(spec_of(tmp_path, arguments={"method": "by_rank"})) as rank:
         compiled(rank)

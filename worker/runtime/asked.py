@@ -33,7 +33,14 @@ SIZE = "torch.distributed.distributed_c10d:get_world_size"
 RANK = "torch.distributed.distributed_c10d:get_rank"
 _NAME = "torch.distributed.distributed_c10d:_get_process_group_name"
 # Equal on all ranks of a launch.
-_OF_ALL = frozenset({SIZE, "torch.distributed.distributed_c10d:is_initialized"})
+_OF_ALL = frozenset(
+    {
+        SIZE,
+        "torch.distributed.distributed_c10d:_get_group_size_by_name",  # which all_gather and its like ask for
+        "torch.distributed.distributed_c10d:is_initialized",
+        "torch.distributed:is_available",
+    }
+)
 _GROUP = "group"
 _NONE = "none"
 _GROUPS = "torch.distributed"
