@@ -72,7 +72,7 @@ _COUNTS_KEYS: Final = torch.__version__ >= "2.13"  # those that are read, where 
 _IS_ONE: Final = "items" in inspect.signature(UserDefinedDictVariable).parameters  # an object, and its dict
 _BOTH_CHANGE: Any = getattr(base, "ValueAndAttributeMutationExisting", None)  # where they are one
 _VARS: Any = getattr(dicts, "DunderDictVariable", ())  # from torch 2.13 on
-_BUILTIN: Any = getattr(builtin, "BaseBuiltinVariable", BuiltinVariable)  # from torch 2.13 on
+BUILTIN: Any = getattr(builtin, "BaseBuiltinVariable", BuiltinVariable)  # from torch 2.13 on
 # Methods that matter where a container is taken as a whole, by its class; of the first class that fits.
 _ASKED: Final = {
     OrderedDict: frozenset(
@@ -381,7 +381,7 @@ def _runs_python(called: Any) -> bool:
 def _keeps(called: Any) -> bool:
     if isinstance(called, LambdaVariable):  # ``dataclasses.fields``
         return True
-    if not isinstance(called, _BUILTIN | PolyfilledFunctionVariable | SkipFunctionVariable):
+    if not isinstance(called, BUILTIN | PolyfilledFunctionVariable | SkipFunctionVariable):
         return False  # others leave conditions where they are asked
     function = called.as_python_constant()
     return any(function is one for one in _KEEPING)
@@ -410,7 +410,7 @@ def _method_of(called: Any) -> tuple[str, Any]:
 
 def _taken(method: str, holder: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
     """Arguments that a method of C's, or a function, may go over; not those that it stores, or leaves."""
-    is_class = isinstance(holder, _BUILTIN | UserDefinedClassVariable)
+    is_class = isinstance(holder, BUILTIN | UserDefinedClassVariable)
     cls = holder.as_python_constant() if is_class else _class_of(holder)
     if method in ("__init__", "__new__") and getattr(cls, method) in _LEAVING:
         return ()

@@ -27,14 +27,18 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.symbolic_convert import InstructionTranslator, _import_module
 from torch._dynamo.trace_rules import _nonstrict_trace_callable_ids, torch_name_rule_map
-from torch._dynamo.variables import TensorVariable
+from torch._dynamo.variables import TensorVariable, functions
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.functions import SkipFunctionVariable, UserFunctionVariable
+from torch._dynamo.variables.misc import GetAttrVariable
 from torch._dynamo.variables.torch import constant_fold_functions
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import globals_read, is_pinned_module, is_users_function, layers, package_of
 from warmrank.worker.torch_private.collectives import broadcast
+from warmrank.worker.torch_private.containers import BUILTIN
+from warmrank.worker.torch_private.evaluated_sets import kind_of, values
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import steps_in, steps_in_variables
 from warmrank.worker.torch_private.warm import OPERATORS
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
     from warmrank.worker.torch_private.evaluated import Evaluations
 
 _OF_TORCH: Final = "TorchInGraphFunctionVariable"
+_BOUND: Any = getattr(functions, "BoundBuiltinMethodVariable", GetAttrVariable)  # from torch 2.13 on
 _RULES: Final[Any] = torch_name_rule_map
 _TRANSLATOR: Final = "torch._dynamo.symbolic_convert:InstructionTranslatorBase"
 _TORCH: Final = Path(torch.__file__).parent
@@ -274,7 +279,7 @@ class CallHooks:
         chosen = _is_of_enum(answer, enum.Enum) and any(map(_is_of_enum, (variable, *args)))
         if chosen:
             answer = answer.realize()  # the guards of a member do not say that this one is chosen
-        elif answer.source is not None:  # a guard compares it
+        elif answer.source is not None or _asks_constants(variable, args, kwargs):  # a guard compares it
             return
         skipped = isinstance(variable, SkipFunctionVariable)  # which no trace enters
         result = (vars(answer.unwrap()).get("value"),) if skipped else constants(answer)
@@ -360,6 +365,35 @@ def constants(*variables: Any) -> tuple[Any, ...] | None:
         return tuple(variable.as_python_constant() for variable in variables)
     except Exception:  # noqa: BLE001 - Dynamo raises errors of several kinds, and runs the user's code
         return None
+
+
+def _asks_constants(variable: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """True for a pure function of Python's that is given no objects: its answer follows from the code.
+
+    Told without their values: a list made anew for each of its members takes the square of their number.
+    """
+    is_method = isinstance(variable, GetAttrVariable | _BOUND)
+    given = [*args, *kwargs.values(), *([variable.obj] if is_method else [])]
+    if not (is_method or isinstance(variable, BUILTIN)) or not all(map(_holds_constants, given)):
+        return False
+    if not is_method:
+        return _is_pure(variable.as_python_constant(), None)
+    name = variable.name if isinstance(variable, GetAttrVariable) else variable.descriptor.__name__
+    return _is_pure(getattr(kind_of(variable.obj), name, None), None)
+
+
+def _holds_constants(variable: Any) -> bool:
+    """True for a constant of Python's, or a list, tuple, dict or set of nothing else."""
+    variable = variable.unwrap()
+    if type(variable) is ConstantVariable:
+        return True
+    items = vars(variable).get("items")
+    if kind_of(variable) not in (list, tuple, dict, set, frozenset) or not isinstance(
+        items, list | tuple | dict
+    ):
+        return False
+    kinds = {*map(type, values(items)), *(map(type, items.values()) if isinstance(items, dict) else ())}
+    return kinds <= {ConstantVariable}
 
 
 def _is_known(variable: Any) -> bool:
