@@ -8,7 +8,11 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import suppress
+from inspect import Signature, signature
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +22,7 @@ from tests.support.checkout import python
 from tests.support.tracing import cached
 from warmrank.worker.errors import TorchUnsupported
 from warmrank.worker.torch_private import facts
+from warmrank.worker.torch_private.patching import targets_of
 
 ROOM = Path(facts.__file__).parent
 
@@ -57,6 +62,24 @@ def test_what_a_module_imports_or_replaces_is_a_fact(path: Path) -> None:
 @pytest.mark.parametrize("group", facts.GROUPS)
 def test_facts_hold_here(group: str) -> None:
     assert [fact for fact in facts.examined(group) if fact.instead] == []
+
+
+def functions_stepped_in(module: ModuleType) -> Iterator[tuple[Signature, Signature]]:
+    """Signatures of the steps of a module, and of the functions of torch that each is called for."""
+    for kind in (value for value in vars(module).values() if isinstance(value, type)):
+        for step in vars(kind).values():
+            for owner, name in (place for target in targets_of(step) for place in target.places()):
+                original: Any = (owner if isinstance(owner, dict) else vars(owner))[name]
+                with suppress(ValueError):  # of C
+                    yield signature(step), signature(getattr(original, "__func__", original))
+
+
+@pytest.mark.parametrize("path", sorted(ROOM.glob("*.py")), ids=lambda path: path.stem)
+def test_step_takes_every_argument_that_torch_passes_by_name_alone(path: Path) -> None:
+    module = importlib.import_module(f"warmrank.worker.torch_private.{path.stem}")
+    for step, original in functions_stepped_in(module):
+        named = [each.name for each in original.parameters.values() if each.kind is each.KEYWORD_ONLY]
+        step.bind_partial(**dict.fromkeys(named))
 
 
 def test_fact_that_does_not_hold_is_named_before_anything_is_traced(monkeypatch, tmp_path):

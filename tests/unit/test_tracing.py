@@ -8,6 +8,7 @@ import dataclasses
 import gc
 import importlib
 import inspect
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -400,6 +401,22 @@ def test_functions_of_torch_that_a_package_patched_when_it_was_imported_are_trac
     """Before Dynamo learned torch's functions by their names, as ``torch_geometric`` does."""
     outcomes = [python("-c", PATCHING, str(tmp_path)) for _ in range(2)]
     assert outcomes == ["compiled\n", "loaded\n"]
+
+
+class Gets(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(1, 4).requires_grad_(False)
+        self.get = operator.attrgetter("inner.bias")
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return x * self.get(self) + operator.attrgetter("inner.weight")(self).sum()
+
+
+def test_getter_of_a_name_with_dots_is_traced(tmp_path: Path) -> None:
+    """Dynamo makes such getters of functions that close over functions."""
+    model, rows = Gets(), torch.rand(2, 4)
+    assert torch.equal(cache_compile(model.forward, cache_dir=tmp_path)(rows), model(rows))
 
 
 class Measures(nn.Module):

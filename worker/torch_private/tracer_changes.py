@@ -249,9 +249,9 @@ class TracerChanges:
         return original(variable, tx, args, kwargs)
 
     @steps_in("torch._dynamo.variables.functions:NestedUserFunctionVariable", "get_function")
-    def _made_function(self, original: Any, variable: Any, *converting: Any) -> Any:
+    def _made_function(self, original: Any, variable: Any, *converting: Any, **allowed: bool) -> Any:
         try:
-            return original(variable, *converting)
+            return original(variable, *converting, **allowed)
         except Unsupported as error:  # of a cell that the function is to fill: `:=` in a comprehension
             raise NotImplementedError from error
 
