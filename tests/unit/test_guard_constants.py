@@ -28,6 +28,7 @@ from torch import nn
 from tests.fuzz.parts.calls import CALLED
 from tests.support.small_models import Plain
 from tests.support.tracing import compiled, misfits, traced, traces_more
+from warmrank.cache_store.canonical import canonical_json
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.guards.paths import PathTable
 from warmrank.worker.guards.translate import refuse_unaccounted
@@ -35,7 +36,7 @@ from warmrank.worker.keys.code import class_digest, function_digest
 from warmrank.worker.runtime.artifact import PortableGuards, TracedSource
 from warmrank.worker.runtime.check import MISSING, resolve
 from warmrank.worker.runtime.constants import describe, encode
-from warmrank.worker.runtime.decoding import decode
+from warmrank.worker.runtime.decoding import decode, equal
 from warmrank.worker.runtime.files import guards_json
 from warmrank.worker.torch_private.dynamo_guards import GuardTree, Leaf
 from warmrank.worker.torch_private.patching import intercepted, steps_in
@@ -328,6 +329,18 @@ def test_description_says_what_the_object_is(value: Any, expected: list[Any]) ->
 )
 def test_partial_with_something_else_differs(other: Any) -> None:
     assert describe(other) != describe(functools.partial(add, 1, y=2))
+
+
+@pytest.mark.parametrize("keywords", [{"a": 1, "b": 2}, {"b": 2, "a": 1}], ids=["sorted", "unsorted"])
+@pytest.mark.parametrize("kind", [operator.methodcaller, functools.partial])
+def test_keywords_that_an_object_was_made_with_are_in_a_file_in_their_order(
+    kind: Any, keywords: dict[str, int]
+) -> None:
+    """A file sorts the keys of JSON objects."""
+    made = functools.partial(kind, add if kind is functools.partial else "clamp")
+    described = describe(made(**keywords))
+    assert equal(json.loads(canonical_json({"made": described}))["made"], described)
+    assert not equal(describe(made(**dict(reversed(keywords.items())))), described)
 
 
 @pytest.mark.parametrize("value", [Plain(), torch.ones(2)], ids=["module", "tensor"])

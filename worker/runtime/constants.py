@@ -232,10 +232,15 @@ def _describe_object(value: Any) -> list[Any]:
 
 
 def _held(value: Any) -> Any:
-    """A value that a partial holds; a module by its type: what is read of it has conditions of its own."""
+    """A value that a partial holds; a module by its type: what is read of it has conditions of its own.
+
+    A dict by pairs: what is written sorts the keys of an object.
+    """
     if isinstance(value, torch.nn.Module):
         return {"module": type_name(type(value))}
-    return {key: _held(item) for key, item in value.items()} if type(value) is dict else encode(value)
+    if type(value) is not dict:
+        return encode(value)
+    return [[encode(key), _held(item)] for key, item in value.items()]
 
 
 def encode_key(key: Any) -> Any:

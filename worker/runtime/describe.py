@@ -95,7 +95,8 @@ def describe_failure(guards: PortableGuards, check: Check, values: Sequence[Any]
         )
         return f"class {was} of {where} changed" if was == now else f"type of {where}: {was} -> {now}"
     if kind == "identity":
-        return f"{where}: another {expected[0]} than {_identity_name(expected)}"
+        what = "object" if expected[0] == "made" else expected[0]
+        return f"{where}: another {what} than {_identity_name(expected)}"
     if kind == "equals":
         return f"{where}: {written(expected)} -> {_short(value)}"
     if kind in ("keys", "order", "length", "empty"):
@@ -144,7 +145,7 @@ def _describe_objects(guards: PortableGuards, check: Check, values: Sequence[Any
 def _identity_name(described: Sequence[Any]) -> str:
     """The name in what `describe` gave."""
     kind = described[0]
-    if kind in ("method", "partial"):
+    if kind in ("method", "partial", "made"):
         return _identity_name(described[1:] if kind == "method" else described[1])
     if kind == "constant":
         return written(described[1])
