@@ -37,6 +37,8 @@ from tests.support.tracing import (
 from warmrank.worker.compile import compiler
 from warmrank.worker.configs.compiler_config import LaunchDefaults
 from warmrank.worker.errors import NotPortable
+from warmrank.worker.runtime import sources
+from warmrank.worker.runtime.call_guards import CallGuards
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -49,6 +51,35 @@ def test_second_trace_abandons_the_cache_where_that_was_asked(cache: Path) -> No
     assert all(same)
     assert len(said) == 1
     assert files(cache) == []
+
+
+def test_look_up_among_many_variants_looks_at_torch_once_and_checks_those_that_arguments_fit(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = [torch.rand(rows, 4) for rows in (2, 3, 5, 6)]
+    for x in inputs:
+        warm(Plain().affine, cache, x, dynamic=False)
+    looked_at: list[Any] = []
+    checked: list[bool] = []
+    digest, check = sources._patches_digest, CallGuards.check
+
+    def counted_digest(holder: Any) -> str:
+        looked_at.append(holder)
+        return digest(holder)
+
+    def counted_check(*call: Any) -> tuple[str, ...]:
+        checked.append(not (wrong := check(*call)))
+        return wrong
+
+    monkeypatch.setattr(sources, "_patches_digest", counted_digest)
+    monkeypatch.setattr(CallGuards, "check", counted_check)
+    function = cached(Plain().affine, cache, dynamic=False)
+    assert all(torch.equal(function(x), model_of(function).affine(x)) for x in inputs)
+    assert outcome(function) == "loaded"
+    assert len(looked_at) == len(inputs) * len({*looked_at}) > 0
+    assert checked == []
+    assert all(torch.equal(function(x), model_of(function).affine(x)) for x in inputs)
+    assert checked == [True] * len(inputs)
 
 
 class Counts(nn.Module):

@@ -95,6 +95,13 @@ class CallGuards:
             return True
         return self._carries_none(self._module, *args, **kwargs)
 
+    def may_fit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """False if the arguments alone break a condition, so that none of the others need be looked at."""
+        try:
+            return self._mode == "skip" or self._arguments_fit(self._module, *args, **kwargs)
+        except TypeError:  # the signature does not take them, which a check says in its words
+            return True
+
     def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
         """Check all conditions anew, and note what they hold for; in words, those that do not hold.
 
@@ -199,6 +206,11 @@ class CallGuards:
         guards = self._artifact.guards
         checks = carry_none(guards)
         return compile_input_check(replace(guards, checks=checks, shapes=()), self._function)
+
+    @cached_property
+    def _arguments_fit(self) -> Callable[..., bool]:
+        """True if the conditions on arguments, and on what the function writes to, hold now."""
+        return compile_input_check(self._guards, self._function, asked=())
 
     @cached_property
     def _fits_any_size(self) -> Callable[..., bool]:

@@ -25,6 +25,7 @@ from warmrank.worker.configs.compiler_config import CacheOptions, LaunchDefaults
 from warmrank.worker.devices import backend_for
 from warmrank.worker.engines import Site, check_choice, engine_for, engine_named
 from warmrank.worker.errors import ArtifactCorrupt, NotPortable, StateChanged, WorkerError
+from warmrank.worker.keys.code import forget_types
 from warmrank.worker.keys.request import Request, request
 from warmrank.worker.runtime.check import any_gears
 from warmrank.worker.runtime.find import (
@@ -37,7 +38,7 @@ from warmrank.worker.runtime.find import (
     model_directory,
 )
 from warmrank.worker.runtime.runner import call_lock
-from warmrank.worker.runtime.sources import missing_operators
+from warmrank.worker.runtime.sources import missing_operators, patches_looked_at_once
 from warmrank.worker.runtime.variant import Variant
 from warmrank.worker.settings import kind_of, settings
 from warmrank.worker.torch_private.warm import (
@@ -216,7 +217,8 @@ class CachedFunction:
             why = (refused or {}).get(stored.sha256)
             return self.mismatches(stored, args, kwargs) if why is None else (why,)
 
-        return look_up(self.place(asked), asked, misfits)
+        with patches_looked_at_once():
+            return look_up(self.place(asked), asked, misfits)
 
     def mismatches(self, stored: StoredArtifact, args: Args, kwargs: Kwargs) -> tuple[str, ...]:
         """Conditions of an artifact that this module and call do not meet; empty if it may be used."""
@@ -342,8 +344,9 @@ class CachedFunction:
     def fitting(self, args: Args, kwargs: Kwargs) -> Variant | None:
         """A loaded variant, all of whose conditions hold for these arguments now; None if there is none."""
         with self._lock:
+            forget_types()
             for variant in self.variants:
-                if not variant.guards.check(args, kwargs):
+                if variant.guards.may_fit(args, kwargs) and not variant.guards.check(args, kwargs):
                     self._move_to_front(variant)
                     return variant
         return None

@@ -9,10 +9,12 @@ Process safety: pure reads of this process's modules.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import sys
 import zlib
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -32,6 +34,8 @@ from warmrank.worker.keys.code import (
     stable_text,
 )
 from warmrank.worker.runtime.artifact import TracedSource
+
+_patches_digests: ContextVar[dict[Any, str] | None] = ContextVar("patches_digests", default=None)
 
 
 def changed(sources: Iterable[TracedSource]) -> Iterator[str]:
@@ -72,8 +76,27 @@ def holder_of(module: str, name: str) -> Any:
     return getattr(holder, name) if name else holder
 
 
+@contextlib.contextmanager
+def patches_looked_at_once() -> Iterator[None]:
+    """Look at each class and module of torch once, however many artifacts are checked within."""
+    token = _patches_digests.set({})
+    try:
+        yield
+    finally:
+        _patches_digests.reset(token)
+
+
 def patches_digest(holder: Any) -> str:
     """Digest of others' functions in a class or module of torch, and of torch's own under other names."""
+    known = _patches_digests.get()
+    if known is None:
+        return _patches_digest(holder)
+    if holder not in known:
+        known[holder] = _patches_digest(holder)
+    return known[holder]
+
+
+def _patches_digest(holder: Any) -> str:
     found = patches(holder)
     names = [f"{name}={place_of(value)}" for name, value in found]
     if users := of_users(found):
