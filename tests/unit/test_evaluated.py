@@ -8,7 +8,8 @@ import keyword
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -198,7 +199,7 @@ class AsksSet(nn.Module):
     def __init__(self, ask: Callable[[Any], Any]) -> None:
         super().__init__()
         self.ask = ask
-        self.members: set[Any] = {"a", "b", "c", "dd", "ee"}
+        self.members: Any = {"a", "b", "c", "dd", "ee"}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.mul(x, self.ask(self))
@@ -257,11 +258,29 @@ def test_order_of_a_set_that_hangs_on_one_from_before_the_call_is_refused(ask: A
         cache_compile(module.forward, cache_dir=tmp_path)(PAIR)
 
 
-def test_set_of_the_same_members_in_another_order_does_not_fit() -> None:
-    module = AsksSet(lambda self: sum(place * number for place, number in enumerate(self.members)))
-    module.members = {0, 8}  # the order of numbers follows from how they came in
+def appended(members: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
+    found += members
+    return found
+
+
+class Listed(list[Any]):
+    pass
+
+
+WAYS: dict[str, Callable[[Iterable[Any]], Iterable[Any]]] = {
+    "a loop": iter, "added to a list": appended, "a new list": Listed, "keys": dict.fromkeys,
+    "keys in order": OrderedDict.fromkeys, "counted": Counter,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_set_of_the_same_members_in_another_order_does_not_fit(way: Any, kind: Any) -> None:
+    module = AsksSet(lambda self: sum(place * number for place, number in enumerate(way(self.members))))
+    module.members = kind([0, 8])  # the order of numbers follows from how they came in
     made = compiled(module.forward, PAIR)
-    module.members = {8, 0}
+    module.members = kind([8, 0])
     assert list({0, 8}) != list({8, 0})
     assert "order of self.members: [0, 8] -> [8, 0]" in misfits(made, module.forward, PAIR)
 

@@ -28,7 +28,7 @@ from torch._dynamo.variables import NumpyNdarrayVariable, TensorVariable, Unspec
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.lazy import LazyVariableTracker
 
-from warmrank.worker.keys.code import is_pinned_module, is_users_function
+from warmrank.worker.keys.code import is_pinned_module, is_users_function, package_of
 from warmrank.worker.repeatable import PLAIN, RECIPES, get_counted, kept_result
 from warmrank.worker.torch_private.evaluated_calls import EVALUATING, PRINTING, callers
 from warmrank.worker.torch_private.evaluated_sets import (
@@ -242,6 +242,19 @@ class ValueHooks:
             self._new.note(made if isinstance(made, self._sets) else variable, before, *step)
         return made
 
+    @steps_in("torch._dynamo.variables.lists:BaseListVariable", "list_extend", is_optional=True)  # from 2.15
+    def _extend(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        """Look at a set that is put into a list or deque as a whole, without an iterator."""
+        self._note_sets(args, tx)
+        return original(variable, tx, args, kwargs)
+
+    @steps_in(
+        "torch._dynamo.variables.builtin:DictBuiltinVariable", "call_custom_dict_fromkeys", is_optional=True
+    )
+    def _keys_of(self, original: Any, tx: Any, kind: type, *args: Any, **kwargs: Any) -> Any:
+        self._note_sets(args[:1], tx)
+        return original(tx, kind, *args, **kwargs)
+
     @steps_in(_BUILTIN, "call_sorted", "_call_min_max")
     def _sort(self, original: Any, builtin: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         is_sorting = "key" not in kwargs  # equal keys keep the order that they had
@@ -365,7 +378,8 @@ class ValueHooks:
             variable = item.realize()
             # The set of a literal is filled from a constant one.
             is_constant = kind_of(variable) is frozenset and variable not in self._new
-            is_indifferent = (is_constant or id(variable) in self._of_torch) and not _is_for_users(tx)
+            is_own = is_constant and (item.source is None or _is_asked_by_torch(tx))
+            is_indifferent = (is_own or id(variable) in self._of_torch) and not _is_for_users(tx)
             if not isinstance(variable, self._sets) or is_indifferent:
                 continue
             if item.source is not None:
@@ -440,6 +454,12 @@ def _is_for_users(tx: Any) -> bool:
     """True if the order of a set counts for the user's code; torch's own goes over sets in any."""
     *_, asking = _asking(tx)
     return asking is not None and not is_pinned_module(asking.f_globals.get("__name__"))
+
+
+def _is_asked_by_torch(tx: Any) -> bool:
+    """True if code of torch goes over a set, and not of Python, which may have it from the user's code."""
+    *_, asking = _asking(tx)
+    return asking is None or package_of(str(asking.f_globals.get("__name__"))) == "torch"
 
 
 def _is_algebra(tx: Any) -> bool:
