@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import keyword
 import os
@@ -283,6 +284,39 @@ def test_set_of_the_same_members_in_another_order_does_not_fit(way: Any, kind: A
     module.members = kind([8, 0])
     assert list({0, 8}) != list({8, 0})
     assert "order of self.members: [0, 8] -> [8, 0]" in misfits(made, module.forward, PAIR)
+
+
+TEXTS: dict[str, Callable[[Any], str]] = {
+    "str": str, "repr": repr, "f-string": lambda members: f"{members}",
+    "within a list": lambda members: str([members]), "percent": lambda members: "%s" % (members,),  # noqa: UP031 - as users write it
+}  # fmt: skip
+
+
+class Tells(nn.Module):
+    """Returns the text of a set, or of what it makes of one."""
+
+    def __init__(self, text: Callable[[Any], str], members: Any) -> None:
+        super().__init__()
+        self.text = text
+        self.members = members
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, str]:
+        return x + 1, self.text(self.members)
+
+
+def is_never_the_same(members: Any) -> bool:
+    """True if a set that is made of this one has another order, and so has one that is made of that."""
+    order = [*members]
+    another = [*set(order)]
+    return another != order != [*set(another)]
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_text_of_a_set_from_before_the_call_has_its_order(text: Any, kind: Any, tmp_path: Path) -> None:
+    made = map(kind, itertools.permutations(range(0, 99, 9), 4))
+    module = Tells(text, next(filter(is_never_the_same, made)))
+    assert cache_compile(module.forward, cache_dir=tmp_path)(PAIR)[1] == text(module.members)
 
 
 class Rearranges(nn.Module):

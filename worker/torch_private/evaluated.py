@@ -35,6 +35,7 @@ from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import is_pinned_module, is_users_function
 from warmrank.worker.torch_private.evaluated_calls import CallHooks, EnvironmentHooks, profile_again
 from warmrank.worker.torch_private.evaluated_reads import ReadHooks
+from warmrank.worker.torch_private.evaluated_sets import TextHooks
 from warmrank.worker.torch_private.evaluated_values import ValueHooks
 from warmrank.worker.torch_private.operators import may_do_more
 from warmrank.worker.torch_private.patching import intercepted, named, steps_in
@@ -86,8 +87,8 @@ class Evaluations:
             with contextlib.suppress(AttributeError, ImportError):  # each release of torch has some of them
                 named(forget)()
         profile = sys.getprofile()
-        hooks = (ReadHooks(self), CallHooks(self), ValueHooks(self), PathHooks(self), ConstantHooks())
-        with intercepted(*hooks):
+        hooks = (ReadHooks(self), CallHooks(self), ValueHooks(self), PathHooks(self))
+        with intercepted(*hooks, ConstantHooks(), TextHooks()):
             handlers.clear()
             try:
                 yield

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from types import BuiltinFunctionType, MethodType
 from typing import Any, Final
 
+from torch._dynamo.variables.base import VariableTracker
+
 from warmrank.worker.repeatable import order_of_set
+from warmrank.worker.torch_private.patching import steps_in, steps_in_variables
 
 MAKING: Final = {
     operator.or_: "__or__", operator.and_: "__and__", operator.sub: "__sub__", operator.xor: "__xor__",
@@ -31,6 +34,8 @@ _FOLLOWED: Final = frozenset(
 FILLING: Final = ("add", "update")
 EMPTY: Final = ("set",)
 """A set without members, as `order_of_set` takes it."""
+_MANY: Final = 200
+"""Members of a set of which no other order is tried than that of the trace."""
 _LOSING: Final = ("remove", "discard")
 _NUMBERS: Final = (bool, int, float, complex)
 
@@ -127,6 +132,39 @@ class NewSets:
         return True
 
 
+class TextHooks:
+    """Steps in where Dynamo makes a set of constants anew: one in another order has another text."""
+
+    def __init__(self) -> None:
+        self._brought: dict[int, tuple[Any, Any]] = {}  # sets from before the call, by their variables
+
+    @steps_in("torch._dynamo.variables.builder:VariableBuilder", "__call__(value)")
+    def _build(self, original: Any, builder: Any, value: Any) -> Any:
+        made = original(builder, value)
+        if type(value) in (set, frozenset):
+            self._brought[id(made)] = value, made
+        return made
+
+    @steps_in_variables("as_python_constant", only="SetVariable")
+    @steps_in_variables("as_python_constant", only="FrozensetVariable")
+    def _constant(self, original: Any, variable: Any) -> Any:
+        """The constant, in the order of the trace where one can be made so."""
+        constant, order = original(variable), [key.vt.as_python_constant() for key in variable.items]
+        before, _ = self._brought.get(id(variable), (None, None))
+        if before is not None and [*before] == order:
+            copied = before.copy()
+            return copied if [*copied] == order else before
+        tried = _shuffled(order) if len(order) < _MANY else [order]
+        return next((made for made in map(type(constant), tried) if [*made] == order), constant)
+
+    @steps_in_variables("repr_impl", "tp_repr_impl", only="SetVariable")
+    @steps_in_variables("repr_impl", "tp_repr_impl", only="FrozensetVariable")
+    def _text(self, original: Any, variable: Any, tx: Any) -> Any:
+        if not variable.is_python_constant():
+            return original(variable, tx)
+        return VariableTracker.build(tx, repr(variable.as_python_constant()))
+
+
 def _made(before: tuple[Any, ...] | None, method: str, *given: tuple[Any, ...] | None) -> Any:
     """Operand for the result of a method; None where nobody can make it again."""
     if before is None or None in given:
@@ -137,9 +175,15 @@ def _made(before: tuple[Any, ...] | None, method: str, *given: tuple[Any, ...] |
 
 def _literal(constant: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """A set of the code's constants, filled so that it has the order of the process; None if that fails."""
-    shuffle = Random(0)  # noqa: S311 - the same each time
-    tried = (constant[1:], *(shuffle.sample(constant[1:], len(constant) - 1) for _ in range(200)))
+    tried = _shuffled(constant[1:])
     return next((("literal", *each) for each in tried if (*frozenset(each),) == constant[1:]), None)
+
+
+def _shuffled(members: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Members in their order, then in others."""
+    shuffle = Random(0)  # noqa: S311 - the same each time
+    yield members
+    yield from (shuffle.sample(members, len(members)) for _ in range(200))
 
 
 def _strict(operand: tuple[Any, ...] | None) -> tuple[Any, ...] | None:

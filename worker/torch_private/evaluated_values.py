@@ -94,9 +94,7 @@ class ValueHooks:
         self._seen: set[type] = set()
         self._methods: set[CodeType] = set()  # of constants that the trace came upon
         self._new = NewSets()
-        self._of_torch: dict[
-            int, Any
-        ] = {}  # sets that code of torch made: its own order of them is of no account
+        self._of_torch: dict[int, Any] = {}  # sets that code of torch made, and may go over in any order
         self._partials: dict[int, tuple[Any, Any]] = {}  # likewise
         self._held: list[tuple[Any, ...]] | None = None  # calls that a kept result may stand for
         self._keeping = ""  # name of the user's function that keeps its results, while it is traced
