@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from warmrank.worker.gears.model import GearFacts
     from warmrank.worker.runtime.asked import Call
 
-FORMAT = 10
+FORMAT = 11
 MARSHAL_VERSION = 2  # the last without references, which hang on how often an object is used
 GRAPH_NAME = "__compiled_fn"  # a frame calls its graph by it
 ABOUT = "about"
