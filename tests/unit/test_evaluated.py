@@ -286,9 +286,20 @@ def test_set_of_the_same_members_in_another_order_does_not_fit(way: Any, kind: A
     assert "order of self.members: [0, 8] -> [8, 0]" in misfits(made, module.forward, PAIR)
 
 
+def error_of(given: Any) -> str:
+    try:
+        raise ValueError(given)  # noqa: TRY301 - as users write it
+    except ValueError as error:
+        return str(error)
+
+
 TEXTS: dict[str, Callable[[Any], str]] = {
     "str": str, "repr": repr, "f-string": lambda members: f"{members}",
     "within a list": lambda members: str([members]), "percent": lambda members: "%s" % (members,),  # noqa: UP031 - as users write it
+    "format": "{}".format, "within a format": lambda members: f"{[members]}",
+    "method": lambda members: members.__repr__(), "deep": lambda members: repr({"a": ([members], 1)}),
+    "by name": lambda members: "{a}".format_map({"a": members}),
+    "error": error_of, "within an error": lambda members: error_of([members]),
 }  # fmt: skip
 
 
@@ -316,6 +327,10 @@ def is_never_the_same(members: Any) -> bool:
 def test_text_of_a_set_from_before_the_call_has_its_order(text: Any, kind: Any, tmp_path: Path) -> None:
     made = map(kind, itertools.permutations(range(0, 99, 9), 4))
     module = Tells(text, next(filter(is_never_the_same, made)))
+    assert cache_compile(module.forward, cache_dir=tmp_path)(PAIR)[1] == text(module.members)
+    module.members = next(
+        other for other in made if {*other} == {*module.members} and [*other] != [*module.members]
+    )
     assert cache_compile(module.forward, cache_dir=tmp_path)(PAIR)[1] == text(module.members)
 
 

@@ -227,6 +227,21 @@ def values(members: Iterable[Any]) -> Iterator[Any]:
     return (getattr(member, "vt", member) for member in members)
 
 
+def held_in(variables: Iterable[Any]) -> list[Any]:
+    """Variables, and all that they hold, keys included: what the text of one is made of."""
+    found: list[Any] = []
+    seen: dict[int, Any] = {}
+
+    def look(variable: Any) -> None:
+        found.append(variable.realize())
+        items = vars(found[-1]).get("items")
+        if isinstance(items, dict):
+            VariableTracker.visit(look, [*values(items)], seen)
+
+    VariableTracker.visit(look, [*variables], seen)
+    return found
+
+
 def is_number(variable: Any) -> bool:
     """True for a constant number, whose hash is the same in every process."""
     return variable.is_python_constant() and isinstance(variable.as_python_constant(), _NUMBERS)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import operator
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ from warmrank.worker.torch_private.evaluated_sets import (
     MAKING,
     NewSets,
     has_hash_of_address,
+    held_in,
     is_number,
     kind_of,
     values,
@@ -84,6 +86,7 @@ _POLYFILLS: Final = "torch._dynamo.polyfills"
 _ALGEBRA: Final = "set_"
 """Start of names of functions by which Dynamo makes sets of sets."""
 _TAKING: Final = ("extend", "extendleft", "__iadd__", "__init__")
+_TELLING: Final = ("__repr__", "__str__", "__format__", "format", "format_map", "__mod__")
 
 
 class ValueHooks:
@@ -220,6 +223,8 @@ class ValueHooks:
             self._note_sets([variable], tx)
         elif name in _TAKING:
             self._note_sets(args, tx)
+        elif name in _TELLING:
+            self._note_sets(held_in((variable, *args, *kwargs.values())), tx)
         elif name == "__hash__":
             self._note_hashes([variable])
         if kind_of(variable) not in (set, frozenset):
@@ -290,8 +295,8 @@ class ValueHooks:
     def _builtin(self, original: Any, builtin: Any, tx: Any, args: Any, kwargs: Any) -> Any:
         if builtin.fn is hash and not _is_look_up(tx):
             self._note_hashes(args)
-        elif builtin.fn in PRINTING:
-            self._note_sets(args, tx)
+        elif builtin.fn in (*PRINTING, str.format, operator.mod):
+            self._note_sets(held_in((*args, *kwargs.values())), tx)
         is_unordered = builtin.fn in _UNORDERED and not kwargs
         self._sorting += is_unordered
         of = [self._new.operand(each) for each in args] if builtin.fn in (*MAKING, frozenset) else []
