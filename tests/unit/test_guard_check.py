@@ -40,6 +40,11 @@ class Other(Holder):
     pass
 
 
+class DeniesAll(dict[str, Any]):
+    def __contains__(self, _key: object) -> bool:
+        return False
+
+
 class Mine(torch.Tensor):
     """A tensor of a class of its own."""
 
@@ -127,6 +132,8 @@ CASES: list[tuple[str, Any, Any, Any, str]] = [
     ("has_key", "a", {"a": 1}, {}, "x: has key 'a' no longer holds"),
     ("has_key", encode((1, 2)), {(1, 2)}, {(1, 3)}, "x: has key"),
     ("no_key", "a", {}, {"a": 1}, "x: no key 'a' no longer holds"),
+    ("has_key", "a", DeniesAll(a=1), DeniesAll(), "x: has key 'a' no longer holds"),
+    ("no_key", "a", DeniesAll(), DeniesAll(a=1), "x: no key 'a' no longer holds"),
     ("has_attr", "a", Holder(a=1), Holder(), "x: has attr 'a' no longer holds"),
     ("no_attr", "a", Holder(), Holder(a=1), "x: no attr 'a' no longer holds"),
     ("not_in_dict", "forward", Holder(), Holder(forward=1), "x: not in dict 'forward' no longer holds"),
