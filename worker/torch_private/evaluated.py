@@ -1,8 +1,8 @@
 """Facts that Dynamo evaluates to constants without leaving a guard, noted as they are evaluated.
 
-Hooks here and in `evaluated_reads`, `evaluated_calls` and `evaluated_values` step in where one passes, look
-at question and answer, and record a condition (a fact about an object, or a call that is made again at a
-load), or a refusal. `PathHooks` gives paths to what Dynamo has none for, or miswrites.
+Hooks here and in `evaluated_reads`, `evaluated_calls`, `evaluated_sets` and `evaluated_values` step in where
+one passes, look at question and answer, and record a condition (a fact about an object, or a call that is
+made again at a load), or a refusal. `PathHooks` gives paths to what Dynamo has none for, or miswrites.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Evaluations:
                 named(forget)()
         profile = sys.getprofile()
         hooks = (ReadHooks(self), CallHooks(self), ValueHooks(self), PathHooks(self))
-        with intercepted(*hooks, ConstantHooks(), TextHooks()):
+        with intercepted(TextHooks(), *hooks, ConstantHooks()):
             handlers.clear()
             try:
                 yield

@@ -157,8 +157,8 @@ class TextHooks:
         tried = _shuffled(order) if len(order) < _MANY else [order]
         return next((made for made in map(type(constant), tried) if [*made] == order), constant)
 
-    @steps_in_variables("repr_impl", "tp_repr_impl", only="SetVariable")
-    @steps_in_variables("repr_impl", "tp_repr_impl", only="FrozensetVariable")
+    @steps_in_variables("repr_impl", "tp_repr_impl", is_optional=True, only="SetVariable")
+    @steps_in_variables("repr_impl", "tp_repr_impl", is_optional=True, only="FrozensetVariable")
     def _text(self, original: Any, variable: Any, tx: Any) -> Any:
         if not variable.is_python_constant():
             return original(variable, tx)

@@ -44,12 +44,7 @@ from warmrank.worker.torch_private.evaluated_sets import (
     values,
 )
 from warmrank.worker.torch_private.lowering import source_name
-from warmrank.worker.torch_private.patching import (
-    steps_in,
-    steps_in_variables,
-    targets_of,
-    with_subclasses,
-)
+from warmrank.worker.torch_private.patching import steps_in, steps_in_variables, targets_of, with_subclasses
 
 if TYPE_CHECKING:
     from warmrank.worker.torch_private.evaluated import Evaluations
@@ -216,6 +211,11 @@ class ValueHooks:
         if caller.f_code.co_name == "BUILD_SET":  # the instruction
             self._new.fill(variable, EMPTY, ())
             self._note_maker(variable, caller.f_locals["self"])
+
+    @steps_in_variables("repr_impl", "tp_repr_impl", is_optional=True)
+    def _tell(self, original: Any, variable: Any, tx: Any) -> Any:
+        self._note_sets(held_in((variable,)), tx)
+        return original(variable, tx)
 
     @steps_in_variables("call_method(tx, name, args, kwargs)")
     def _method(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:

@@ -35,9 +35,9 @@ TESTED: Final = f"2.11 to {NEWEST[0]}.{NEWEST[1]}"
 
 _COMPILE = (
     "arithmetic", "as_shipped", "containers", "dynamo_guards", "encoders", "evaluated", "evaluated_calls",
-    "evaluated_reads", "evaluated_values", "kernels", "lifetimes", "lowering", "marks", "operators",
-    "patching", "places", "positions", "raised", "symbols", "telling", "trace_notes", "tracer_changes",
-    "tracing", "views", "warm",
+    "evaluated_reads", "evaluated_sets", "evaluated_values", "kernels", "lifetimes", "lowering", "marks",
+    "operators", "patching", "places", "positions", "raised", "symbols", "telling", "trace_notes",
+    "tracer_changes", "tracing", "views", "warm",
 )  # fmt: skip
 GROUPS: Final = {
     "compile": _COMPILE, "trial": (), "inductor": ("inductor", "library_inputs"), "torchair": ("torchair",),
