@@ -208,7 +208,12 @@ def generate(keyring: Path, name: str) -> Signer:
         signer = load_signer(private)
     else:
         signer = generate_key_pair(name)
-        save_private_key(signer, private)
+        try:
+            save_private_key(signer, private)
+        except UnusableCache as error:
+            if private.exists():
+                raise _taken(private, "another command made it just now; run this again") from error
+            raise
     trust_key(keyring, name, signer.public_key)
     return signer
 

@@ -28,8 +28,9 @@ from tests.support.stored import (
 from warmrank.cache_store.backends import directory
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED, Marks, mark_unverified, marks_of, permit_copies
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Corrupt, Untrusted, UnusableCache
+from warmrank.cache_store.errors import Conflict, Corrupt, Untrusted, UnusableCache
 from warmrank.cache_store.layout import BLOBS
+from warmrank.cache_store.signing import keyring
 from warmrank.cache_store.signing.keyring import (
     Revocation,
     Signer,
@@ -336,6 +337,16 @@ def config(**fields: object) -> TrustConfig:
 def test_signing_key_without_slash_or_suffix_is_a_key_of_the_keyring(tmp_path, own_keys, name):
     generate(own_keys, name)
     assert locate_trust(config(signing_key=name), base=tmp_path).signing_key == own_keys / f"{name}.pem"
+
+
+def test_key_that_another_command_makes_meanwhile_is_a_conflict(own_keys, monkeypatch):
+    def meanwhile(name: str) -> Signer:
+        save_private_key(generate_key_pair(name), own_keys / f"{name}.pem")
+        return generate_key_pair(name)
+
+    monkeypatch.setattr(keyring, "generate_key_pair", meanwhile)
+    with pytest.raises(Conflict, match="run this again"):
+        generate(own_keys, "ci")
 
 
 def test_what_the_keyring_revokes_travels_with_the_config(tmp_path, own_keys):
