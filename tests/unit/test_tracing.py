@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.variables import ConstDictVariable, ListVariable
 
 from tests.support.checkout import python
 from tests.support.small_models import Faulty, Unfit
@@ -401,6 +402,31 @@ def test_functions_of_torch_that_a_package_patched_when_it_was_imported_are_trac
     """Before Dynamo learned torch's functions by their names, as ``torch_geometric`` does."""
     outcomes = [python("-c", PATCHING, str(tmp_path)) for _ in range(2)]
     assert outcomes == ["compiled\n", "loaded\n"]
+
+
+class Collects(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        listed: list[int] = []
+        keyed: dict[int, int] = {}
+        for number in range(40):
+            listed.append(number)
+            keyed[number] = listed[-1]
+            x = x + keyed.get(number, 0) + len(listed)
+        return x
+
+
+def test_container_is_not_made_anew_for_each_call_of_its_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[type] = []
+    for kind in (ListVariable, ConstDictVariable):
+        of_kind = kind.as_python_constant
+
+        def counted(variable: Any, of_kind: Any = of_kind) -> Any:
+            made.append(type(variable))
+            return of_kind(variable)
+
+        monkeypatch.setattr(kind, "as_python_constant", counted)
+    traced(Collects().forward, PLAIN_ROWS)
+    assert len(made) < 5
 
 
 class Gets(nn.Module):
