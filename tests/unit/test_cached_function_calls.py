@@ -99,7 +99,9 @@ class Counts(nn.Module):
         return x * sum(divmod(self.calls, 3))
 
 
-@pytest.mark.parametrize("mode", ["reduce-overhead", pytest.param("max-autotune", marks=compiles_ahead)])
+@pytest.mark.parametrize(
+    "mode", ["reduce-overhead", pytest.param("max-autotune", marks=[compiles_ahead, pytest.mark.slow])]
+)
 def test_function_that_counts_in_integers_compiles_once_for_each_side_of_a_branch(
     cache: Path, mode: str
 ) -> None:
