@@ -41,8 +41,8 @@ def say_stopping(error: BaseException) -> None:
         logger.warning("stopping")
 
 
-def _leave(*_: object) -> NoReturn:
-    os._exit(EXIT_INTERRUPTED)
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    os._exit(128 + number)
 
 
 def ctrl_c_leaves() -> None:
@@ -131,10 +131,10 @@ def leaving_at_once() -> Iterator[None]:
     What a handler raises then is lost: native code of torch imports numpy, and goes on without it.
     """
 
-    def leave(number: int, _frame: FrameType | None) -> NoReturn:
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
         with suppress(OSError):
             os.write(_STDERR, b"stopped\n")
-        os._exit(128 + number)
+        _leave(number, frame)
 
     heeded = (one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) is not signal.SIG_IGN)
     with _handled_by(leave, *heeded):

@@ -381,9 +381,7 @@ def verify_cache(cache_dir: Path) -> CacheReport:
         )
     faults: list[str] = []
     artifacts = cached_files(cache_dir)
-    needed: set[Path] = set()
-    for path in artifacts:
-        needed |= _judge_artifact(path, needed, faults)
+    needed = _judge_artifacts(artifacts, faults) if artifacts else set()
     beside = {found for path in artifacts for found in companions(path.parent)}
     of_node = kept_files(cache_dir)
     named = [(path, True) for path in of_node] + [(path, False) for path in sorted(beside - needed)]
@@ -405,27 +403,30 @@ def verify_cache(cache_dir: Path) -> CacheReport:
     )
 
 
-def _judge_artifact(path: Path, judged: set[Path], faults: list[str]) -> set[Path]:
-    """Check an artifact, and the files beside it that were not ``judged`` yet; return all their paths."""
+def _judge_artifacts(paths: Iterable[Path], faults: list[str]) -> set[Path]:
+    """Check artifacts, and each file beside them once; return the paths of all these files."""
     from warmrank.worker.errors import ArtifactCorrupt
 
     with leaving_at_once():  # only here, because they import torch
         from warmrank.worker.runtime.artifact import parse
         from warmrank.worker.runtime.find import verified
 
-    try:
-        check_private(path)
-        artifact = parse(path.read_bytes(), str(path))
-    except (StoreError, ArtifactCorrupt, OSError) as error:
-        faults.append(str(error))
-        return set()
-    for file in artifact.files:
-        if path.parent / file.name not in judged:
-            try:
-                verified(path.parent, file)
-            except (StoreError, ArtifactCorrupt) as error:
-                faults.append(str(error))
-    return {path.parent / file.name for file in artifact.files}
+    judged: set[Path] = set()
+    for path in paths:
+        try:
+            check_private(path)
+            artifact = parse(path.read_bytes(), str(path))
+        except (StoreError, ArtifactCorrupt, OSError) as error:
+            faults.append(str(error))
+            continue
+        for file in artifact.files:
+            if path.parent / file.name not in judged:
+                try:
+                    verified(path.parent, file)
+                except (StoreError, ArtifactCorrupt) as error:
+                    faults.append(str(error))
+        judged |= {path.parent / file.name for file in artifact.files}
+    return judged
 
 
 def cached_files(cache_dir: Path) -> tuple[Path, ...]:

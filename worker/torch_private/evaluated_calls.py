@@ -279,8 +279,8 @@ class CallHooks:
         chosen = _is_of_enum(answer, enum.Enum) and any(map(_is_of_enum, (variable, *args)))
         if chosen:
             answer = answer.realize()  # the guards of a member do not say that this one is chosen
-        elif answer.source is not None or _asks_constants(variable, args, kwargs):  # a guard compares it
-            return
+        elif answer.source is not None or _asks_constants(variable, args, kwargs):
+            return  # a guard compares it, or the code says it all
         skipped = isinstance(variable, SkipFunctionVariable)  # which no trace enters
         result = (vars(answer.unwrap()).get("value"),) if skipped else constants(answer)
         if result is None or (not skipped and result == (None,)) or not (called := constants(variable)):
@@ -372,12 +372,12 @@ def _asks_constants(variable: Any, args: Sequence[Any], kwargs: Mapping[str, Any
 
     Told without their values: a list made anew for each of its members takes the square of their number.
     """
-    is_method = isinstance(variable, GetAttrVariable | _BOUND)
-    given = [*args, *kwargs.values(), *([variable.obj] if is_method else [])]
-    if not (is_method or isinstance(variable, BUILTIN)) or not all(map(_holds_constants, given)):
+    if not all(map(_holds_constants, (*args, *kwargs.values()))):
         return False
-    if not is_method:
+    if isinstance(variable, BUILTIN):
         return _is_pure(variable.as_python_constant(), None)
+    if not isinstance(variable, GetAttrVariable | _BOUND) or not _holds_constants(variable.obj):
+        return False
     name = variable.name if isinstance(variable, GetAttrVariable) else variable.descriptor.__name__
     return _is_pure(getattr(kind_of(variable.obj), name, None), None)
 
@@ -388,9 +388,8 @@ def _holds_constants(variable: Any) -> bool:
     if type(variable) is ConstantVariable:
         return True
     items = vars(variable).get("items")
-    if kind_of(variable) not in (list, tuple, dict, set, frozenset) or not isinstance(
-        items, list | tuple | dict
-    ):
+    is_plain = kind_of(variable) in (list, tuple, dict, set, frozenset)
+    if not is_plain or not isinstance(items, list | tuple | dict):
         return False
     kinds = {*map(type, values(items)), *(map(type, items.values()) if isinstance(items, dict) else ())}
     return kinds <= {ConstantVariable}

@@ -107,7 +107,7 @@ class _Index:
         as_like = {name: VariableTracker.build(self.tx, getattr(like, name)) for name in ("dtype", "device")}
         if not isinstance(value, TensorVariable):
             value = self._call(torch.full, TupleVariable([]), value, **as_like)
-        if storage_ids(like).intersection(storage_ids(_example(value))):
+        if storage_ids(like) & storage_ids(_example(value)):
             view, beside = self.selected()
             rest = beside if beside.items else ConstantVariable.create(...)
             return view.call_method(self.tx, "__setitem__", [rest, value], {})
