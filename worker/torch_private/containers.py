@@ -14,7 +14,7 @@ with its limit. ``in``, and ``count``, find an object itself, or an equal one. A
 `types.SimpleNamespace` may be set. The place that a member of an `IntEnum` stands for is its number.
 
 Relied on (``tests/fuzz/parts/evaluated.py``): every call of a frame goes through ``call_function``, and
-every instruction through ``step``; methods of C's have the names ``_method_of`` finds.
+every instruction through ``step``; methods of C's have the names ``method_of`` finds.
 """
 
 from __future__ import annotations
@@ -328,7 +328,7 @@ class Containers:
     def _call(self, original: Any, tx: Any, function: Any, args: Any, kwargs: Any) -> Any:
         called = function.realize()
         if not (_runs_python(called) or _keeps(called)):
-            method, holder = _method_of(called)
+            method, holder = method_of(called)
             if method.strip("_") in _OPERATORS and issubclass(_class_of(holder) or object, list | set | dict):
                 _refuse_operator(method.strip("_"), _class_of(holder))
             if method in _WHOLE:
@@ -398,7 +398,7 @@ def _holds_containers(variable: Any) -> bool:
     )
 
 
-def _method_of(called: Any) -> tuple[str, Any]:
+def method_of(called: Any) -> tuple[str, Any]:
     """Name of a method of C's, and what it is bound to: a variable, or a class; empty for a function."""
     holder = getattr(called, "obj", None)
     if holder is None:

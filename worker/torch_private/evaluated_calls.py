@@ -27,17 +27,16 @@ import torch
 import torch.distributed as dist
 from torch._dynamo.symbolic_convert import InstructionTranslator, _import_module
 from torch._dynamo.trace_rules import _nonstrict_trace_callable_ids, torch_name_rule_map
-from torch._dynamo.variables import TensorVariable, functions
+from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.functions import SkipFunctionVariable, UserFunctionVariable
-from torch._dynamo.variables.misc import GetAttrVariable
 from torch._dynamo.variables.torch import constant_fold_functions
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import globals_read, is_pinned_module, is_users_function, layers, package_of
 from warmrank.worker.torch_private.collectives import broadcast
-from warmrank.worker.torch_private.containers import BUILTIN
+from warmrank.worker.torch_private.containers import BUILTIN, method_of
 from warmrank.worker.torch_private.evaluated_sets import kind_of, values
 from warmrank.worker.torch_private.lowering import source_name
 from warmrank.worker.torch_private.patching import steps_in, steps_in_variables
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
     from warmrank.worker.torch_private.evaluated import Evaluations
 
 _OF_TORCH: Final = "TorchInGraphFunctionVariable"
-_BOUND: Any = getattr(functions, "BoundBuiltinMethodVariable", GetAttrVariable)  # from torch 2.13 on
 _RULES: Final[Any] = torch_name_rule_map
 _TRANSLATOR: Final = "torch._dynamo.symbolic_convert:InstructionTranslatorBase"
 _TORCH: Final = Path(torch.__file__).parent
@@ -376,10 +374,9 @@ def _asks_constants(variable: Any, args: Sequence[Any], kwargs: Mapping[str, Any
         return False
     if isinstance(variable, BUILTIN):
         return _is_pure(variable.as_python_constant(), None)
-    if not isinstance(variable, GetAttrVariable | _BOUND) or not _holds_constants(variable.obj):
-        return False
-    name = variable.name if isinstance(variable, GetAttrVariable) else variable.descriptor.__name__
-    return _is_pure(getattr(kind_of(variable.obj), name, None), None)
+    method, holder = method_of(variable)
+    is_method = bool(method) and _holds_constants(holder)
+    return is_method and _is_pure(getattr(kind_of(holder), method, None), None)
 
 
 def _holds_constants(variable: Any) -> bool:
