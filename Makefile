@@ -20,7 +20,7 @@ NPU_STAMP := $(NPU_VENV)/.installed
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test test-plain test-ray test-torch test-newest test-newest-of test-cluster test-slow test-gpu test-npu test-vllm faults chaos fuzz lint bench clean
+.PHONY: run test test-plain test-ray test-torch test-newest test-newest-of test-cluster test-ahead test-slow test-gpu test-npu test-vllm faults chaos fuzz lint bench clean
 
 run: $(STAMP)   ## cold launch, then warm launch, of the embedded defaults
 	$(BIN)/warmrank launch --demo warmrank-out/demo
@@ -69,6 +69,9 @@ test-newest-of: $(STAMP)
 
 test-cluster: $(STAMP) ## launches on real nodes, in network namespaces: needs root, iproute2 and util-linux
 	$(BIN)/python -m pytest -m netns tests/cluster
+
+test-ahead: $(STAMP) ## results of mode max-autotune against eager's: ten seconds of a C++ compiler each
+	$(BIN)/python -m pytest -n auto -m slow tests/integration/test_max_autotune.py tests/unit/test_as_shipped.py
 
 test-slow: $(NPU_STAMP) ## longer variants of what `make test` and `make test-npu` run
 	$(BIN)/python -m pytest -m "slow and not torchair"

@@ -336,6 +336,7 @@ class Cache(torch.nn.Module):
         return self.cache.sum(0)
 
 
+@pytest.mark.slow
 def test_what_is_read_between_two_writes_is_not_computed_after_them(tmp_path: Path) -> None:
     model, eager = Cache(), Cache()
     function = cache_compile(model.forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
@@ -440,6 +441,7 @@ class Rows(torch.nn.Module):
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_row_that_is_not_there_is_an_error_as_in_eager(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -523,6 +525,7 @@ class Rewritten(torch.nn.Module):
         )
 
 
+@pytest.mark.slow
 def test_rewrites_of_graphs_that_are_not_exact_are_left_out(tmp_path: Path) -> None:
     x = torch.arange(20.0).reshape(4, 5) - 7
     x[3] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 2.0])
@@ -540,6 +543,7 @@ class Masked(torch.nn.Module):
         return x @ kept.transpose(-1, -2) + mask[:, : kept.shape[-2]]
 
 
+@pytest.mark.slow
 def test_length_of_a_cache_may_follow_from_a_number(tmp_path: Path) -> None:
     function = cache_compile(Masked().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
     for length in (8, 6):
@@ -561,6 +565,7 @@ class SixteenBits(torch.nn.Module):
         return short.float(), short * 1.5 + short, half * 1.5 + half, normed, beside
 
 
+@pytest.mark.slow
 def test_sixteen_bits_are_rounded_to_as_in_eager_and_numbers_beside_them_are_not(tmp_path: Path) -> None:
     function = cache_compile(SixteenBits().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
     x = torch.randn(3, 8)

@@ -27,7 +27,7 @@ FAMILIES = {
 TOLERANCE = {"reduce-overhead": 2e-6, "max-autotune": 1e-4}
 
 
-QUICK = ("llama-generate", "t5", "t5-forward", "mamba", "vit")
+QUICK = ("llama-generate", "t5")
 
 
 def case(package: str, mode: str, name: str) -> object:

@@ -60,11 +60,9 @@ def test_settings_are_those_of_a_process_that_changes_none(
         (dynamo_config, "verify_correctness", "reduce-overhead"),
         (functorch_config, "fake_tensor_propagate_real_tensors", "reduce-overhead"),
         (inductor_config, "freezing", "reduce-overhead"),
-        pytest.param(
-            inductor_config, "trace.enabled", "max-autotune", marks=[compiles_ahead, pytest.mark.slow]
-        ),
-        pytest.param(
-            inductor_config, "cpp.inject_relu_bug_TESTING_ONLY", "max-autotune", marks=compiles_ahead
+        *(
+            pytest.param(inductor_config, setting, "max-autotune", marks=[compiles_ahead, pytest.mark.slow])
+            for setting in ("trace.enabled", "cpp.inject_relu_bug_TESTING_ONLY")
         ),
     ],
 )

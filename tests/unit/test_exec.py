@@ -114,10 +114,11 @@ def test_last_host_of_a_world_commits_what_all_of_them_published(
 @pytest.mark.parametrize(
     ("ranks", "key", "reason"),
     [
-        (
+        pytest.param(
             "0",
             "",
             "each of 2 ranks has to be on one host, and found was rank 0 on 2 hosts, rank 1 on 0 hosts",
+            marks=pytest.mark.slow,
         ),
         ("1", "other", "a usable note of host 0 of 2"),
     ],

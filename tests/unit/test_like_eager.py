@@ -399,6 +399,7 @@ CAUSAL = nn.Transformer.generate_square_subsequent_mask(3)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # which is eager's
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("padded", [LAST, BETWEEN, LAST.float() * -1e9, BETWEEN.float() * -0.5])
 @pytest.mark.parametrize("options", [{}, {"norm": nn.LayerNorm(8)}, {"mask_check": False}])
 def test_padding_of_an_encoder_is_filled_with_zeros_as_by_eager(padded, options, cache):
