@@ -164,6 +164,10 @@ class ArtifactMissing(ArtifactCorrupt):
     """A file that an artifact needs beside it is not there."""
 
 
+class OtherFormat(ArtifactCorrupt):
+    """An artifact that another version of warmrank wrote; its bytes match their digest."""
+
+
 class CompileForbidden(WorkerError):
     """Something missed while compiling was forbidden."""
 

@@ -331,6 +331,7 @@ class CacheReport:
 
     path: str
     num_artifacts: int
+    num_of_other_versions: int  # artifacts that another version of warmrank wrote, and may still read
     num_files: int  # artifacts, those beside them, such as compiled kernels, and node artifacts
     size_bytes: int
     faults: tuple[str, ...]  # empty if every file is there, whole and private
@@ -380,8 +381,9 @@ def verify_cache(cache_dir: Path) -> CacheReport:
             f"no cache directory at {cache_dir}; expected the cache_dir of a launch on this node"
         )
     faults: list[str] = []
+    others: list[Path] = []
     artifacts = cached_files(cache_dir)
-    needed = _judge_artifacts(artifacts, faults) if artifacts else set()
+    needed = _judge_artifacts(artifacts, faults, others) if artifacts else set()
     beside = {found for path in artifacts for found in companions(path.parent)}
     of_node = kept_files(cache_dir)
     named = [(path, True) for path in of_node] + [(path, False) for path in sorted(beside - needed)]
@@ -397,15 +399,19 @@ def verify_cache(cache_dir: Path) -> CacheReport:
     return CacheReport(
         path=str(cache_dir),
         num_artifacts=len(artifacts),
+        num_of_other_versions=len(others),
         num_files=len(files),
         size_bytes=sum(path.lstat().st_size for path in files),
         faults=tuple(faults),
     )
 
 
-def _judge_artifacts(paths: Iterable[Path], faults: list[str]) -> set[Path]:
-    """Check artifacts, and each file beside them once; return the paths of all these files."""
-    from warmrank.worker.errors import ArtifactCorrupt
+def _judge_artifacts(paths: Iterable[Path], faults: list[str], others: list[Path]) -> set[Path]:
+    """Check artifacts, and each file beside them once; return the paths of all these files.
+
+    To ``others`` go whole artifacts of other versions, which say what they need in a way of their own.
+    """
+    from warmrank.worker.errors import ArtifactCorrupt, OtherFormat
 
     with leaving_at_once():  # only here, because they import torch
         from warmrank.worker.runtime.artifact import parse
@@ -416,6 +422,9 @@ def _judge_artifacts(paths: Iterable[Path], faults: list[str]) -> set[Path]:
         try:
             check_private(path)
             artifact = parse(path.read_bytes(), str(path))
+        except OtherFormat:
+            others.append(path)
+            continue
         except (StoreError, ArtifactCorrupt, OSError) as error:
             faults.append(str(error))
             continue

@@ -441,7 +441,9 @@ def render_verified(found: Verified) -> RenderableType:
             lines.append(Text("signatures not checked: name a CONFIG, whose trust policy then applies"))
     if cache := found.cache:
         artifacts, files = count_text(cache.num_artifacts, "artifact"), count_text(cache.num_files, "file")
-        lines.append(Text(f"cache {cache.path}: {artifacts} in {files}, {size_text(cache.size_bytes)} read"))
+        others = f" ({cache.num_of_other_versions} of other versions)" if cache.num_of_other_versions else ""
+        read = size_text(cache.size_bytes)
+        lines.append(Text(f"cache {cache.path}: {artifacts}{others} in {files}, {read} read"))
     lines += [Text(f"fault: {fault}", style="bold red") for fault in found.faults]
     lines += [Text(f"repair: {repair}") for repair in store.repairs] if store else []
     return Group(*lines, *([] if found.faults else [Text("no faults", style="green")]))

@@ -30,6 +30,7 @@ from tests.support.tracing import bound, compiled, traced
 from warmrank.cache_store.cache_dir.local import add_variant
 from warmrank.cache_store.errors import UnusableCache, UnwritableDisk
 from warmrank.inference import cache_compile, readable_cache
+from warmrank.orchestrator.inspect.store_contents import verify_cache
 from warmrank.worker.compile.compiler import portable_frame
 from warmrank.worker.compile.readable import origins_in, render
 from warmrank.worker.configs.compiler_config import CompilerConfig
@@ -100,6 +101,17 @@ def test_file_that_is_no_whole_artifact_is_refused_by_place(data: bytes, words: 
     with pytest.raises(ArtifactCorrupt, match=f"cache/decode is no usable artifact: .*{words}") as raised:
         parse(data, "cache/decode")
     assert raised.value.where == "cache/decode"
+
+
+def test_artifacts_of_other_versions_are_no_faults_of_a_cache_unless_they_are_damaged(tmp_path: Path) -> None:
+    for name, data in (("own", DATA), ("newer", NEWER), ("torn", NEWER[:-1])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "compiled_module").write_bytes(data)
+        (tmp_path / name / "compiled_module").chmod(0o600)
+    found = verify_cache(tmp_path)
+    (fault,) = found.faults
+    assert TORN in fault
+    assert (found.num_artifacts, found.num_of_other_versions) == (3, 1)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warmrank.worker.errors import ArtifactCorrupt
+from warmrank.worker.errors import ArtifactCorrupt, OtherFormat
 from warmrank.worker.values import Value, replace
 
 if TYPE_CHECKING:
@@ -183,7 +183,8 @@ def parse(data: bytes, where: str) -> Artifact:
     """The artifact in ``data``; ``where`` names the place in errors.
 
     Raises:
-        ArtifactCorrupt: it is no artifact, of another format, or its bytes do not match its digest.
+        ArtifactCorrupt: it is no artifact, or its bytes do not match its digest.
+        OtherFormat: another version of warmrank wrote it.
     """
     first, newline, body = data.partition(b"\n")
     words = first.split(b" ")
@@ -191,11 +192,11 @@ def parse(data: bytes, where: str) -> Artifact:
         raise corrupt(where, "it is a pickle, as TorchAir writes them, and warmrank unpickles nothing")
     if not newline or not first.startswith(MAGIC) or len(words) != 3:
         raise corrupt(where, "it does not begin with a warmrank artifact's first line")
-    if words[1] != str(FORMAT).encode():
-        found = words[1].decode(errors="replace")
-        raise corrupt(where, f"it has format {found}, this version reads {FORMAT}")
     if hashlib.sha256(body).hexdigest().encode() != words[2]:
         raise corrupt(where, "its bytes do not match the digest in its first line")
+    if words[1] != str(FORMAT).encode():
+        found = words[1].decode(errors="replace")
+        raise corrupt(where, f"it has format {found}, this version reads {FORMAT}", OtherFormat)
     try:
         return _from_body(body)
     except (ValueError, LookupError, TypeError) as error:
@@ -248,7 +249,7 @@ def open_private(path: Path) -> BufferedReader:
     return private_files.open_private(path)  # says why not
 
 
-def corrupt(where: str, why: str) -> ArtifactCorrupt:
+def corrupt(where: str, why: str, kind: type[ArtifactCorrupt] = ArtifactCorrupt) -> ArtifactCorrupt:
     """The error of a file that cannot be used, and why."""
     msg = f"{where} is no usable artifact: {why}. Delete it from the cache: it is fetched or compiled again."
-    return ArtifactCorrupt(msg, where=where, why=why)
+    return kind(msg, where=where, why=why)
