@@ -10,6 +10,7 @@ import importlib
 import inspect
 import operator
 import sys
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -427,6 +428,28 @@ def test_container_is_not_made_anew_for_each_call_of_its_methods(monkeypatch: py
         monkeypatch.setattr(kind, "as_python_constant", counted)
     traced(Collects().forward, PLAIN_ROWS)
     assert len(made) < 5
+
+
+class TellsOfContainers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = OrderedDict(a={1, 2}, b=OrderedDict(c=(1,)))
+        # From 2.15 on the text of a defaultdict is refused.
+        self.counted = defaultdict(int, {1: 2}) if torch.__version__ < "2.15" else {}
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, list[str]]:
+        made = OrderedDict(a=1)
+        texts = [
+            f"{each} {each!r}" + "%s %r" % (each, each)  # noqa: UP031 - as users write it
+            for each in (self.held, made, [made], {1, 2}, frozenset({1}), {"a": {1, 2}}, {"a": (1,)})
+        ]
+        texts += [repr(each) for each in (self.held.keys(), made.items(), {"a": 1, "b": (2,)}.items())]
+        return x + 1, [*texts, made.__repr__(), str(self.counted)]
+
+
+def test_containers_are_told_of_by_their_names(tmp_path: Path) -> None:
+    module = TellsOfContainers()
+    assert cache_compile(module.forward, cache_dir=tmp_path)(PLAIN_ROWS)[1] == module(PLAIN_ROWS)[1]
 
 
 class Gets(nn.Module):

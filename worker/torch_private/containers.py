@@ -270,17 +270,7 @@ class Containers:
             copied = get_container_copied if name == "__copy__" else get_container_reduced
             if held.python_type() in REDUCED:
                 return VariableTracker.build(tx, copied).call_function(tx, [held], {})
-        if (
-            name == "format"
-            and variable.is_python_constant()
-            and isinstance(variable.as_python_constant(), str)
-        ):
-            VariableTracker.visit(_refuse_formatted, [args, kwargs])
-            args, kwargs = [*map(decided, args)], {key: decided(kwargs[key]) for key in kwargs}
-            if "!" not in variable.as_python_constant():
-                args = [as_text(tx, arg) for arg in args]
-                kwargs = {key: as_text(tx, arg) for key, arg in kwargs.items()}
-        elif isinstance(variable, SymNodeVariable) and (args or not name.startswith("__")):
+        if isinstance(variable, SymNodeVariable) and (args or not name.startswith("__")):
             variable, args = decided(variable), [*map(decided, args)]
         made = original(variable, tx, name, args, kwargs)
         if name == "__contains__" and isinstance(variable, RangeVariable):  # up to torch 2.12
@@ -444,25 +434,11 @@ def is_own(cls: Any, name: str) -> bool:
     return isinstance(inspect.getattr_static(cls, name, None), FunctionType)
 
 
-def as_text(tx: Any, variable: Any) -> Any:
-    """The text that a list or dict of numbers that vary has now, before it changes; all else as it is."""
-    held = variable.realize()
-    changes = isinstance(held, ListVariable | ConstDictVariable) and not held.is_python_constant()
-    return VariableTracker.build(tx, repr).call_function(tx, [held], {}) if changes else variable
-
-
 def _refuse_cycle(changed: Any, member: Any) -> None:
     if member is changed:
         kind = _class_of(changed).__name__
         msg = f"the function puts a {kind} into itself, and would find a copy; keep an object that has it"
         raise NotPortable(msg, what=kind)
-
-
-def _refuse_formatted(variable: Any) -> None:
-    if isinstance(variable, UserDefinedObjectVariable):
-        name = _class_of(variable).__qualname__
-        msg = f"the function formats a {name} by `str.format`, which no trace follows; use an f-string"
-        raise NotPortable(msg, what="str.format")
 
 
 def _refuse_operator(name: str, cls: Any) -> None:

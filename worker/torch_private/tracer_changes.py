@@ -9,8 +9,7 @@
   the standard library read.
 * ``functools.cached_property`` takes no lock, as from Python 3.12 on; ``functools.partialmethod`` binds its
   function without ``__get__``. What ``functools.singledispatch`` and its kin look up is refused.
-* ``"%s" % value``, ``str`` and f-strings take the text of an object from its methods, which are traced; so
-  is ``__eq__`` of a dict's keys, as from torch 2.14 on.
+* Texts are Python's (`Texts`), and so is ``__eq__`` of a dict's keys, as from torch 2.14 on.
 * An object with an ``__enter__`` of the user's can be entered, whenever it was made.
 * ``id`` is no condition where ``copy`` asks for it, which keys the memo of one deep copy by addresses, nor
   where ``parametrize.cached()`` does within a call; which objects are one is a condition of its own. Others
@@ -33,7 +32,6 @@ import functools
 import inspect
 import math
 import operator
-import re
 import threading
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -50,7 +48,6 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._dynamo.variables import (
     PythonModuleVariable,
     TorchCtxManagerClassVariable,
-    TupleVariable,
     UserDefinedObjectVariable,
 )
 from torch._dynamo.variables.base import VariableTracker
@@ -79,18 +76,17 @@ from warmrank.worker.repeatable import (
     get_partial,
     get_reduced,
 )
-from warmrank.worker.torch_private.arithmetic import NumpyScalar, decided
-from warmrank.worker.torch_private.containers import as_text, is_own
+from warmrank.worker.torch_private.arithmetic import NumpyScalar
+from warmrank.worker.torch_private.containers import is_own
 from warmrank.worker.torch_private.encoders import TRACED_INSTEAD, leaves_padding
-from warmrank.worker.torch_private.exceptions import ERRORS, base_after
+from warmrank.worker.torch_private.exceptions import base_after
 from warmrank.worker.torch_private.patching import intercepted, replaced, steps_in
+from warmrank.worker.torch_private.texts import Texts
 
 _GETTERS = (operator.itemgetter, operator.attrgetter, operator.methodcaller)
 _LOCKS: Final = (type(threading.Lock()), type(threading.RLock()))
 _DISPATCH: Final = functools.singledispatch(lambda _: None).dispatch.__code__
 _GET_ITEM: Final = ((dict.__getitem__, get_item), (dict.get, get_item_if_there))
-_CONVERSION: Final = re.compile(r"%[#0 +-]*\d*(?:\.\d+)?[hlL]?(.)")
-_TEXTS: Final = {"s": str, "r": repr, "a": ascii}
 
 
 class TracerChanges:
@@ -105,7 +101,7 @@ class TracerChanges:
         handlers: Any = PolyfilledFunctionVariable._get_polyfill_handlers()
         of_torch: Any = TorchInGraphFunctionVariable._get_handlers()
         with (
-            intercepted(self),
+            intercepted(self, Texts()),
             replaced(functools.cached_property, "__get__", get_cached),  # which Dynamo traces
             replaced(functools.partialmethod, "__get__", get_partial),  # likewise
             replaced(of_torch, torch.addcdiv, functools.partial(_addcdiv, of_torch[torch.addcdiv])),
@@ -292,38 +288,10 @@ class TracerChanges:
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_function")
     def _call_builtin(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        is_text = variable.fn in (operator.mod, operator.imod) and args[0].is_python_constant()
-        if is_text and isinstance(template := args[0].as_python_constant(), str):
-            args = _with_texts(tx, template, args[0], args[1].realize())
-        elif variable.fn is format and args:
-            template = VariableTracker.build(tx, "{:{}}" if len(args) > 1 else "{}")
-            return template.call_method(tx, "format", [*args], kwargs)
-        elif variable.fn is str and len(args) == 1 and _is_shown(args[0].realize()):
-            variable = VariableTracker.build(tx, repr)
-        elif variable.fn in (operator.eq, operator.ne) and any(map(_bound, args)):
+        if variable.fn in (operator.eq, operator.ne) and any(map(_bound, args)):
             is_equal = _bound(args[0]) == _bound(args[1])
             return VariableTracker.build(tx, is_equal is (variable.fn is operator.eq))
         return original(variable, tx, args, kwargs)
-
-    @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "_format_value(fmt_spec, flags)")
-    def _format(self, original: Any, tx: Any, spec: Any, flags: int) -> Any:
-        held = decided(tx.pop())
-        text = as_text(tx, held)
-        if text is not held:
-            flags &= ~3  # it is what a conversion would make
-        tx.push(text)
-        value = text.realize()
-        is_error = isinstance(value, ERRORS) and all(arg.is_python_constant() for arg in value.args)
-        if flags & 3 or not (is_error or isinstance(value, UserDefinedObjectVariable)):
-            return original(tx, spec, flags)
-        kind = value.python_type()
-        if is_own(kind, "__format__"):
-            tx.push(tx.pop().realize().call_method(tx, "__format__", [spec], {}))
-        elif not spec.as_python_constant() and (is_error or is_own(kind, "__str__") or _is_shown(value)):
-            tx.push(VariableTracker.build(tx, str).call_function(tx, [tx.pop()], {}))
-        else:
-            return original(tx, spec, flags)
-        return None
 
     @steps_in(
         "torch._dynamo.variables.functions:UserFunctionVariable", "is_python_equal(other)", is_optional=True
@@ -465,34 +433,3 @@ def _is_copied_by_slots(cls: Any) -> bool:
     """True if ``copy`` takes values of slots over to a copy of an instance by itself."""
     own = cls.__reduce__ is not object.__reduce__ or cls.__getstate__ is not object.__getstate__
     return not own and bool(copyreg._slotnames(cls))  # type: ignore[attr-defined]
-
-
-def _is_shown(variable: Any) -> bool:
-    """True if the text of an object is what its class, one of the user's, has for ``repr``."""
-    return (
-        isinstance(variable, UserDefinedObjectVariable)
-        and inspect.getattr_static(variable.python_type(), "__str__") is vars(object)["__str__"]
-        and is_own(variable.python_type(), "__repr__")
-    )
-
-
-def _with_texts(tx: Any, template: str, held: Any, given: Any) -> list[Any]:
-    """A template (its text and its variable) and what fills it, with texts in place of objects."""
-    items = [decided(item) for item in (given.items if isinstance(given, TupleVariable) else [given])]
-    given = TupleVariable(items) if isinstance(given, TupleVariable) else items[0]
-    kinds = [kind for kind in _CONVERSION.findall(template) if kind != "%"]
-    if given.is_python_constant() or len(kinds) != len(items):
-        return [held, given]
-    pairs = list(zip(kinds, items, strict=True))
-    is_asked = [kind in _TEXTS and not item.is_python_constant() for kind, item in pairs]
-    texts = [
-        VariableTracker.build(tx, _TEXTS[kind]).call_function(tx, [item], {}) if asked else item
-        for (kind, item), asked in zip(pairs, is_asked, strict=True)
-    ]
-    waiting = iter(is_asked)
-
-    def taking_text(found: re.Match[str]) -> str:
-        return f"{found[0][:-1]}s" if found[1] != "%" and next(waiting) else found[0]
-
-    template = _CONVERSION.sub(taking_text, template)
-    return [VariableTracker.build(tx, template), TupleVariable(texts)]
