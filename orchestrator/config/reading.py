@@ -190,10 +190,11 @@ def read_yaml(text: str, place: str) -> Any:
     """The data in a text of YAML; raises `ConfigError`, also for a key that stands twice or is no string."""
     if len(text) > _MAX_SIZE:
         raise ConfigError([_problem(place, "", "more than 1 MiB", "a document of a person's size")])
-    loader = _Loader(text)
-    loader.name = place
-    loader.deep_construct = True  # so that an alias of what it stands in is refused
+    loader = None
     try:
+        loader = _Loader(text)
+        loader.name = place
+        loader.deep_construct = True  # so that an alias of what it stands in is refused
         return loader.get_single_data()
     except RecursionError:
         problem = _problem(place, "", "hundreds of levels", "a document of a person's size")
@@ -201,10 +202,11 @@ def read_yaml(text: str, place: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        cause = getattr(error, "problem", None) or "not YAML"
+        cause = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise ConfigError([_problem(place + line, "", f"broken YAML ({cause})", "valid YAML")]) from error
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 _MAX_SIZE = 2**20

@@ -342,6 +342,13 @@ def test_commands_name_known_codes_only():
         assert codes <= known, command
 
 
+@pytest.mark.parametrize(("text", "change"), [("ranks: 1 # \0", "ranks=1"), ("ranks: 1", "name=\udcc3")])
+def test_character_that_yaml_does_not_have_is_bad_input(tmp_path: Path, text: str, change: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    result = run("config", "check", str(tmp_path / "a.yaml"), "--set", change)
+    assert (result.exit_code, "unacceptable character" in result.stderr) == (ExitCode.BAD_INPUT, True)
+
+
 def test_lines_for_people_are_dropped_where_nothing_takes_them_and_results_are_not(monkeypatch):
     with Path("/dev/full").open("w") as full:  # which fails at the end, too, while there is something in it
         for name in ("stdout", "stderr"):
