@@ -14,6 +14,7 @@ import importlib
 import logging
 import os
 import pickle
+import signal
 import sys
 import threading
 import traceback
@@ -345,18 +346,22 @@ def answer(host: RankHost, rank: int, stage: str, method: str, arguments: tuple[
     """Call a method of a rank; whatever it raises comes back as a `WorkerFailure`."""
     try:
         return host.call(method, arguments)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the driver gets values, never exceptions
+    except BaseException as error:  # noqa: BLE001 - the driver gets values, never exceptions
         return failure_of(error, rank=rank, stage=stage)
 
 
-def failure_of(error: Exception | SystemExit, *, rank: int, stage: str) -> WorkerFailure:
+def failure_of(error: BaseException, *, rank: int, stage: str) -> WorkerFailure:
     """The value that stands for an exception; names the line where the message may not explain itself."""
     logger.error("Rank %d failed in stage %s", rank, stage, exc_info=error)
     # The rank stands beside the message; within it, it would keep equal causes from being grouped.
-    message = str(error).removeprefix(f"rank {rank}: ") or "(no message)"
+    try:
+        message = str(error).removeprefix(f"rank {rank}: ") or "(no message)"
+    except Exception as fault:  # noqa: BLE001 - code of the user's
+        message = f"(its text raises {type(fault).__name__})"
     if isinstance(error, SystemExit):
         message = f"the workload's code ended the process with sys.exit({error.code!r})"
-    if package_of(type(error).__module__) not in _OWN:
+    is_own = package_of(type(error).__module__) in _OWN
+    if not is_own:
         steps = [
             (frame.f_code, line, package_of(str(frame.f_globals.get("__name__", ""))))
             for frame, line in traceback.walk_tb(error.__traceback__)
@@ -369,13 +374,13 @@ def failure_of(error: Exception | SystemExit, *, rank: int, stage: str) -> Worke
         stage=stage,
         kind=FailureKind.WORKLOAD if isinstance(error, SystemExit) else type(error).__qualname__,
         message=message,
-        function=str(getattr(error, "function", "")),
+        function=str(getattr(error, "function", "")) if is_own else "",
         # A launch may go on without the store.
         store_fault=isinstance(error, StoreError)
         and not isinstance(error, UnusableCache)
         and not (isinstance(error, StoreUnavailable) and error.required),
         traceback="".join(traceback.format_exception(error)),
-        results=getattr(error, "results", ()),
+        results=getattr(error, "results", ()) if is_own else (),
     )
 
 
@@ -391,6 +396,8 @@ class RankActor:
 
     def __init__(self, environ: Mapping[str, str], make_worker: MakeWorker | None) -> None:
         os.environ.update(environ)
+        # Ray's handler raises SystemExit in whatever runs: a rank that was ended is no workload that failed.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if make_worker is None:
             # Beside all that is to be done before the rank has a place; torch alone takes a second or two.
             threading.Thread(target=_import_ahead, name="import-ahead", daemon=True).start()

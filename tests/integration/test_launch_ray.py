@@ -103,8 +103,11 @@ def test_log_of_each_rank_holds_its_own_lines(cold_and_warm: Pair) -> None:
         assert Path(rank.log).stat().st_mode & 0o777 == 0o600
 
 
-def test_rank_that_dies_is_named_and_nothing_is_left_of_the_launch(cluster: str, tmp_path: Path) -> None:
-    error, launcher = failure(config_of(tmp_path, workload=faulty("die"), retries={"rank": 0}))
+@pytest.mark.parametrize("end", ["die", pytest.param("terminate", marks=pytest.mark.slow)])
+def test_rank_that_dies_is_named_and_nothing_is_left_of_the_launch(
+    cluster: str, tmp_path: Path, end: str
+) -> None:
+    error, launcher = failure(config_of(tmp_path, workload=faulty(end), retries={"rank": 0}))
     assert error.stage == "build"
     assert [(found.rank, found.kind) for found in error.failures] == [(1, "died")]
     assert re.search("its process (ended|is gone)", str(error))  # the latter where Ray is slow to say how

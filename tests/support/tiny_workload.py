@@ -75,6 +75,7 @@ def _raise() -> Any:
 
 _FAULTS = {
     "die": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "terminate": lambda: signal.raise_signal(signal.SIGTERM),
     "hang": lambda: time.sleep(600),
     "raise": _raise,
 }

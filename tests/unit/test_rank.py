@@ -370,3 +370,31 @@ def test_error_that_a_user_s_line_led_to_in_torch_or_here_names_that_line(call: 
     with pytest.raises((RuntimeError, TypeError)) as raised:
         call()
     assert "(test_rank.py:" in failure_of(raised.value, rank=0, stage="build").message
+
+
+class Odd(BaseException):
+    """Of a user: no `Exception`, with names that our own errors have, and without a text."""
+
+    function = results = print
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(Odd(), "(its text raises RuntimeError)"), (KeyboardInterrupt(), "(no message)")],
+    ids=lambda value: type(value).__name__,
+)
+def test_whatever_a_rank_raises_is_a_failure_that_names_it(
+    tmp_path: Path, error: BaseException, said: str
+) -> None:
+    def build() -> tuple[str, ...]:
+        raise error
+
+    host = RankHost(FakeWorld().make_worker)
+    host.open(init(tmp_path))
+    host.worker.build = build  # type: ignore[method-assign]
+    failure = answer(host, 1, "build", "build", ())
+    assert (failure.kind, failure.function, failure.results) == (type(error).__name__, "", ())
+    assert failure.message.startswith(f"{said} (test_rank.py:")

@@ -161,7 +161,10 @@ def _checked(entrypoint: str, workload: Any) -> Workload:
     expect("calls", workload.calls, (tuple, list), "a tuple: (warmrank.Call(...),)")
     expect("check", workload.check, (Callable, type(None)), "a function without arguments")
     if not workload.calls:
-        msg = f"entrypoint {entrypoint} returned no calls to warm up with; give at least one warmrank.Call."
+        msg = (
+            f"entrypoint {entrypoint} returned no calls to warm up with; each rank needs a warmrank.Call, "
+            "also those of a pipeline stage that caches nothing else."
+        )
         raise WorkloadError(msg, entrypoint=entrypoint)
     for position, call in enumerate(workload.calls):
         where = f"calls[{position}]"
