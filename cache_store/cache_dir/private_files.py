@@ -12,6 +12,7 @@ import io
 import logging
 import os
 import re
+import shlex
 import shutil
 import stat
 import time
@@ -31,9 +32,9 @@ BACK_NS = 4_000_000_000  # twice the coarsest tick of a file system's times (FAT
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 _MAX_LINKS = 40  # as in Linux
-_PRIVATE_REMEDY = "remove it; or, if nobody else can have written it, make it your own and chmod 600 {path}"
-_OWNED_REMEDY = "publish only what you alone could have written: leave it out, or chmod go-w it"
-_CACHE_REMEDY = "name a cache_dir of your own, or chmod 700 {path}"
+_PRIVATE_REMEDY = ("remove it", "if nobody else can have written it, chmod 600")
+_OWNED_REMEDY = ("publish only what you alone could have written: leave it out", "chmod go-w")
+_CACHE_REMEDY = ("name a cache_dir of your own", "chmod 700")
 
 
 def check_status(  # noqa: PLR0913 - one check for every file and directory that is code or decides about it
@@ -41,15 +42,17 @@ def check_status(  # noqa: PLR0913 - one check for every file and directory that
     status: os.stat_result,
     *,
     what: str,
-    remedy: str,
+    remedy: tuple[str, str],
     directory: bool = False,
     root_too: bool = False,
     private: bool = False,
 ) -> None:
     """Refuse a file or directory of another kind or owner, or that others can write; raises `UnusableCache`.
 
-    ``{path}`` in the remedy stands for the path; ``private`` asks for mode 0600 exactly.
+    ``private`` asks for mode 0600 exactly. The remedy's second half ends in a chmod, which helps where the
+    mode is at fault, and is not given else.
     """
+    said, of_mode = remedy
     uid, mode = os.geteuid(), stat.S_IMODE(status.st_mode)
     if not (stat.S_ISDIR if directory else stat.S_ISREG)(status.st_mode):
         expected, actual = "a directory" if directory else "a regular file", stat.filemode(status.st_mode)
@@ -57,11 +60,10 @@ def check_status(  # noqa: PLR0913 - one check for every file and directory that
         expected, actual = f"owner uid {uid}{' or root' * root_too}", f"uid {status.st_uid}"
     elif mode != FILE_MODE if private else mode & OTHERS_WRITE:
         expected = f"mode {FILE_MODE:04o}" if private else "not writable by group or others"
-        actual = f"mode {mode:04o}"
+        actual, said = f"mode {mode:04o}", f"{said}; or, {of_mode} {shlex.quote(str(path))}"
     else:
         return
-    remedy = remedy.format(path=path)
-    raise UnusableCache(what=what, where=str(path), expected=expected, actual=actual, remedy=remedy)
+    raise UnusableCache(what=what, where=str(path), expected=expected, actual=actual, remedy=said)
 
 
 def check_owned(path: Path, status: os.stat_result, *, directory: bool = False) -> None:
@@ -224,13 +226,15 @@ def check_parents(path: Path) -> None:
     with os_errors_are_unusable("directory", path):
         for place, status in way_to(path):
             is_held = status.st_mode & stat.S_ISVTX or stat.S_ISLNK(status.st_mode)
-            if (status.st_mode & OTHERS_WRITE and not is_held) or status.st_uid not in (0, os.geteuid()):
+            is_owned = status.st_uid in (0, os.geteuid())
+            if (status.st_mode & OTHERS_WRITE and not is_held) or not is_owned:
+                remedy = f"; or, chmod go-w {shlex.quote(str(place))}" if is_owned else ""
                 raise UnusableCache(
                     what="path",
                     where=str(path),
                     expected="no directory on the way that another user could put something else into",
                     actual=f"{place} has mode {stat.S_IMODE(status.st_mode):04o} and uid {status.st_uid}",
-                    remedy="chmod go-w that one, or name another path",
+                    remedy=f"name another path{remedy}",
                 )
 
 
@@ -242,7 +246,7 @@ def ensure_cache_dir(path: Path) -> None:
     check_status(path, status, what="directory", remedy=_CACHE_REMEDY, directory=True)
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         actual = f"mode {stat.S_IMODE(status.st_mode):04o}, or a read-only file system"
-        remedy = f"chmod u+rwx {path}, or name another cache_dir"
+        remedy = f"chmod u+rwx {shlex.quote(str(path))}, or name another cache_dir"
         raise UnusableCache(
             what="directory", where=str(path), expected="writable", actual=actual, remedy=remedy
         )

@@ -48,8 +48,8 @@ _MAX_PEM_BYTES = 16 << 10
 _MAX_REVOCATION_BYTES = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 _KEY_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
-_FILE_REMEDY = "check whose key it is, then copy it to a file of your own, or chmod 644 {path}"
-_DIRECTORY_REMEDY = "name a keyring of your own; or check what is in it, then chmod 700 {path}"
+_FILE_REMEDY = ("check whose key it is, then copy it to a file of your own", "chmod 644")
+_DIRECTORY_REMEDY = ("name a keyring of your own", "check what is in it, then chmod 700")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,10 +40,25 @@ def test_add_variant_from_refuses_other_bytes(function_dir, source, wrong):
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o702])
 def test_ensure_cache_dir_refuses_one_that_others_can_write(tmp_path, mode):
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(mode)
-    with pytest.raises(UnusableCache, match="chmod 700"):
-        ensure_cache_dir(tmp_path / "open")
+    path = tmp_path / "it's open"
+    path.mkdir()
+    path.chmod(mode)
+    with pytest.raises(UnusableCache, match="chmod 700") as refused:
+        ensure_cache_dir(path)
+    advised = refused.value.remedy.rpartition("; or, ")[2]
+    subprocess.run(advised, shell=True, check=True)  # noqa: S602 - as people would
+    ensure_cache_dir(path)
+
+
+def test_chmod_is_not_advised_where_it_would_not_help(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    with pytest.raises(UnusableCache, match="a directory") as refused:
+        ensure_cache_dir(tmp_path / "file")
+    assert "chmod" not in refused.value.remedy
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(UnusableCache, match="owner uid 12345") as refused:
+        ensure_cache_dir(tmp_path / "another's")
+    assert "chmod" not in refused.value.remedy
 
 
 def make_debris(directory: Path, *, host: str, pid: int, age_s: float) -> Path:

@@ -48,7 +48,7 @@ def compile_place(digest: str, root: Path | None = None) -> Iterator[tuple[Path,
     root = ROOT if root is None else root
     with os_errors_are_unusable("directory", root):
         root.mkdir(mode=0o700, exist_ok=True)
-        remedy = "remove {path}, or make it a directory of this user's with mode 0700"
+        remedy = (f"remove {root}", "chmod 700")
         check_status(root, root.lstat(), what="directory of compiles", remedy=remedy, directory=True)
     # The lock is the kernel's: a holder that died is no holder.
     with contextlib.ExitStack() as stack:
