@@ -214,6 +214,7 @@ def fetch_progress(what: str = "fetch") -> Iterator[OnProgress]:
     text, speed = progress.TextColumn(what), progress.TransferSpeedColumn()
     columns = (text, progress.BarColumn(), progress.DownloadColumn(), speed, progress.TimeRemainingColumn())
     with progress.Progress(*columns, console=console, transient=True) as bar:
+        console.show_cursor()  # which this process may not live to do
         task = bar.add_task(what, total=None)
         yield lambda state: bar.update(task, completed=state.done_bytes, total=state.total_bytes)
 

@@ -393,6 +393,19 @@ with session():
         assert (process.stderr.read(), process.wait()) == (b"", 1)
 
 
+def test_cursor_stays_where_a_process_ends_at_once_while_a_bar_is_shown() -> None:
+    code = "import os\nfrom warmrank.orchestrator.cli.console import fetch_progress\n"
+    code += "with fetch_progress('verify'):\n    os._exit(130)"
+    ours, its = os.openpty()
+    environment = {**os.environ, "TERM": "xterm"}
+    done = subprocess.run([sys.executable, "-c", code], stderr=its, env=environment, check=False)
+    os.close(its)
+    said = os.read(ours, 10_000)
+    os.close(ours)
+    hides, shows = (said.rfind(b"\x1b[?25" + end) for end in (b"l", b"h"))
+    assert (done.returncode, 0 <= hides < shows) == (130, True), said
+
+
 @pytest.mark.usefixtures("heeds_signals")
 @pytest.mark.parametrize("at_its_end", [False, True])
 def test_interrupt_while_python_begins_or_ends_shows_no_traceback(at_its_end: bool) -> None:
