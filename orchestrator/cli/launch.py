@@ -45,7 +45,7 @@ from warmrank.orchestrator.ui.table import WIDE, table_of
 from warmrank.worker.settings import settings
 
 if TYPE_CHECKING:
-    from ray.job_submission import JobSubmissionClient
+    from ray.job_submission import JobDetails, JobSubmissionClient
 
     from warmrank.orchestrator.launch.report import RankReport, Report
     from warmrank.orchestrator.ui.outputs import Outputs
@@ -319,13 +319,13 @@ def submit(  # noqa: PLR0913 - as launch
         job_id: The job's id on the cluster; else Ray's.
         metadata: Kept with the job by Ray. Repeatable.
     """
-    from warmrank.orchestrator.config.reading import relative_places, require_workload
+    from warmrank.orchestrator.config.reading import require_workload, written_places
     from warmrank.orchestrator.gang import upload
 
     path, overrides, here = config.config, config.overrides or [], Path.cwd()
     loaded = config.load()
     require_workload(loaded, str(path))
-    upload.refuse_in_job(relative_places(path, tuple(overrides)), str(path))
+    upload.refuse_in_job(written_places(path, tuple(overrides)), str(path))
     refuse_what_fails(loaded, path, overrides, is_elsewhere=True)
     if unfit := [pair for pair in metadata or () if not pair.partition("=")[1] or pair.startswith("=")]:
         raise BadArgument(f"--metadata {unfit[0]!r}: expected KEY=VALUE")
@@ -405,16 +405,27 @@ def follow(
                 num_written = len(text)
             if not is_over:
                 time.sleep(max(poll_s, 10 * (time.monotonic() - began_s)))  # it is the whole log each time
-        code = job_exit_code(str(info.status), info.driver_exit_code)
     except KeyboardInterrupt as stop:
         write(f"\nstopping job {job} ...\n")
+        return signals.exit_code_of(stop), _stop(client, job, poll_s)
+    return job_exit_code(str(info.status), info.driver_exit_code), _said_of(info)
+
+
+def _stop(client: JobSubmissionClient, job: str, poll_s: float) -> str:
+    """Stop a job, and wait for its end; what became of it."""
+    deadline_s = time.monotonic() + _STOP_TIMEOUT_S
+    try:
         client.stop_job(job)
-        deadline_s = time.monotonic() + _STOP_TIMEOUT_S
         while not (info := client.get_job_info(job)).status.is_terminal() and time.monotonic() < deadline_s:
             time.sleep(poll_s)
-        code = signals.exit_code_of(stop)
+    except (RuntimeError, OSError) as error:
+        return f"may run on: {first_line(error)}. Once the cluster answers: ray job stop {job}"
+    return _said_of(info)
+
+
+def _said_of(info: JobDetails) -> str:
     # Ray repeats the end of the log, which stands above.
-    return code, f"{info.status}: {(info.message or '').partition(', last available logs')[0]}"
+    return f"{info.status}: {(info.message or '').partition(', last available logs')[0]}"
 
 
 def job_exit_code(status: str, driver_exit_code: int | None) -> int:

@@ -143,14 +143,14 @@ def refuse_what_fails(
     """
     from warmrank.cache_store.backends.deadline import all_within
     from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
-    from warmrank.orchestrator.config.reading import place_of
+    from warmrank.orchestrator.config.reading import place_of, written_places
     from warmrank.orchestrator.config.store import LOOK_S
     from warmrank.orchestrator.gang.ray_session import way_in_now
-    from warmrank.orchestrator.gang.upload import own_places, refuse_in_job
+    from warmrank.orchestrator.gang.upload import refuse_in_job
 
     way = way_in_now(config.ray)
     if way == "job":
-        refuse_in_job(own_places(config, Path.cwd()), str(place))
+        refuse_in_job(written_places(place, tuple(overrides or ())), str(place), Path.cwd())
     problems = []
     for finding in lint_here(config, **how):
         if finding.level == "error":

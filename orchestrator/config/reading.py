@@ -94,16 +94,15 @@ def _keys_of_unusable(data: object, key: str = "") -> Iterator[str]:
         yield from _keys_of_unusable(value, inner)
 
 
-def relative_places(path: Path | str, overrides: tuple[str, ...] = ()) -> dict[str, str]:
-    """Relative paths of the cache directory and the store's directories, by their keys; raises as `load`."""
+def written_places(path: Path | str, overrides: tuple[str, ...] = ()) -> dict[str, str]:
+    """Cache directory and directories of the store as they are written, by their keys; raises as `load`."""
     data = _read_data(path, overrides)
     config = parse(data, place=str(path), overrides=overrides)
     tiers = config.store.tiers if config.store else ()
     name = "store.tiers.{}.path" if tiers and "tiers" in data["store"] else "store.path"
-    places = {"cache_dir": str(config.cache_dir)} | {
+    return {"cache_dir": str(config.cache_dir)} | {
         name.format(index): tier.path for index, tier in enumerate(tiers) if not is_url(tier.path)
     }
-    return {key: place for key, place in places.items() if not Path(place).expanduser().is_absolute()}
 
 
 def require_workload(config: Config, place: str = "config") -> None:

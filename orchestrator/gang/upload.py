@@ -60,18 +60,6 @@ def _is_private_key(path: Path) -> bool:
         return False  # Ray cannot read it either, and says so
 
 
-def own_places(config: Config, directory: Path) -> dict[str, str]:
-    """Cache and store of a launch that lie under the directory: config key -> path relative to it."""
-    places = {"cache_dir": config.cache_dir}
-    tiers = config.store.tiers if config.store else ()
-    for index, tier in enumerate(tiers):
-        if not is_url(tier.path):
-            key = "store.path" if len(tiers) == 1 else f"store.tiers.{index}.path"
-            places[key] = Path(tier.path)
-    found = {key: _inside(path, directory) for key, path in places.items()}
-    return {key: path for key, path in found.items() if path}
-
-
 def _inside(path: Path, directory: Path) -> str:
     """The path relative to the directory; empty where it does not lie under it."""
     (real,) = all_within([partial(os.path.realpath, path)], timeout_s=LOOK_S)  # its disk may give no answer
@@ -91,8 +79,10 @@ def say_kept(directory: Path, say: Callable[[str], object]) -> None:
         )
 
 
-def refuse_in_job(places: Mapping[str, str], place: str) -> None:
+def refuse_in_job(places: Mapping[str, str], place: str, directory: Path | None = None) -> None:
     """Refuse a cache or store, by config key, in a job's directory, which is a copy, and which Ray deletes.
+
+    All that is relative lies in it, and, where the job runs, what lies under the ``directory``.
 
     Raises:
         ConfigError: there is one; names the config's file, ``place``.
@@ -103,6 +93,9 @@ def refuse_in_job(places: Mapping[str, str], place: str) -> None:
     )
     problems = []
     for key, found in places.items():
+        path = Path(found).expanduser()
+        if path.is_absolute() and not (directory and _inside(path, directory)):
+            continue
         text = expected.format(key=key, name="cache" if key == "cache_dir" else "store")
         problems.append(ConfigProblem(place=place, key=key, found=repr(found), expected=text))
     if problems:
@@ -116,9 +109,11 @@ def runtime_env(directory: Path, config: Config | None = None) -> dict[str, Any]
     """
     kept = list(private_keys(directory))
     if config is not None:
-        key = config.store.trust.signing_key if config.store else None
-        kept += [_inside(key, directory)] if key else []
-        kept += own_places(config, directory).values()
+        places: list[Path | None] = [config.cache_dir]
+        if store := config.store:
+            places += [Path(tier.path) for tier in store.tiers if not is_url(tier.path)]
+            places.append(store.trust.signing_key)
+        kept += [_inside(place, directory) for place in places if place]
     # As gitwildmatch patterns of exactly these paths.
     paths = ["/" + re.sub(r"([\\*?\[\]!# ])", r"\\\1", path) for path in dict.fromkeys(kept) if path]
     env: dict[str, Any] = {"working_dir": str(directory), "excludes": [*EXCLUDED_NAMES, *paths]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import tempfile
 import threading
@@ -26,6 +27,7 @@ from tests.support.processes import marked
 from warmrank.orchestrator import reaper, signals
 from warmrank.orchestrator.cli.launch import follow, job_exit_code
 from warmrank.orchestrator.config.models import RayConfig
+from warmrank.orchestrator.config.reading import written_places
 from warmrank.orchestrator.errors import CannotStart, OrchestratorError, first_line
 from warmrank.orchestrator.exec.driver import choose_nodes
 from warmrank.orchestrator.exec.node import When, parse_when
@@ -318,6 +320,23 @@ def test_interrupt_stops_the_job_and_waits_for_its_end(stop: KeyboardInterrupt, 
     assert client.stopped == ["job-1"]
 
 
+@pytest.mark.parametrize("num_silent", [0, 1])
+def test_interrupted_job_whose_server_does_not_stop_it_may_run_on(num_silent: int) -> None:
+    client = FakeClient(["one\n", KeyboardInterrupt()], ["RUNNING"])
+
+    def refuse(job_id: str) -> bool:
+        raise RuntimeError("cut")
+
+    def lose(job_id: str) -> bool:
+        client.num_silent = num_silent
+        return True
+
+    client.stop_job = lose if num_silent else refuse  # type: ignore[method-assign]
+    code, said, log = followed(client)
+    assert (code, "may run on" in said, "ray job stop job-1" in said) == (130, True, True)
+    assert log == "one\n\nstopping job job-1 ...\n"
+
+
 @pytest.mark.parametrize(
     ("status", "driver", "code"),
     [
@@ -410,15 +429,19 @@ def test_job_that_could_publish_nothing_is_refused_here_wherever_its_keys_are(di
         ({"cache_dir": "here"}, "cache_dir"),
         ({"store": {"path": "store"}}, "store.path"),
         ({"store": {"tiers": [{"path": "s3://b/c"}, {"path": "a/b"}]}}, "store.tiers.1.path"),
+        ({"store": {"tiers": [{"path": "a/b"}]}}, "store.tiers.0.path"),
     ],
 )
 def test_place_that_would_lie_in_the_directory_of_the_job_is_refused(
-    directory: Path, config: dict[str, Any], key: str
+    directory: Path, config: dict[str, Any], key: str, monkeypatch: pytest.MonkeyPatch
 ):
     result = submit("a.yaml", **config)
-    assert result.exit_code == 2
-    assert f"a.yaml: {key}" in result.stderr
-    assert f"--set {key}=/var/tmp/warmrank/" in result.stderr
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
+    for refused in (result, run("launch", "a.yaml")):
+        assert refused.exit_code == 2
+        assert f"a.yaml: {key}" in refused.stderr
+        (advised,) = re.findall(r"--set ([\w.]+=/var/tmp/warmrank/\w+)", refused.stderr)
+        assert key in written_places("a.yaml", (advised,))
 
 
 @pytest.mark.parametrize(
