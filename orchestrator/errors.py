@@ -66,6 +66,8 @@ class FailureKind(StrEnum):
 CLUSTER_LOST, NODE_LOST, DIED = FailureKind.CLUSTER_LOST, FailureKind.NODE_LOST, FailureKind.DIED
 STOPPED, TIMEOUT = FailureKind.STOPPED, FailureKind.TIMEOUT
 
+ENDED_AT_ONCE = "its process ended all at once: it was killed, crashed in native code, or called os._exit"
+
 OF_THE_FUNCTION = frozenset({"GraphBreak", "NotPortable", "RandomOp", "BackwardNotSupported", "NotYet"})
 """Failures of a compile that come again on the same rank: the function is to be changed."""
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from warmrank.cache_store.cache_dir.private_files import ensure_cache_dir
 from warmrank.orchestrator.config.models import HASH_SEED, Config, EntrypointWorkload
-from warmrank.orchestrator.errors import CannotStart, WorkerFailure
+from warmrank.orchestrator.errors import ENDED_AT_ONCE, CannotStart, WorkerFailure
 from warmrank.orchestrator.gang.launcher import Launcher
 from warmrank.orchestrator.gang.node_group import left_s
 from warmrank.orchestrator.gang.rank_host import Opened, RankHost, RankInit, answer, failure_of
@@ -262,10 +262,9 @@ def _ask(
         if not connection.poll(left_s(deadline)):
             return None
         return rank, connection.recv()
-    except (EOFError, OSError) as error:
-        return rank, WorkerFailure(
-            rank=rank,
-            stage=stage,
-            kind="ProcessDied",
-            message=f"the process of this rank ended ({type(error).__name__}); it may have run out of memory",
+    except (EOFError, OSError):
+        remedy = "look whether the system killed it for want of memory (dmesg); fewer --jobs take less"
+        failure = WorkerFailure(
+            rank=rank, stage=stage, kind="ProcessDied", message=ENDED_AT_ONCE, remedy=remedy
         )
+        return rank, failure

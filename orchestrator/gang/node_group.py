@@ -12,7 +12,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from warmrank.orchestrator.errors import DIED, NODE_LOST, FailureKind, WorkerFailure, first_line
+from warmrank.orchestrator.errors import (
+    DIED,
+    ENDED_AT_ONCE,
+    NODE_LOST,
+    FailureKind,
+    WorkerFailure,
+    first_line,
+)
 
 T = TypeVar("T")
 
@@ -135,7 +142,7 @@ def failure_of_ray(error: Exception, *, rank: int, stage: str) -> WorkerFailure:
     elif _NODE_GONE.search(text):
         kind, message = NODE_LOST, f"Ray lost its node: {message}"
     elif _ALL_AT_ONCE in text:
-        message = "its process ended all at once: it was killed, crashed in native code, or called os._exit"
+        message = ENDED_AT_ONCE
     elif found := _EXIT.search(text):
         message = f"its process ended ({found[1]}: {found[2]})"
     elif isinstance(error, exceptions.RayActorError):

@@ -63,6 +63,15 @@ def test_rank_that_fails_leaves_its_traceback_to_the_error(tmp_path, monkeypatch
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_rank_that_ends_all_at_once_is_told_with_what_it_may_come_of(tmp_path, monkeypatch):
+    (tmp_path / "made_to_end.py").write_text("import os\ndef workload(context):\n    os._exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    config = loaded_config(tmp_path, workload={"entrypoint": "made_to_end:workload"})
+    with pytest.raises(LaunchFailed, match="was killed, crashed in native code") as caught:
+        build(config, BuildOptions(target=target_here(), num_jobs=1))
+    assert "--jobs" in caught.value.causes[0].remedy
+
+
 def test_interrupt_while_ranks_are_imported_shows_no_traceback(tmp_path, monkeypatch, capfd):
     (tmp_path / "made_interrupted.py").write_text("import os, signal\nos.killpg(0, signal.SIGINT)\n")
     monkeypatch.syspath_prepend(tmp_path)
