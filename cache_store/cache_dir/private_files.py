@@ -332,11 +332,11 @@ def discard_tree(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def os_errors_are_unusable(what: str, path: str | Path) -> OsErrors:
+def os_errors_are_unusable(what: str, path: str | Path, *, setting: str = "cache_dir") -> OsErrors:
     """Turn any ``OSError`` of the node's own disk into `UnusableCache` with the system's reason.
 
     Where the disk is full or read-only that is `UnwritableDisk`, which names the disk, the same for all
-    files.
+    files, and the ``setting`` that leads there.
     """
 
     def unusable(error: OSError) -> UnusableCache:
@@ -344,11 +344,11 @@ def os_errors_are_unusable(what: str, path: str | Path) -> OsErrors:
         if error.errno in _UNWRITABLE:
             places = (str(path), *map(str, Path(path).parents))
             return UnwritableDisk(
-                what="disk of the cache",
+                what=f"disk of the {setting}",
                 where=next(filter(os.path.ismount, places), str(path)),  # false where the disk fails
                 expected="space left, and writable",
                 actual=reason,
-                remedy="free space there, or name another cache_dir",
+                remedy=f"free space there, or name another {setting}",
             )
         return UnusableCache(
             what=what,

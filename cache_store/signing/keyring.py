@@ -139,14 +139,14 @@ def save_private_key(signer: Signer, path: Path) -> None:
     pem = signer.private_key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    with os_errors_are_unusable("file", path):
+    with os_errors_are_unusable("file", path, setting="keyring"):
         write_whole(path, pem, replace=False)
 
 
 def save_public_key(public_key: Ed25519PublicKey, path: Path) -> None:
     """Write a public key (0644); raises `UnusableCache`, also when the file exists."""
     pem = public_key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    with os_errors_are_unusable("file", path):
+    with os_errors_are_unusable("file", path, setting="keyring"):
         write_whole(path, pem, replace=False, mode=0o644)
 
 
@@ -249,7 +249,7 @@ def revoke(keyring: Path, revocation: Revocation) -> tuple[Revocation, bool]:
     path = keyring / REVOKED / f"{revocation.key_id}.json"
     _prepare(keyring)
     is_new = True
-    with os_errors_are_unusable("keyring", keyring):
+    with os_errors_are_unusable("keyring", keyring, setting="keyring"):
         try:
             write_whole(path, canonical_json(item.model_dump(mode="json")), replace=False)
         except FileExistsError:
@@ -294,7 +294,7 @@ def _is_usable_directory(path: Path) -> bool:
 def _prepare(keyring: Path) -> None:
     """Make a keyring's directories; no lock is needed, as no file is ever overwritten."""
     for directory in (keyring, keyring / TRUSTED, keyring / REVOKED):
-        with os_errors_are_unusable("keyring", directory):
+        with os_errors_are_unusable("keyring", directory, setting="keyring"):
             make_private_directories(directory)
         _is_usable_directory(directory)
 

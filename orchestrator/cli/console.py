@@ -270,6 +270,8 @@ def exit_code_of(error: BaseException) -> int:
 def show_error(error: Exception) -> None:
     """Print an error as one block on stderr: a head line, blocks of named rows, and further lines."""
     head, *rest = (str(error).strip() or type(error).__name__).splitlines()
+    if isinstance(error, FileNotFoundError) and error.filename is None:  # of os.getcwd
+        head = "the current directory was removed; change into one that is there"
     blocks: list[list[tuple[str, str]]] = []
     if isinstance(error, ConfigError):
         num = len(error.problems)

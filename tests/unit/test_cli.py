@@ -349,6 +349,12 @@ def test_character_that_yaml_does_not_have_is_bad_input(tmp_path: Path, text: st
     assert (result.exit_code, "unacceptable character" in result.stderr) == (ExitCode.BAD_INPUT, True)
 
 
+def test_current_directory_that_is_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert "the current directory was removed" in run("ls", "--store", "near").stderr
+
+
 def test_lines_for_people_are_dropped_where_nothing_takes_them_and_results_are_not(monkeypatch):
     with Path("/dev/full").open("w") as full:  # which fails at the end, too, while there is something in it
         for name in ("stdout", "stderr"):

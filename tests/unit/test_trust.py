@@ -28,7 +28,7 @@ from tests.support.stored import (
 from warmrank.cache_store.backends import directory
 from warmrank.cache_store.cache_dir.marks import UNVERIFIED, Marks, mark_unverified, marks_of, permit_copies
 from warmrank.cache_store.digests import digest_bytes
-from warmrank.cache_store.errors import Conflict, Corrupt, Untrusted, UnusableCache
+from warmrank.cache_store.errors import Conflict, Corrupt, Untrusted, UnusableCache, UnwritableDisk
 from warmrank.cache_store.layout import BLOBS
 from warmrank.cache_store.signing import keyring
 from warmrank.cache_store.signing.keyring import (
@@ -315,6 +315,16 @@ def test_keyring_that_others_can_write_or_own_is_refused(tmp_path, place, change
     said = "uid 12345" if change == "owner" else "not writable by group or others"
     with pytest.raises(UnusableCache, match=said):
         read_keyring(tmp_path / "keys")
+
+
+def test_keyring_whose_disk_takes_nothing_is_told_as_that(tmp_path: Path, monkeypatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(UnwritableDisk, match="Read-only") as refused:
+        generate(tmp_path / "keys", "ci")
+    assert "cache" not in f"{refused.value.what} {refused.value.remedy}"
 
 
 REVOKED_ID = "1" * 32
