@@ -13,9 +13,12 @@ writes to them.
 
 from __future__ import annotations
 
+import enum
+import inspect
 import math
 import operator
 from collections.abc import Callable, Sequence
+from types import MethodDescriptorType, WrapperDescriptorType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
@@ -51,6 +54,11 @@ OPERATORS: Final = frozenset(
     + [divmod, pow]
 )
 """Python's own, of two operands."""
+_OF_USERS: Final = "torch._dynamo.variables.user_defined:UserDefinedObjectVariable"
+_MIXED_IN: Final[dict[Any, Any]] = {str: str.__str__, int: int.__int__, float: float.__float__}
+"""Classes that enums take methods from, and what makes one of a member."""
+_GIVING_BACK: Final = frozenset({"format", "format_map", "partition", "rpartition"})
+"""Methods of texts that may give the very member."""
 _ROUNDING: Final = frozenset({operator.floordiv, operator.mod, operator.ifloordiv, operator.imod})
 _UNLIKE_OTHERS: Final[dict[Any, Callable[[Any], Any]]] = {
     **dict.fromkeys([*_ROUNDING, operator.truediv, operator.itruediv], lambda divisor: divisor == 0),
@@ -138,6 +146,17 @@ def made_by_numpy(tx: Any, operate: Callable[..., Any], args: Sequence[Any]) -> 
     return VariableTracker.build(tx, made)
 
 
+def _plain(variable: Any, name: str, kind: type) -> ConstantVariable | None:
+    """The text or number that a member of an enum is, if a method is that of its class."""
+    if not isinstance(variable.value, enum.Enum) or name in _GIVING_BACK:
+        return None
+    method = inspect.getattr_static(type(variable.value), name, None)
+    if not isinstance(method, kind) or (owner := getattr(method, "__objclass__", None)) not in _MIXED_IN:
+        return None
+    plain: ConstantVariable = ConstantVariable.create(_MIXED_IN[owner](variable.as_python_constant()))
+    return plain
+
+
 class Numbers:
     """Steps in where Dynamo computes with numbers that vary, and with scalars of NumPy's."""
 
@@ -158,11 +177,30 @@ class Numbers:
                 return held[0]
             if len(args) > 1 or kwargs:
                 args, kwargs = [*map(decided, args)], {name: decided(kwargs[name]) for name in kwargs}
+        if variable.fn is OSError and all(arg.is_python_constant() for arg in args):
+            # Python makes one of its number's class.
+            kind = type(OSError(*[arg.as_python_constant() for arg in args]))
+            variable = VariableTracker.build(tx, kind)
         made = original(variable, tx, args, kwargs)
         is_refused = variable.fn in OPERATORS and made.is_constant_match(NotImplemented)
         if is_refused and all(arg.is_python_constant() for arg in args):  # as of a `StrEnum`, and a text
             made = VariableTracker.build(tx, variable.fn(*[arg.as_python_constant() for arg in args]))
         return made
+
+    @steps_in(_OF_USERS, "call_method(tx, name, args, kwargs)")
+    def _call_as_plain(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """A method of C's of a member of an enum, called as one of the text or number that the member is."""
+        if (plain := _plain(variable, name, MethodDescriptorType)) is not None:
+            return plain.call_method(tx, name, args, kwargs)
+        return original(variable, tx, name, args, kwargs)
+
+    @steps_in(_OF_USERS, "mp_subscript_impl(tx, key)", "sq_contains(tx, item)", is_optional=True)
+    def _look_into(self, original: Any, variable: Any, tx: Any, item: Any) -> Any:
+        """A letter of such a text, or the answer to ``in``."""
+        name = "__contains__" if original.__name__ == "sq_contains" else "__getitem__"
+        if (plain := _plain(variable, name, WrapperDescriptorType)) is not None:
+            return getattr(plain, original.__name__)(tx, item)
+        return original(variable, tx, item)
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "_call_min_max_binary(tx, a, b)")
     def _choose(self, original: Any, variable: Any, tx: Any, *args: Any) -> Any:

@@ -413,6 +413,8 @@ def _is_of_enum(variable: Any, *kinds: type) -> bool:
 
 def _is_pure(function: Any, own: Any) -> bool:
     owner = getattr(function, "__objclass__", None) or (None if isinstance(own, ModuleType) else own)
+    if isinstance(own, enum.Enum):  # whose methods of C's are those of the text or number that it is
+        owner = next(base for base in type(own).__mro__ if function.__name__ in vars(base))
     if owner is not None:
         return (owner if isinstance(owner, type) else type(owner)).__module__ in _PURE
     return str(getattr(function, "__module__", type(function).__module__)) in _PURE

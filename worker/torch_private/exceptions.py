@@ -1,13 +1,17 @@
 """Exceptions that traced code makes: their texts, arguments and causes are Python's.
 
 Dynamo takes the text of an exception for that of its arguments, leaves out what ``__init__`` hands on to a
-base, and what is assigned to ``args``, and loses the cause of one that a call keeps.
+base, and what is assigned to ``args``, and loses the cause of one that a call keeps. It knows neither the
+attributes that Python makes of arguments (``errno``, ``value``) nor the class of a numbered `OSError`.
 """
 
 from __future__ import annotations
 
+import inspect
+from types import MemberDescriptorType
 from typing import Any, Final
 
+from torch._dynamo.variables import TupleVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.user_defined import UserDefinedExceptionObjectVariable
 
@@ -24,6 +28,8 @@ _PLAIN: Final = frozenset(
     if error.__module__ == "builtins" and error.__basicsize__ == BaseException.__basicsize__
 )
 """Exceptions of Python's that keep their arguments, and nothing else."""
+_OF_ARGUMENTS: Final = (OSError, StopIteration, SystemExit)
+"""Exceptions with attributes that are arguments; those of others, such as `NameError`, Python sets itself."""
 
 
 class Exceptions:
@@ -50,6 +56,28 @@ class Exceptions:
             error.init_args = _model(error).args = [*map(decided, args)]
             return VariableTracker.build(tx, None)
         return original(variable, tx, name, args, kwargs)
+
+    @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_method(tx, name, args, kwargs)")
+    def _begin_by_name(self, original: Any, variable: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        """The same for ``Base.__init__(self, ...)``."""
+        error: Any = args[0].realize() if args and not kwargs else None
+        is_begun = name == "__init__" and isinstance(error, UserDefinedExceptionObjectVariable)
+        if is_begun and variable.fn in _PLAIN and issubclass(error.exc_type, variable.fn):
+            error.init_args = _model(error).args = [*map(decided, args[1:])]
+            return VariableTracker.build(tx, None)
+        return original(variable, tx, name, args, kwargs)
+
+    @steps_in("torch._dynamo.variables:ExceptionVariable", "var_getattr(tx, name)", is_optional=True)
+    def _read(self, original: Any, error: Any, tx: Any, name: str) -> Any:
+        """An attribute that Python makes of arguments."""
+        kind = error.exc_type
+        is_kept = name == "args" or isinstance(inspect.getattr_static(kind, name, None), MemberDescriptorType)
+        if not is_kept or not issubclass(kind, _OF_ARGUMENTS) or kind.__module__ != "builtins":
+            return original(error, tx, name)
+        value = getattr(kind(*error.args), name)  # one of these variables, or several, or a constant
+        if isinstance(value, tuple):  # without the name of a file
+            return TupleVariable([*value])
+        return value if isinstance(value, VariableTracker) else VariableTracker.build(tx, value)
 
     @steps_in(_OF_USERS, "call_method(tx, name, args, kwargs)", is_optional=True)
     def _set(self, original: Any, error: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:

@@ -17,6 +17,8 @@ ENUMS = (
     part("language / member that a value stands for", {"top": _ENUM % (2, "B"), "body": "y = y * C#(9).value"}, sources={"missing": {"top": _ENUM % (2, "A")}}, said=r"C0\(9\)|C0\._missing_"),
     part("language / member that a name stands for", {"top": _ENUM % (2, "B"), "body": "y = y * C#['Z'].value"}, sources={"alias": {"top": _ENUM % (5, "B")}}, said="getitem"),
     asking("text with a member", "2 if self.o# + 'b' == 'ab' else 3", "m.o# = main.S#.B", top=_MEMBERS, init="self.o# = S#.A"),
+    asking("methods of a text that a member is", "len(self.o#.upper() + self.o#.replace('a', 'cd')) + ('b' in self.o#) + (self.o#[0] == 'a')", "m.o# = main.S#.B", top=_MEMBERS, init="self.o# = S#.A"),
+    asking("methods of a number that a member is", "self.o#.bit_length() + self.o#.conjugate()", "m.o# = main.I#.B", top=_MEMBERS, init="self.o# = I#.A"),
     asking("place of a member", "[4, 5, 6][self.o#] + float(self.o#)", "m.o# = main.I#.B", top=_MEMBERS, init="self.o# = I#.A"),
     part("language / member that flags make", {"top": _FLAG % "BOTH", "body": "y = y * len((C#.A | C#.B).name)"}, sources={"name": {"top": _FLAG % "MANY_OF"}}),
 )  # fmt: skip
@@ -127,6 +129,9 @@ USUAL = (
     asking("error of an operator that asks the data", "", refused="hangs on data", body="try:\n    y = y + torch.linalg.cholesky(y[:, :1] * y[:, :1].t()).sum()\nexcept RuntimeError:\n    y = y * 3"),
     asking("number that is checked", f"3 if {_SIZED} is None else 2", "m.n# = 900", init="self.n# = 1000"),
     asking("check of what is no condition", "", body="try:\n    torch._check(x.shape[0], lambda: 'small')\nexcept TypeError:\n    y = y * 3"),
+    asking("error begun by its base's name", "", "m.n# = 11", top="class E#(ValueError):\n    def __init__(self, n):\n        ValueError.__init__(self, n, 'x')\n        self.n = n", init="self.n# = 2", body="try:\n    raise E#(self.n#)\nexcept ValueError as e:\n    y = y * (e.n + len(str(e)) * len(e.args))"),
+    asking("number and class of an error", "", "m.n# = 17", init="self.n# = 2", body="try:\n    raise OSError(self.n#, 'gone', 'f')\nexcept FileNotFoundError as e:\n    y = y * (e.errno + len(e.args) + len(e.filename))\nexcept OSError as e:\n    y = y * (e.errno + len(type(e).__name__))"),
+    asking("value that a generator returns", "", "m.n# = 3", top="def f#(n):\n    yield n\n    return n + 4", init="self.n# = 2", body="g = f#(self.n#)\ny = y * next(g)\ntry:\n    next(g)\nexcept StopIteration as e:\n    y = y * e.value"),
     asking("text of an error by its base", "", top="class E#(ValueError):\n    def __str__(self): return 'told ' + super().__str__()", body="try:\n    raise E#('x')\nexcept ValueError as e:\n    y = y * len(str(e))"),
     asking("text of a check that has none", "", init="self.n# = 3", body="try:\n    torch._check_index(self.n# > 3)\nexcept IndexError as e:\n    y = y * len(str(e))"),
     asking("tensor that is asserted", "", init="self.n# = 3", body="assert not torch.isnan(y).any() and (y < 9e9).all(), f'{y} {self.n#}'"),
