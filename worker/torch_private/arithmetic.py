@@ -194,10 +194,16 @@ class Numbers:
             return plain.call_method(tx, name, args, kwargs)
         return original(variable, tx, name, args, kwargs)
 
-    @steps_in(_OF_USERS, "mp_subscript_impl(tx, key)", "sq_contains(tx, item)", is_optional=True)
+    @steps_in(
+        _OF_USERS,
+        "mp_subscript_impl(tx, key)",
+        "sq_contains(tx, item)",
+        "sq_contains_impl(tx, item)",  # of torch 2.15
+        is_optional=True,
+    )
     def _look_into(self, original: Any, variable: Any, tx: Any, item: Any) -> Any:
         """A letter of such a text, or the answer to ``in``."""
-        name = "__contains__" if original.__name__ == "sq_contains" else "__getitem__"
+        name = "__getitem__" if original.__name__ == "mp_subscript_impl" else "__contains__"
         if (plain := _plain(variable, name, WrapperDescriptorType)) is not None:
             return getattr(plain, original.__name__)(tx, item)
         return original(variable, tx, item)

@@ -67,12 +67,18 @@ class Exceptions:
             return VariableTracker.build(tx, None)
         return original(variable, tx, name, args, kwargs)
 
-    @steps_in("torch._dynamo.variables:ExceptionVariable", "var_getattr(tx, name)", is_optional=True)
+    @steps_in(
+        "torch._dynamo.variables:ExceptionVariable",
+        "var_getattr(tx, name)",
+        "tp_getattro_impl(tx, name)",  # from torch 2.15 on
+        is_optional=True,
+    )
     def _read(self, original: Any, error: Any, tx: Any, name: str) -> Any:
         """An attribute that Python makes of arguments."""
         kind = error.exc_type
         is_kept = name == "args" or isinstance(inspect.getattr_static(kind, name, None), MemberDescriptorType)
-        if not is_kept or not issubclass(kind, _OF_ARGUMENTS) or kind.__module__ != "builtins":
+        is_set = tx.output.side_effects.has_pending_mutation_of_attr(error, name)
+        if not is_kept or is_set or not issubclass(kind, _OF_ARGUMENTS) or kind.__module__ != "builtins":
             return original(error, tx, name)
         value = getattr(kind(*error.args), name)  # one of these variables, or several, or a constant
         if isinstance(value, tuple):  # without the name of a file

@@ -130,6 +130,8 @@ USUAL = (
     asking("number that is checked", f"3 if {_SIZED} is None else 2", "m.n# = 900", init="self.n# = 1000"),
     asking("check of what is no condition", "", body="try:\n    torch._check(x.shape[0], lambda: 'small')\nexcept TypeError:\n    y = y * 3"),
     asking("error begun by its base's name", "", "m.n# = 11", top="class E#(ValueError):\n    def __init__(self, n):\n        ValueError.__init__(self, n, 'x')\n        self.n = n", init="self.n# = 2", body="try:\n    raise E#(self.n#)\nexcept ValueError as e:\n    y = y * (e.n + len(str(e)) * len(e.args))"),
+    asking("text of a dataclass", "len(f'{self.o#} {T#(self.n#)!r}')", "m.o#.a = 77", "m.n# = 77", "m.o# = main.E#(2)", "main.T#.__repr__ = lambda self: 'short'", top="@dataclasses.dataclass\nclass T#:\n    a: int\n    b: str = 'x'\n@dataclasses.dataclass\nclass E#(T#):\n    q: int = 3", init="self.n# = 2\nself.o# = T#(3)"),
+    asking("clock", "", refused="asks no clock", body="import time\ny = y * time.perf_counter()"),
     asking("number and class of an error", "", "m.n# = 17", init="self.n# = 2", body="try:\n    raise OSError(self.n#, 'gone', 'f')\nexcept FileNotFoundError as e:\n    y = y * (e.errno + len(e.args) + len(e.filename))\nexcept OSError as e:\n    y = y * (e.errno + len(type(e).__name__))"),
     asking("value that a generator returns", "", "m.n# = 3", top="def f#(n):\n    yield n\n    return n + 4", init="self.n# = 2", body="g = f#(self.n#)\ny = y * next(g)\ntry:\n    next(g)\nexcept StopIteration as e:\n    y = y * e.value"),
     asking("text of an error by its base", "", top="class E#(ValueError):\n    def __str__(self): return 'told ' + super().__str__()", body="try:\n    raise E#('x')\nexcept ValueError as e:\n    y = y * len(str(e))"),
