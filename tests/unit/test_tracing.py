@@ -430,9 +430,16 @@ def test_container_is_not_made_anew_for_each_call_of_its_methods(monkeypatch: py
     assert len(made) < 5
 
 
+@dataclasses.dataclass
+class Point:
+    x: int
+    held: list[Any]
+
+
 class TellsOfContainers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        self.point = Point(1, [(2,)])
         self.held = OrderedDict(a={1, 2}, b=OrderedDict(c=(1,)))
         # From 2.15 on the text of a defaultdict is refused.
         self.counted = defaultdict(int, {1: 2}) if torch.__version__ < "2.15" else {}
@@ -444,7 +451,7 @@ class TellsOfContainers(nn.Module):
             for each in (self.held, made, [made], {1, 2}, frozenset({1}), {"a": {1, 2}}, {"a": (1,)})
         ]
         texts += [repr(each) for each in (self.held.keys(), made.items(), {"a": 1, "b": (2,)}.items())]
-        return x + 1, [*texts, made.__repr__(), str(self.counted)]
+        return x + 1, [*texts, made.__repr__(), str(self.counted), f"{self.point} {[self.point]}"]
 
 
 def test_containers_are_told_of_by_their_names(tmp_path: Path) -> None:

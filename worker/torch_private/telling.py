@@ -1,13 +1,11 @@
 """Calls that tell people something (``print``, warnings, loggers), which a graph leaves out.
 
-What a call asks a logger, such as its level, is a condition. The text of a dataclass is traced without what
-keeps one that holds itself from an endless text. Clocks are refused.
+What a call asks a logger, such as its level, is a condition.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 import logging
 import warnings
@@ -17,10 +15,8 @@ from typing import Any
 import torch._dynamo.config as dynamo_config
 from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource, TypeSource
 from torch._dynamo.variables.base import VariableTracker
-from torch._dynamo.variables.functions import UserFunctionVariable
 from torch._dynamo.variables.misc import IgnoredFunctionVariable, LoggingLoggerVariable
 
-from warmrank.worker.errors import NotPortable
 from warmrank.worker.torch_private.patching import intercepted, steps_in
 
 _log = logging.getLogger("torchair")
@@ -29,7 +25,6 @@ _FUNCTIONS = (
     print, warnings.warn, warnings.warn_explicit, warnings.simplefilter, warnings.filterwarnings,
     *(getattr(logging, name) for name in _TELLING),
 )  # fmt: skip
-_OF_DATACLASS = dataclasses.make_dataclass("_Told", []).__repr__.__code__  # of the layer around it
 
 
 class Telling:
@@ -60,23 +55,6 @@ class Telling:
     def _ignore(self, original: Any, variable: Any, *args: Any, **kwargs: Any) -> Any:
         self._left_out[variable.value.__qualname__] = None
         return original(variable, *args, **kwargs)
-
-    @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "call_function(tx, args, kwargs)")
-    def _tell(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if getattr(variable.fn, "__code__", None) is _OF_DATACLASS:
-            args = [*variable.self_args(), *args]
-            variable = UserFunctionVariable(variable.fn.__wrapped__)
-        return original(variable, tx, args, kwargs)
-
-    @steps_in("torch._dynamo.variables.functions:SkipFunctionVariable", "call_function(tx, args, kwargs)")
-    def _refuse_clock(self, original: Any, variable: Any, *call: Any) -> Any:
-        if getattr(variable.value, "__module__", None) == "time":
-            msg = (
-                f"time.{variable.value.__name__} is called, and a compiled function asks no clock; measure "
-                "and wait around the call of the function"
-            )
-            raise NotPortable(msg, what="time")
-        return original(variable, *call)
 
     @steps_in("torch._dynamo.variables.misc:LoggingLoggerVariable", "call_method(tx, name, args, kwargs)")
     def _call_logger(self, original: Any, variable: Any, *call: Any) -> Any:

@@ -7,6 +7,7 @@ Python gives them: Dynamo has texts for its own messages, and uses them for what
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import operator
 import re
@@ -20,6 +21,7 @@ from torch._dynamo.variables import (
     UserDefinedObjectVariable,
 )
 from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.functions import UserFunctionVariable
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.repeatable import REDUCED
@@ -31,6 +33,7 @@ from warmrank.worker.torch_private.patching import steps_in, steps_in_variables
 
 _CONVERSION: Final = re.compile(r"%[#0 +-]*\d*(?:\.\d+)?[hlL]?(.)")
 _TEXTS: Final = {"s": str, "r": repr, "a": ascii}
+_OF_DATACLASS: Final = dataclasses.make_dataclass("_Empty", []).__repr__.__code__  # of the layer around it
 
 
 class _Told:
@@ -107,6 +110,15 @@ class Texts:
             return defaultdict(variable.default_factory.as_python_constant(), constant)
         return constant
 
+    @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "call_function(tx, args, kwargs)")
+    @steps_in("torch._dynamo.variables.functions:UserMethodVariable", "call_function(tx, args, kwargs)")
+    def _of_dataclass(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        """Trace the text of a dataclass without what keeps one that holds itself from an endless text."""
+        if getattr(variable.fn, "__code__", None) is _OF_DATACLASS:
+            traced = UserFunctionVariable(variable.fn.__wrapped__)
+            return traced.call_function(tx, [*variable.self_args(), *args], kwargs)
+        return original(variable, tx, args, kwargs)
+
     @steps_in("torch._dynamo.symbolic_convert:InstructionTranslatorBase", "_format_value(fmt_spec, flags)")
     def _format(self, original: Any, tx: Any, spec: Any, flags: int) -> Any:
         held = decided(tx.pop())
@@ -144,11 +156,12 @@ def _refuse_formatted(variable: Any) -> None:
 
 def _is_shown(variable: Any) -> bool:
     """True if ``str`` of a value is its ``repr``, that of a container of Python's or of a user's class."""
-    if not isinstance(variable, UserDefinedObjectVariable | ConstDictVariable):
+    kind = kind_of(variable)
+    if kind in (*REDUCED, list, tuple, dict):
+        return True
+    if not isinstance(variable, UserDefinedObjectVariable) or not is_own(kind, "__repr__"):
         return False
-    kind = variable.python_type()
-    has_text = inspect.getattr_static(kind, "__str__") is not vars(object)["__str__"]
-    return not has_text and (kind in REDUCED or is_own(kind, "__repr__"))
+    return inspect.getattr_static(kind, "__str__") is vars(object)["__str__"]
 
 
 def _with_texts(tx: Any, template: str, held: Any, given: Any) -> list[Any]:

@@ -10,6 +10,7 @@
 * ``functools.cached_property`` takes no lock, as from Python 3.12 on; ``functools.partialmethod`` binds its
   function without ``__get__``. What ``functools.singledispatch`` and its kin look up is refused.
 * Texts are Python's (`Texts`), and so is ``__eq__`` of a dict's keys, as from torch 2.14 on.
+* Clocks are refused.
 * An object with an ``__enter__`` of the user's can be entered, whenever it was made.
 * ``id`` is no condition where ``copy`` asks for it, which keys the memo of one deep copy by addresses, nor
   where ``parametrize.cached()`` does within a call; which objects are one is a condition of its own. Others
@@ -276,6 +277,16 @@ class TracerChanges:
             )
             raise NotPortable(msg, what="lock")
         return original(*context)
+
+    @steps_in("torch._dynamo.variables.functions:SkipFunctionVariable", "call_function(tx, args, kwargs)")
+    def _refuse_clock(self, original: Any, variable: Any, *call: Any) -> Any:
+        if getattr(variable.value, "__module__", None) == "time":
+            msg = (
+                f"time.{variable.value.__name__} is called, and a compiled function asks no clock; measure "
+                "and wait around the call of the function"
+            )
+            raise NotPortable(msg, what="time")
+        return original(variable, *call)
 
     @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "bind_args")
     def _bind(self, original: Any, variable: Any, *call: Any) -> Any:
