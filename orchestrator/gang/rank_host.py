@@ -343,9 +343,11 @@ def _all_ok(results: tuple[FunctionResult, ...]) -> tuple[FunctionResult, ...]:
 
 
 def answer(host: RankHost, rank: int, stage: str, method: str, arguments: tuple[Any, ...]) -> Any:
-    """Call a method of a rank; whatever it raises comes back as a `WorkerFailure`."""
+    """Call a method of a rank; whatever it raises, but Ctrl-C, comes back as a `WorkerFailure`."""
     try:
         return host.call(method, arguments)
+    except KeyboardInterrupt:
+        raise
     except BaseException as error:  # noqa: BLE001 - the driver gets values, never exceptions
         return failure_of(error, rank=rank, stage=stage)
 
