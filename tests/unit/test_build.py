@@ -19,6 +19,7 @@ from tests.support.stored import open_store
 from warmrank.orchestrator.build.driver import BuildOptions, build
 from warmrank.orchestrator.build.plan import built_ranks, check_target, read_target, target_here
 from warmrank.orchestrator.build.ranks import OfflineLauncher
+from warmrank.orchestrator.config.models import Config
 from warmrank.orchestrator.errors import BadArgument, BuildFailed, CannotStart, LaunchFailed
 from warmrank.worker.errors import NeedsValues
 from warmrank.worker.keys.request import environment
@@ -53,10 +54,17 @@ def test_command_that_cannot_be_done_is_bad_input(arguments, says, tmp_path, mon
     assert says in result.output
 
 
+def config_of_module(directory: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> Config:
+    """A config whose workload a module has that is written here."""
+    (directory / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(directory)
+    return loaded_config(directory, workload={"entrypoint": f"{name}:workload"})
+
+
 def test_rank_that_fails_leaves_its_traceback_to_the_error(tmp_path, monkeypatch, capfd):
-    (tmp_path / "made_wrong.py").write_text("def workload(context):\n    raise ValueError('no such width')\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    config = loaded_config(tmp_path, workload={"entrypoint": "made_wrong:workload"})
+    config = config_of_module(
+        tmp_path, monkeypatch, "made_wrong", "def workload(context):\n    raise ValueError('no such width')\n"
+    )
     with pytest.raises(LaunchFailed, match="no such width") as caught:
         build(config, BuildOptions(target=target_here(), num_jobs=1))
     assert "made_wrong.py" in caught.value.causes[0].traceback
@@ -64,18 +72,18 @@ def test_rank_that_fails_leaves_its_traceback_to_the_error(tmp_path, monkeypatch
 
 
 def test_rank_that_ends_all_at_once_is_told_with_what_it_may_come_of(tmp_path, monkeypatch):
-    (tmp_path / "made_to_end.py").write_text("import os\ndef workload(context):\n    os._exit(0)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    config = loaded_config(tmp_path, workload={"entrypoint": "made_to_end:workload"})
+    config = config_of_module(
+        tmp_path, monkeypatch, "made_to_end", "import os\ndef workload(context):\n    os._exit(0)\n"
+    )
     with pytest.raises(LaunchFailed, match="was killed, crashed in native code") as caught:
         build(config, BuildOptions(target=target_here(), num_jobs=1))
     assert "--jobs" in caught.value.causes[0].remedy
 
 
 def test_interrupt_while_ranks_are_imported_shows_no_traceback(tmp_path, monkeypatch, capfd):
-    (tmp_path / "made_interrupted.py").write_text("import os, signal\nos.killpg(0, signal.SIGINT)\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    config = loaded_config(tmp_path, workload={"entrypoint": "made_interrupted:workload"})
+    config = config_of_module(
+        tmp_path, monkeypatch, "made_interrupted", "import os, signal\nos.killpg(0, signal.SIGINT)\n"
+    )
     with pytest.raises(CannotStart):
         OfflineLauncher(config, (0,), num_jobs=1).start(1, timeout_s=120)
     assert capfd.readouterr().err == ""

@@ -3,7 +3,8 @@
 Of two numbers ``min`` and ``max`` give one as it is. A bool beside a number is 0 or 1. Numbers that vary are
 constants under ``is``, where they are rounded to digits, in texts, and where torch's algebra of symbols would
 lose a rounding, or the sign of a zero.
-Scalars of NumPy's are constants that compute as NumPy does, and its calls are checked.
+Scalars of NumPy's are constants that compute as NumPy does, and its calls are checked. A member of an enum
+that is a text or number has the methods of one.
 
 Dynamo has torch compute what NumPy is asked for. Each call is made once more, by NumPy, on arrays of ones
 with the same layouts, and refused where NumPy itself makes something else: torch computes some in another
@@ -177,10 +178,6 @@ class Numbers:
                 return held[0]
             if len(args) > 1 or kwargs:
                 args, kwargs = [*map(decided, args)], {name: decided(kwargs[name]) for name in kwargs}
-        if variable.fn is OSError and all(arg.is_python_constant() for arg in args):
-            # Python makes one of its number's class.
-            kind = type(OSError(*[arg.as_python_constant() for arg in args]))
-            variable = VariableTracker.build(tx, kind)
         made = original(variable, tx, args, kwargs)
         is_refused = variable.fn in OPERATORS and made.is_constant_match(NotImplemented)
         if is_refused and all(arg.is_python_constant() for arg in args):  # as of a `StrEnum`, and a text

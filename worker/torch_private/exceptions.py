@@ -35,6 +35,14 @@ _OF_ARGUMENTS: Final = (OSError, StopIteration, SystemExit)
 class Exceptions:
     """Steps in where an exception is made, changed, written, or told as text."""
 
+    @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_function(tx, args, kwargs)")
+    def _choose_class(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        """Make an `OSError` as one of its number's class."""
+        if variable.fn is OSError and all(arg.is_python_constant() for arg in args):
+            kind = type(OSError(*[arg.as_python_constant() for arg in args]))
+            variable = VariableTracker.build(tx, kind)
+        return original(variable, tx, args, kwargs)
+
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_str(tx, arg)")
     def _tell(self, original: Any, variable: Any, tx: Any, error: Any) -> Any:
         """The text of an exception: that of its arguments with most of Python's classes, not with all."""
@@ -52,9 +60,7 @@ class Exceptions:
         error = variable.objvar
         is_begun = name == "__init__" and isinstance(error, UserDefinedExceptionObjectVariable) and not kwargs
         if is_begun and base_after(variable, error.exc_type, name) in _PLAIN:
-            # It is written with the arguments of ``__new__``, which Python's ``__init__`` replaces.
-            error.init_args = _model(error).args = [*map(decided, args)]
-            return VariableTracker.build(tx, None)
+            return _begun(tx, error, args)
         return original(variable, tx, name, args, kwargs)
 
     @steps_in("torch._dynamo.variables.builtin:BuiltinVariable", "call_method(tx, name, args, kwargs)")
@@ -63,8 +69,7 @@ class Exceptions:
         error: Any = args[0].realize() if args and not kwargs else None
         is_begun = name == "__init__" and isinstance(error, UserDefinedExceptionObjectVariable)
         if is_begun and variable.fn in _PLAIN and issubclass(error.exc_type, variable.fn):
-            error.init_args = _model(error).args = [*map(decided, args[1:])]
-            return VariableTracker.build(tx, None)
+            return _begun(tx, error, args[1:])
         return original(variable, tx, name, args, kwargs)
 
     @steps_in(
@@ -116,6 +121,12 @@ def base_after(variable: Any, cls: type, name: str) -> Any:
     bases = iter(cls.__mro__)
     after = variable.typevar.as_python_constant() in bases  # which ends there
     return next((base for base in bases if name in vars(base)), None) if after else None
+
+
+def _begun(tx: Any, error: Any, args: Any) -> Any:
+    """Give an exception arguments; it is written with those of ``__new__``, which ``__init__`` replaces."""
+    error.init_args = _model(error).args = [*map(decided, args)]
+    return VariableTracker.build(tx, None)
 
 
 def _model(error: Any) -> Any:
