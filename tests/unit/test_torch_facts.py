@@ -74,6 +74,7 @@ def functions_stepped_in(module: ModuleType) -> Iterator[tuple[Signature, Signat
                     yield signature(step), signature(getattr(original, "__func__", original))
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method. is deprecated")  # Inductor's import, if it is the first
 @pytest.mark.parametrize("path", sorted(ROOM.glob("*.py")), ids=lambda path: path.stem)
 def test_step_takes_every_argument_that_torch_passes_by_name_alone(path: Path) -> None:
     module = importlib.import_module(f"warmrank.worker.torch_private.{path.stem}")
