@@ -221,7 +221,8 @@ class Trust:
             return "revoked", f"signed by {by}: {revocation}", "publish again with a key that is not revoked"
         public_key = self._keys().get(signature.key_id)
         if public_key is None:
-            detail = f"signed by {by}; trusted: {', '.join(sorted(self.trusted)) or 'none'}"
+            known = (f"{name} ({key_id(key)[:12]})" for name, key in sorted(self.trusted.items()))
+            detail = f"signed by {by}; trusted: {', '.join(known) or 'none'}"
             remedy = "get that public key from its owner, then warmrank keys trust FILE"
             return "unknown_signer", detail, remedy
         message = signed_message(header.kind, header.key, header.payload.sha256, signature)

@@ -460,3 +460,11 @@ def test_job_id_that_ray_refuses_and_keeps_is_refused_before_it_is_asked(tmp_pat
         patch.chdir(tmp_path)
         done = run("submit", "job.yaml", "--job-id", "bad id")
     assert (done.exit_code, "--job-id 'bad id'" in done.output) == (2, True)
+
+
+def test_python_without_the_packages_is_named() -> None:
+    """As where a job runs another `python` than the one that started its cluster."""
+    code = "import runpy, sys; sys.modules['typer'] = None; runpy.run_module('warmrank', run_name='__main__')"
+    done = ended("-c", code)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {sys.executable} lacks typer, which warmrank needs: pip install")
