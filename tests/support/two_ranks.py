@@ -123,6 +123,15 @@ class Sending(torch.nn.Module):
         dist.broadcast(second, group=dist.group.WORLD, async_op=False, group_src=1)
         return first * (2 if flag else 1), second
 
+    def exchanged(self, x: torch.Tensor, flag: Any) -> Any:
+        total, largest = x * (2 if flag else 1), x.sum()
+        taken, every = ([torch.empty(shape), torch.empty(shape)] for shape in ((2, 3), (3, 2)))
+        dist.all_to_all(taken, [total, x + self.rank])
+        dist.gather(x.t(), every if self.rank else None, 1, async_op=False)
+        dist.reduce(total, dst=1)
+        dist.reduce(largest, 0, dist.ReduceOp.MAX, dist.group.WORLD)
+        return taken, every[: 2 * self.rank], total if self.rank else x, x if self.rank else largest
+
     def waits_later(self, x: torch.Tensor, flag: Any) -> Any:
         begun = torch.ops.two_ranks.started(x.expand(50000, *x.shape) * 1.0)
         other = x * (2 if flag else 1)
@@ -153,7 +162,7 @@ def sending(rank: int) -> str:
             x = ops.all_reduce(x.expand(50000, 2, 3) * 1.0, "sum", name)
         return x, call != (5, 2)[rank]
 
-    for method in ("unused", "of_constant", "told", "waits_later", "waits_for_input", "padded"):
+    for method in ("unused", "of_constant", "told", "exchanged", "waits_later", "waits_for_input", "padded"):
         function = getattr(model, method)
         with tempfile.TemporaryDirectory() as directory, torch.no_grad():
             cached = cache_compile(function, cache_dir=directory, on_gear_miss="pad")

@@ -40,11 +40,7 @@ def wait(values: Iterable[Any]) -> None:
 
 
 def broadcast(
-    tensor: torch.Tensor,
-    src: int | None = None,
-    group: Any = None,
-    async_op: bool = False,  # noqa: ARG001 - that of the function that it stands for
-    group_src: int | None = None,
+    tensor: torch.Tensor, src: int | None = None, group: Any = None, group_src: int | None = None
 ) -> None:
     """``torch.distributed.broadcast``, by the operator that graphs hold, which counts ranks in the group."""
     from torch.distributed import distributed_c10d as c10d
@@ -53,6 +49,56 @@ def broadcast(
     root = group_src if src is None else c10d.get_group_rank(group, src)
     sent = torch.ops._c10d_functional.broadcast(tensor, root, group.group_name)
     tensor.copy_(torch.ops._c10d_functional.wait_tensor(sent))
+
+
+def reduce(
+    tensor: torch.Tensor,
+    dst: int | None = None,  # noqa: ARG001 - what the other ranks find there, nobody may count on
+    op: Any = None,
+    group: Any = None,
+    group_dst: int | None = None,  # noqa: ARG001 - likewise
+) -> None:
+    """``torch.distributed.reduce``: all ranks have the result."""
+    from torch.distributed import distributed_c10d as c10d
+
+    c10d.all_reduce(tensor, c10d.ReduceOp.SUM if op is None else op, group)
+
+
+def gather(
+    tensor: torch.Tensor,
+    gather_list: Sequence[torch.Tensor] | None = None,
+    dst: int | None = None,  # noqa: ARG001 - the rank that has a list
+    group: Any = None,
+    group_dst: int | None = None,  # noqa: ARG001 - likewise
+) -> None:
+    """``torch.distributed.gather``: all ranks have the data; those with a list keep it."""
+    from torch.distributed import distributed_c10d as c10d
+
+    group = group or c10d.group.WORLD
+    size = c10d.get_world_size(group)
+    sent = torch.ops._c10d_functional.all_gather_into_tensor(tensor.reshape(-1), size, group.group_name)
+    _fill(gather_list or (), torch.ops._c10d_functional.wait_tensor(sent).chunk(size))
+
+
+def all_to_all(
+    output_tensor_list: Sequence[torch.Tensor], input_tensor_list: Sequence[torch.Tensor], group: Any = None
+) -> None:
+    """``torch.distributed.all_to_all``, by the operator for parts of one tensor."""
+    from torch.distributed import distributed_c10d as c10d
+
+    group = group or c10d.group.WORLD
+    given, taken = ([each.numel() for each in tensors] for tensors in (input_tensor_list, output_tensor_list))
+    data = torch.cat([each.reshape(-1) for each in input_tensor_list])
+    sent = torch.ops._c10d_functional.all_to_all_single(data, taken, given, group.group_name)
+    _fill(output_tensor_list, torch.ops._c10d_functional.wait_tensor(sent).split(taken))
+
+
+def _fill(targets: Sequence[torch.Tensor], data: Sequence[torch.Tensor]) -> None:
+    if targets and [each.dtype for each in targets] != [each.dtype for each in data]:
+        msg = f"a list of {len(data)} tensors of {data[0].dtype} was expected"
+        raise ValueError(msg)
+    for target, source in zip(targets, data, strict=False):
+        target.copy_(source.view(target.shape))
 
 
 def unsent(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

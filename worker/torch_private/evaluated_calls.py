@@ -15,6 +15,7 @@ import contextlib
 import enum
 import functools
 import gc
+import inspect
 import os
 import re
 import sys
@@ -35,7 +36,7 @@ from torch._dynamo.variables.torch import constant_fold_functions
 
 from warmrank.worker.errors import NotPortable
 from warmrank.worker.keys.code import globals_read, is_pinned_module, is_users_function, layers, package_of
-from warmrank.worker.torch_private.collectives import broadcast
+from warmrank.worker.torch_private.collectives import all_to_all, broadcast, gather, reduce
 from warmrank.worker.torch_private.containers import BUILTIN, method_of
 from warmrank.worker.torch_private.evaluated_sets import kind_of, values
 from warmrank.worker.torch_private.lowering import source_name
@@ -53,6 +54,9 @@ _TORCH: Final = Path(torch.__file__).parent
 _INTERNAL: Final = tuple(str(_TORCH / part) for part in ("_logging", "_dynamo", "_inductor"))
 EVALUATING: Final = tuple(str(_TORCH / "_dynamo" / part) for part in ("variables", "symbolic_convert.py"))
 _OWN: Final = frozenset({"warmrank.worker", "torch_npu", "torchair", "npugraph_ex"})
+_COLLECTIVES: Final[Any] = {
+    getattr(dist, made.__name__): made for made in (all_to_all, broadcast, gather, reduce)
+}
 _DISTRIBUTED: Final = str(_TORCH / "distributed")
 # Modules whose functions give the same for the same arguments, in every process of one Python and one torch.
 _PURE: Final = frozenset(
@@ -133,14 +137,18 @@ class CallHooks:
         return answer
 
     @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "call_function(tx, args, kwargs)")
-    def _broadcast(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        """Trace a broadcast, the one collective of TorchAir's ``patch_for_hcom`` that Dynamo breaks at."""
-        if variable.fn is not dist.distributed_c10d.broadcast:
+    def _collective(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        """Trace a collective that Dynamo breaks at, unless it is one to wait for later."""
+        traced = _COLLECTIVES.get(variable.fn)
+        if traced is None:
             return original(variable, tx, args, kwargs)
-        asked = [*args[3:4], *(kwargs[name] for name in kwargs if name == "async_op")]
+        place = [*inspect.signature(variable.fn).parameters].index("async_op")
+        asked = [*args[place : place + 1], *(kwargs[name] for name in kwargs if name == "async_op")]
         if not all(each.is_constant_match(False) for each in asked):
             return original(variable, tx, args, kwargs)
-        return VariableTracker.build(tx, broadcast).call_function(tx, args, kwargs)
+        args, kwargs = [*args[:place], *args[place + 1 :]], {**kwargs}
+        kwargs.pop("async_op", None)
+        return VariableTracker.build(tx, traced).call_function(tx, args, kwargs)
 
     @steps_in("torch._dynamo.trace_rules", "lookup_inner(obj)")
     def _rule(self, original: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
