@@ -17,6 +17,7 @@ from tests.support.tracing import cached, in_mode
 from warmrank.worker.devices import CapturedGraph, CpuBackend
 from warmrank.worker.errors import NotCapturable, NotPortable, StateChanged, WorkerError
 from warmrank.worker.torch_private.kernels import call_of, out_variant
+from warmrank.worker.torch_private.recording import leaves, leaves_of
 
 Step = tuple[Callable[..., Any], tuple[int, ...]]
 
@@ -329,6 +330,24 @@ def test_binding_is_used_and_equals_the_overload(overload: Any, args: tuple[Any,
     call()
     overload(*args, out=theirs)
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("overload", "args"),
+    [
+        (aten.relu.default, (GRID,)),
+        (aten.native_layer_norm.default, (GRID, [4], GRID[0], None, 1e-5)),
+        (aten.embedding.default, (GRID, torch.tensor([2, 0]))),
+        (aten.split.Tensor, (GRID, 2)),
+        (aten.sort.default, (GRID, 1, True)),
+    ],
+    ids=str,
+)
+def test_binding_of_what_writes_nowhere_equals_the_overload(overload: Any, args: tuple[Any, ...]) -> None:
+    call = call_of(overload, args, {})
+    assert isinstance(call, partial)
+    assert call.func is not overload._op
+    assert all(map(torch.equal, leaves_of(overload)(call()), leaves(overload(*args))))
 
 
 @pytest.mark.parametrize(

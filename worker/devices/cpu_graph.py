@@ -44,7 +44,7 @@ from warmrank.worker.errors import StateChanged
 from warmrank.worker.torch_private.collectives import wait, waited
 from warmrank.worker.torch_private.kernels import Call, call_of, into, only_copies, out_variant, run
 from warmrank.worker.torch_private.places import Place, check, lazily
-from warmrank.worker.torch_private.recording import Operation, Recording, leaves, record
+from warmrank.worker.torch_private.recording import Operation, Recording, leaves_of, record
 from warmrank.worker.torch_private.warm import known_groups
 from warmrank.worker.values import Value
 
@@ -239,22 +239,29 @@ def _call(step: _Step, memory: _Memory) -> Call:
     if variant is not None:
         return into(variant, args, kwargs, targets)
     call = (waited if operation.collective else call_of)(operation.overload, args, kwargs)
-
-    places = [(index, target, memory_of(target)) for index, target in zip(step.kept, targets, strict=True)]
+    results = leaves_of(operation.overload)
+    keeps = [(index, _kept(target)) for index, target in zip(step.kept, targets, strict=True)]
 
     def compute() -> None:
-        produced = leaves(call())
-        for index, target, cells in places:
-            _store(produced[index], target, cells)
+        produced = results(call())
+        for index, keep in keeps:
+            keep(produced[index])
 
-    return compute if places else call
+    return compute if keeps else call
 
 
-def _store(produced: torch.Tensor, target: torch.Tensor, cells: torch.Tensor) -> None:
-    if produced.shape != target.shape or produced.dtype != target.dtype:  # copy_ would broadcast
-        wanted, found = (f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in (target, produced))
-        raise StateChanged(f"a result inside a captured graph, of {wanted},", found, while_running=True)
-    cells.copy_(produced if cells is target else memory_of(produced))
+def _kept(target: torch.Tensor) -> Callable[[torch.Tensor], None]:
+    """The call that copies a result to where the plan says."""
+    shape, dtype, cells = target.shape, target.dtype, memory_of(target)
+    is_plain, copy = cells is target, cells.copy_
+
+    def keep(produced: torch.Tensor) -> None:
+        if produced.shape != shape or produced.dtype != dtype:  # copy_ would broadcast
+            wanted, found = f"{dtype} {tuple(shape)}", f"{produced.dtype} {tuple(produced.shape)}"
+            raise StateChanged(f"a result inside a captured graph, of {wanted},", found, while_running=True)
+        copy(produced if is_plain else memory_of(produced))
+
+    return keep
 
 
 def _storages(value: Any) -> set[int]:

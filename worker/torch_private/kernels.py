@@ -2,8 +2,7 @@
 
 A call through ``torch.ops`` boxes every argument; torch's own bindings (``torch.add``, ``Tensor.add_``)
 reach the same overload at half the price. One is used if, called with these kinds of arguments under a
-dispatch mode that runs no kernel, it reaches that overload with the same arguments. Operators that write
-nowhere cannot be tried without running them, so they keep the call through ``torch.ops``.
+dispatch mode that runs no kernel, it reaches that overload with the same arguments.
 
 Relies on: ``OpOverload._op`` is the overload without its Python wrapper; ``_AutoDispatchBelowAutograd`` skips
 autograd's kernels; each functional overload with a ``structured_delegate`` has a kernel for
@@ -136,7 +135,7 @@ def _binding(overload: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _B
     """A binding that reaches the overload with these arguments; the overload itself where there is none."""
     itself = _Binding(overload._op)
     namespace, _, name = overload._schema.name.partition("::")
-    if namespace != "aten" or not mutated_arguments(overload):
+    if namespace != "aten":
         return itself
     outs = tuple(item.name for item in overload._schema.arguments if item.is_out)
     found = [_Binding(getattr(home, name), outs=outs) for home in _HOMES if hasattr(home, name)]
