@@ -372,6 +372,8 @@ class Operators(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = torch.nn.Embedding(5, 2)
+        self.bytes = 2 * torch.arange(40, dtype=torch.uint8) + 3
+        self.signed = -1 - torch.arange(40, dtype=torch.int8)
 
     def forward(self, x: torch.Tensor, index: torch.Tensor, number: int) -> Any:
         z = torch.view_as_complex(self.table(index))
@@ -393,6 +395,14 @@ class Operators(torch.nn.Module):
             of_numbers,
             filled,
             torch.min(index.repeat(9, 2) > 0, 0),
+            torch.sort(-x, out=(torch.empty(3), torch.empty(3, dtype=torch.int64))),
+            [f(self.bytes) for f in (torch.amin, torch.min, torch.argmin)],
+            [f(self.signed) for f in (torch.amax, torch.max, torch.argmax)],
+            self.bytes.prod(dtype=torch.int8),
+            torch.nn.functional.multilabel_margin_loss(x, index % 1 - 1),
+            torch.nn.functional.fractional_max_pool3d(
+                torch.arange(343.0).sin().reshape(1, 7, 7, 7), 3, 3, _random_samples=x.reshape(1, 1, 3) / 2.1
+            ),
         )
 
     def noting(self, x: torch.Tensor) -> torch.Tensor:
@@ -562,12 +572,17 @@ class SixteenBits(torch.nn.Module):
         half, short = x.half(), (x * 1.1).bfloat16()
         beside = [(y / n, y * n, n * y, y + n, n - y, y > n) for y in (x.half(), x.bfloat16())]
         normed = torch.rms_norm(half, (8,)).float() * 2
-        return short.float(), short * 1.5 + short, half * 1.5 + half, normed, beside
+        loss = torch.nn.functional.mse_loss
+        once = [
+            (y + 0.1, y**3, y.add(x0, alpha=0.3), y.lerp(x0, 0.7), torch.nn.functional.glu(y), loss(y, x0))
+            for y, x0 in ((half, half.cos()), (short, short.cos()))
+        ]
+        return short.float(), short * 1.5 + short, half * 1.5 + half, normed, beside, once
 
 
 @pytest.mark.slow
 def test_sixteen_bits_are_rounded_to_as_in_eager_and_numbers_beside_them_are_not(tmp_path: Path) -> None:
     function = cache_compile(SixteenBits().forward, config=in_mode("max-autotune"), cache_dir=tmp_path)
-    x = torch.randn(3, 8)
+    x = torch.randn(64, 8)
     for n in (2051, 257, 70_000):
         torch.testing.assert_close(function(x, n), SixteenBits()(x, n), rtol=0, atol=0)

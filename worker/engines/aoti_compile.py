@@ -226,9 +226,10 @@ def _is_view(node: Node) -> bool:
 
 
 def _written_argument(node: Node) -> Node | None:
-    """The argument that an operator writes to and returns (``add_``); None for all others."""
+    """The argument that an operator writes to and returns (``add_``, items of ``sort``); None for others."""
     mine = operators.storage_ids(node)
-    for value in operators.arguments_at(node, operators.mutated_arguments(node.target)):
+    writing: Any = node.args[0] if node.target is operator.getitem else node
+    for value in operators.arguments_at(writing, operators.mutated_arguments(writing.target)):
         if isinstance(value, Node) and mine & operators.storage_ids(value):
             return value
     return None

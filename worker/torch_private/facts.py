@@ -48,7 +48,7 @@ FACTS: Final = {
     "compile": """
         functools:cached_property  __get__
         functools:partialmethod  __get__
-        torch._C  DispatchKey _SetExcludeDispatchKeyGuard
+        torch._C  DispatchKey _SetExcludeDispatchKeyGuard _AutoDispatchBelowAutograd
         torch._C  _set_grad_enabled _dispatch_dump _construct_storage_from_data_pointer
         torch._C  _get_fp32_precision_getter _get_cublas_allow_fp16_accumulation _get_cudnn_sdp_enabled
         torch._C  _set_sdp_use_flash _set_sdp_use_mem_efficient _set_sdp_use_math _set_sdp_use_cudnn
@@ -122,6 +122,7 @@ FACTS: Final = {
         torch.nn.modules.activation  _is_make_fx_tracing
         torch.nn.modules.transformer  _detect_is_causal_mask(mask, is_causal, size)
         torch.nn:TransformerEncoder  forward(src, mask, src_key_padding_mask, is_causal)
+        torch:ops.aten.multi_margin_loss.default  py_kernels _dispatch_cache
         torch:Tensor  _base _version detach as_strided
     """,
     "inductor": """

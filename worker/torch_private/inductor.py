@@ -28,6 +28,12 @@ import torch
 
 from warmrank.worker.errors import NotPortable, NotYet
 from warmrank.worker.torch_private.as_shipped import as_shipped
+from warmrank.worker.torch_private.eager_kernels import (
+    SIXTEEN_BITS,
+    is_eagers,
+    is_rounded,
+    losses_as_eager,
+)
 from warmrank.worker.torch_private.libraries import LIBRARY, NODES
 from warmrank.worker.torch_private.library_inputs import PlainSizesFirst, bind_inputs
 from warmrank.worker.torch_private.operators import as_list, mutated_arguments, nodes_at, storage_ids
@@ -44,9 +50,8 @@ _OPTIONAL = frozenset({"aot_inductor.enable_line_tables", "aot_inductor.precompi
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _ENVIRONMENT = threading.Lock()
 _QUOTIENTS = (torch.ops.aten.div.Tensor_mode, torch.ops.aten.floor_divide.default)
+_EXTREMES = (torch.ops.aten.amin.default, torch.ops.aten.amax.default)
 _PRODUCTS = (torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor)
-_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
-_ROUNDED = frozenset({"floor_divide", "remainder", "fmod", "nextafter"})
 _OF_TENSORS = {
     torch.ops.aten.remainder.Scalar: torch.ops.aten.remainder.Tensor,
     torch.ops.aten.remainder.Scalar_Tensor: torch.ops.aten.remainder.Tensor,
@@ -126,7 +131,8 @@ def _made(graph: GraphModule, inputs: Sequence[Any], cache: Path, settings: dict
     from torch._inductor.exc import InductorError
 
     hooks = intercepted(AsEager(graph.graph), PlainSizesFirst())
-    with _cache_at(cache), as_shipped(config, lambda *_: False, **settings), torch.no_grad(), hooks:
+    shipped = as_shipped(config, lambda *_: False, **settings)
+    with _cache_at(cache), shipped, torch.no_grad(), hooks, losses_as_eager():
         try:
             return compile_fx_aot(graph, list(inputs))
         except (
@@ -252,22 +258,21 @@ class AsEager:
 
     @steps_in("torch._inductor.graph:GraphLowering", "call_function(target, args, kwargs)")
     def _lower(self, original: Any, lowering: Any, target: Any, args: Any, kwargs: Any) -> Any:
-        """Give kernels eager's dtype (``any`` of bytes), and eager's results of nothing (``var_mean``).
+        """Give kernels eager's dtype (``any`` of bytes), and run eager's own where Inductor's differ.
 
-        Inductor's own quotient of integers ends the process where eager raises an error for a zero, its
-        rounded quotients and remainders of floats are those of a quotient that was rounded before, its
-        neighbours of 16 bits those of 32, and its least of bools is found at the greatest.
+        Inductor's own quotient of integers ends the process where eager raises an error for a zero.
         """
         from torch._inductor.ir import TensorBox
         from torch._inductor.lowering import fallback_handler, to_dtype
 
         node = lowering.current_node
         is_quotient = _may_divide_by_zero(node)
-        is_eagers = _is_rounded(node) or _makes_something_of_nothing(node) or _finds_least_of_bools(node)
-        if is_quotient or is_eagers:
+        if is_quotient or is_eagers(node):
             if target in _QUOTIENTS and not isinstance(args[1], TensorBox):
                 target, kwargs = torch.ops.aten.div.Scalar_mode, {"rounding_mode": "floor", **kwargs}
                 args = (args[0], 0) if is_quotient else args
+            if target in _EXTREMES and not any(args[1:2]):  # a list of nothing is not handed on
+                args = (args[0], [*range(len(args[0].get_size()))] or [0], *args[2:])
             return fallback_handler(target, add_to_fallback_set=False)(*args, **kwargs)  # type: ignore[no-untyped-call]
         made, traced = original(lowering, target, args, kwargs), node.meta.get("val")
         if isinstance(made, TensorBox) and isinstance(traced, torch.Tensor):
@@ -288,20 +293,26 @@ class AsEager:
 
     @steps_in("torch._inductor.lowering", "promote_constants(inputs)")
     def _promote(self, original: Any, inputs: Any, *given: Any, **more: Any) -> Any:
-        """Multiply and divide 16 bits by a number that varies as it is; eager rounds it for sums alone."""
-        from torch._inductor.ir import ExpandView, IndexingConstant
+        """Multiply and divide 16 bits by a number as it is; eager rounds it to 16 bits for all else."""
+        from torch._inductor.ir import Constant, ExpandView, IndexingConstant
         from torch._inductor.virtualized import V
 
-        def widened(value: Any) -> Any:
-            number = getattr(value, "data", None)
-            if not isinstance(number, IndexingConstant) or number.dtype not in _SIXTEEN_BITS:
-                return value
-            wide = IndexingConstant(index=number.index, dtype=torch.float32, device=number.device)
-            return ExpandView.create(wide, list(value.get_size()))
-
-        promoted = original(inputs, *given, **more)
         is_product = V.graph.current_node.target in _PRODUCTS
-        return [widened(value) for value in promoted] if is_product else promoted
+
+        def as_eager(value: Any) -> Any:
+            number = getattr(value, "data", None)
+            dtype: Any = getattr(number, "dtype", None)
+            device: Any = getattr(number, "device", None)
+            made: Any = None
+            if is_product and isinstance(number, IndexingConstant) and dtype in SIXTEEN_BITS:
+                made = IndexingConstant(index=number.index, dtype=torch.float32, device=device)
+            elif isinstance(number, Constant) and not is_product and dtype in SIXTEEN_BITS:
+                made = Constant(
+                    value=torch.tensor(number.value, dtype=dtype).item(), dtype=dtype, device=device
+                )
+            return value if made is None else ExpandView.create(made, list(value.get_size()))
+
+        return [as_eager(value) for value in original(inputs, *given, **more)]
 
     @steps_in("torch._inductor.fx_passes.joint_graph:UniformValueConstantFolder", "_add_peephole_patterns")
     def _fold_no_products(self, _original: Any, _folder: Any) -> None:
@@ -350,32 +361,6 @@ def _is_number_given(argument: torch._C.Argument) -> bool:
     return isinstance(argument.type, torch.NumberType) and not argument.has_default_value()
 
 
-def _makes_something_of_nothing(node: Node) -> bool:
-    """True if all tensors that an operator takes are empty, and none that it returns is."""
-    given = [item.meta.get("val") for item in node.all_input_nodes]
-    made = node.meta.get("val")
-    results = made if isinstance(made, list | tuple) else [made]
-    return (
-        isinstance(node.target, torch._ops.OpOverload)
-        and bool(given)
-        and all(isinstance(value, torch.Tensor) and 0 in value.shape for value in given)
-        and all(isinstance(value, torch.Tensor) and 0 not in value.shape for value in results)
-    )
-
-
-def _is_rounded(node: Node) -> bool:
-    """True if an operator makes rounded quotients, remainders, or neighbours of floats."""
-    made, name = node.meta.get("val"), getattr(node.target, "_opname", "")
-    is_floor = name == "div" and node.kwargs.get("rounding_mode") == "floor" and hasattr(node.args[0], "meta")
-    return (name in _ROUNDED or is_floor) and isinstance(made, torch.Tensor) and made.is_floating_point()
-
-
-def _finds_least_of_bools(node: Node) -> bool:
-    """True if an operator finds the places of the least bools along a dimension."""
-    found = node.meta.get("val")
-    return node.target is torch.ops.aten.min.dim and isinstance(found, tuple) and found[0].dtype == torch.bool
-
-
 def _may_divide_by_zero(node: Node) -> bool:
     """True if an operator divides integers on a CPU, rounds to zero, and no number but 0 is the divisor.
 
@@ -420,7 +405,7 @@ def _numbers_as_tensors(graph: Graph) -> None:
         dtypes = [value.dtype for value in values if isinstance(value, torch.Tensor) and value.is_complex()]
         if dtypes:
             _numbers_beside_complex(node, dtypes[0])
-        elif _is_rounded(node) or node.target is torch.ops.aten.pow.Scalar:
+        elif is_rounded(node) or node.target is torch.ops.aten.pow.Scalar:
             like = node.meta["val"]
             for index, value in enumerate(node.args):
                 if hasattr(value, "meta") and _is_number(value):

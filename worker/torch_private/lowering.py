@@ -40,6 +40,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from warmrank.worker.errors import NotPortable, WorkerError
 from warmrank.worker.keys.code import globals_module, is_pinned_module, is_users_function, layers
+from warmrank.worker.torch_private.eager_kernels import losses_as_eager
 from warmrank.worker.torch_private.kernels import HOMES_IN_C
 from warmrank.worker.torch_private.operators import (
     argument_of,
@@ -371,7 +372,7 @@ def graph_of(
 
     With ``composites``, composite operators (``linear``) are kept whole.
     """
-    with intercepted(Originals()):
+    with intercepted(Originals()), losses_as_eager():
         graph: GraphModule = make_fx(
             function,
             decomposition_table=dict(decompositions or {}),

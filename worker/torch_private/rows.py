@@ -1,7 +1,8 @@
 """Decompositions for Inductor that refuse what eager refuses, such as numbers of rows which are not there.
 
 Inductor's own make ``index`` and ``index_put`` of rows, which count negative numbers from the end; ``gather``
-and ``scatter`` do not. Those of some losses leave the check of their inputs out. Relied on
+and ``scatter`` do not. Those of some losses leave the check of their inputs out. Operators that round to 16
+bits where eager does not, or the other way round, are eager's. Relied on
 (``tests/integration/test_max_autotune.py``): an operator without a decomposition, or whose decomposition is
 ``NotImplemented``, runs eager's kernel.
 """
@@ -13,11 +14,22 @@ from typing import Any
 
 import torch
 
+from warmrank.worker.torch_private.eager_kernels import LOSSES, NAMES, rounds_otherwise
+
 
 def with_checks(table: Mapping[Any, Any]) -> dict[Any, Any]:
     """Inductor's decompositions, with these in place of its own."""
     fills = {op: _from_the_end(table[op]) for op in _FILLS}
-    return {op: rule for op, rule in {**table, **_ALONG, **fills}.items() if op not in _WITHOUT_CHECKS}
+    rules = {op: rule for op, rule in {**table, **_ALONG, **fills}.items() if op not in _WITHOUT_CHECKS}
+    named = {op for op in rules if getattr(op, "_opname", "") in NAMES}
+    return {op: _unless_eagers(op, rule) if op in named else rule for op, rule in rules.items()}
+
+
+def _unless_eagers(op: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        return NotImplemented if rounds_otherwise(op, args, kwargs) else rule(*args, **kwargs)
+
+    return decomposed
 
 
 def _from_the_end(fill: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -63,11 +75,10 @@ def _expanded(index: torch.Tensor, dim: int, size: Sequence[int]) -> torch.Tenso
 
 
 _WITHOUT_CHECKS = (
+    *LOSSES,
     torch.ops.aten.max_unpool2d.default,
     torch.ops.aten.max_unpool3d.default,
     torch.ops.aten.binary_cross_entropy.default,  # of numbers that are no probabilities
-    torch.ops.aten.multi_margin_loss.default,
-    torch.ops.aten.multilabel_margin_loss_forward.default,
     torch.ops.aten.addmm.default,  # with a factor of 0, which leaves NaN out
     torch.ops.aten.addmv.default,
 )
