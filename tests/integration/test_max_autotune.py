@@ -401,7 +401,10 @@ class Operators(torch.nn.Module):
             self.bytes.prod(dtype=torch.int8),
             torch.nn.functional.multilabel_margin_loss(x, index % 1 - 1),
             torch.nn.functional.fractional_max_pool3d(
-                torch.arange(343.0).sin().reshape(1, 7, 7, 7), 3, 3, _random_samples=x.reshape(1, 1, 3) / 2.1
+                torch.arange(343.0).sin().reshape(1, 7, 7, 7),
+                3,
+                (2, 3, 4),
+                _random_samples=x.reshape(1, 1, 3) / 3,
             ),
         )
 
