@@ -115,6 +115,24 @@ def test_function_that_counts_in_integers_compiles_once_for_each_side_of_a_branc
     assert len(function.variants) == 2
 
 
+class Slices(nn.Module):
+    """Its slices are objects before they are subscripts, as a slice of a dimension chosen by number is."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        along = [slice(None)] * x.dim()
+        along[-2] = slice(-x.size(0), None)
+        return x[tuple(along)] * 2 + x[slice(x.size(0) - 1, x.size(0))]
+
+
+def test_slices_of_sizes_compile_once(cache: Path) -> None:
+    model = Slices()
+    function = cached(model.forward, cache)
+    for rows in (5, 7, 5, 9):
+        x = torch.rand(rows, 4)
+        assert torch.equal(function(x), model(x))
+    assert len(function.variants) == 1
+
+
 def test_integer_of_which_no_symbol_can_be_made_is_a_condition(cache: Path) -> None:
     model, eager = Counts(8), Counts(8)
     function = cached(model.named, cache)

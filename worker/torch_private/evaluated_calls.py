@@ -32,6 +32,7 @@ from torch._dynamo.variables import TensorVariable
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.constant import ConstantVariable
 from torch._dynamo.variables.functions import SkipFunctionVariable, UserFunctionVariable
+from torch._dynamo.variables.tensor import SymNodeVariable
 from torch._dynamo.variables.torch import constant_fold_functions
 
 from warmrank.worker.errors import NotPortable
@@ -401,8 +402,8 @@ def _holds_constants(variable: Any) -> bool:
 
 
 def _is_known(variable: Any) -> bool:
-    """True if nothing within a variable is still lazy."""
-    if not getattr(variable, "is_realized", lambda: True)():
+    """True if nothing within a variable is still lazy, or a symbol, which a slice of it would settle."""
+    if not getattr(variable, "is_realized", lambda: True)() or isinstance(variable.unwrap(), SymNodeVariable):
         return False
     items = vars(variable.unwrap()).get("items", ())
     members = (*items.keys(), *items.values()) if isinstance(items, dict) else items
