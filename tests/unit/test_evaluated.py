@@ -378,6 +378,38 @@ def test_einops_is_loaded_by_a_process_that_hashes_otherwise(mode: str, tmp_path
         assert printed == f"{outcome}\n"
 
 
+class Repeats(nn.Module):
+    """Has a parameter rearranged, and an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.ones(2, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        import einops
+
+        return einops.repeat(self.token, "a b -> b a") + einops.rearrange(x, "a b -> b a")
+
+
+@pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="einops marks itself allow_in_graph there, which is refused"
+)
+def test_classes_that_einops_has_met_and_their_order_are_no_condition(tmp_path: Path) -> None:
+    einops = pytest.importorskip("einops", reason="einops comes with pip install 'warmrank[test]'")
+    met, model, x = einops._backends._type2backend, Repeats(), torch.rand(2, 3)
+    first, later = cached(model.forward, tmp_path), cached(model.forward, tmp_path)
+    assert torch.equal(first(x), model(x))
+    others = dict(reversed(met.items()))
+    met.clear()
+    met.update(others)
+    assert torch.equal(later(x), model(x))
+    assert later.last_result is not None
+    assert later.last_result.outcome == "loaded"
+    met[type("Array", (), {})] = met[torch.Tensor]
+    assert torch.equal(later(x), model(x))
+    assert len(later.results) == 1
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, timedelta]:
     """Time-outs that torch is asked for, by what is made; nothing is made."""

@@ -20,7 +20,7 @@ from warmrank.worker.runtime.artifact import Node
 from warmrank.worker.runtime.check import resolve, roots_of
 from warmrank.worker.torch_private.dynamo_guards import TracedGuard
 from warmrank.worker.torch_private.trace_notes import TracedWrite
-from warmrank.worker.torch_private.warm import REGISTRIES, dict_keys
+from warmrank.worker.torch_private.warm import dict_keys, is_registry
 
 # Dynamo's name for the globals of a function that was made by `exec`, followed by an address.
 UNNAMED_SCOPE = "___unnamed_scope"
@@ -133,15 +133,15 @@ class PathTable:
         return self.add_tree(base), "item", constants.encode_index(index)
 
     def _registered(self, node: int, place: int) -> type | FunctionType | None:
-        """The class, or function, at a place of a registry of torch's or Python's; None for other dicts."""
+        """The class, or function, at a place of a registry; None for other dicts."""
         held = self._global(node)
-        found = dict_keys(held)[place] if _is_registry(held) else None
+        found = dict_keys(held)[place] if is_registry(held) else None
         return found if isinstance(found, type | FunctionType) and is_found_by_name(found) else None
 
     def is_keyed_by_classes(self, node: int) -> bool:
         """True for a registry whose members are all found by their classes, none by its place."""
         by_place = any(parent == node and step in ("nth", "nth_value") for parent, step, _ in self.nodes)
-        return _is_registry(self._global(node)) and not by_place
+        return is_registry(self._global(node)) and not by_place
 
     def _global(self, node: int) -> Any:
         """The object at the end of a path through attributes of modules; None for other paths."""
@@ -188,10 +188,6 @@ class PathTable:
         if not tree.args and not tree.keywords and isinstance(tree.func, ast.Attribute | ast.Subscript):
             return self.add_tree(tree.func), "call", ""  # of a weak reference, or of a context variable's get
         raise _refusal(tree)
-
-
-def _is_registry(value: Any) -> bool:
-    return any(value is registry for registry, _ in REGISTRIES)
 
 
 def _refusal(tree: ast.expr) -> NotPortable:

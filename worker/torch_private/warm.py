@@ -293,6 +293,12 @@ def rank_and_world() -> tuple[int, int]:
 REGISTRIES: Final = ((SUPPORTED_NODES, "torch.distributed."), (copyreg.dispatch_table, "sympy."))
 
 
+def is_registry(value: Any) -> bool:
+    """True for one of these, or the dict in which einops keeps the classes of tensors that it has met."""
+    met = getattr(imported(f"{_EINOPS}._backends"), "_type2backend", SUPPORTED_NODES)
+    return value is met or any(value is registry for registry, _ in REGISTRIES)
+
+
 def dict_keys(mapping: dict[Any, Any]) -> list[Any]:
     """Keys in the order in which they were put there, whatever a subclass says.
 
@@ -406,6 +412,7 @@ def _prepare_einops(einops: Any) -> None:
     before = dict(functions)
     with torch._C.DisableTorchFunction():
         einops.rearrange(torch.empty(1), "i -> i")
+        einops.rearrange(torch.nn.Parameter(torch.empty(1)), "i -> i")
     functions.update(before)  # up to einops 0.8.1 torch puts wrappers there, which no trace enters
 
 
