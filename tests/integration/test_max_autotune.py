@@ -11,6 +11,7 @@ import json
 import logging
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,10 @@ def loaded(cache_dir: Path, place: tuple[int, int] | None = None) -> CachedFunct
 def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[CachedFunction, Path]:
     """A function compiled with its kernels kept, and its cache directory."""
     cache = tmp_path_factory.mktemp("kept")
-    function = cached(models.mixed(), cache)
+    function, limit = cached(models.mixed(), cache), sys.getrecursionlimit()
     with torch.no_grad():
         function.ensure(models.mixed_call(), {})
+    assert sys.getrecursionlimit() == limit, "Inductor raised it for the process"
     return function, cache
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -148,13 +149,17 @@ def _made(graph: GraphModule, inputs: Sequence[Any], cache: Path, settings: dict
 
 @contextlib.contextmanager
 def _cache_at(directory: Path) -> Iterator[None]:
-    """Set Inductor's directory for the process; two at once would put back what the other set."""
+    """Set Inductor's directory for the process, and put back the recursion limit, which Inductor raises.
+
+    Two at once would put back what the other set.
+    """
     with _ENVIRONMENT:
-        before = os.environ.get(_CACHE_VARIABLE)
+        before, limit = os.environ.get(_CACHE_VARIABLE), sys.getrecursionlimit()
         os.environ[_CACHE_VARIABLE] = str(directory)
         try:
             yield
         finally:
+            sys.setrecursionlimit(limit)
             del os.environ[_CACHE_VARIABLE]
             if before is not None:
                 os.environ[_CACHE_VARIABLE] = before
