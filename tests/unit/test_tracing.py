@@ -451,7 +451,9 @@ class TellsOfContainers(nn.Module):
             for each in (self.held, made, [made], {1, 2}, frozenset({1}), {"a": {1, 2}}, {"a": (1,)})
         ]
         texts += [repr(each) for each in (self.held.keys(), made.items(), {"a": 1, "b": (2,)}.items())]
-        return x + 1, [*texts, made.__repr__(), str(self.counted), f"{self.point} {[self.point]}"]
+        # Up to 2.12 Dynamo has no text for a list of objects.
+        points = [self.point] if torch.__version__ >= "2.13" else self.point
+        return x + 1, [*texts, made.__repr__(), str(self.counted), f"{self.point} {points}"]
 
 
 def test_containers_are_told_of_by_their_names(tmp_path: Path) -> None:
