@@ -104,6 +104,7 @@ class Sending(torch.nn.Module):
     def __init__(self, rank: int) -> None:
         super().__init__()
         self.rank = rank
+        self.second = dist.new_group([1])
 
     def unused(self, x: torch.Tensor, flag: Any) -> Any:
         begun = torch.ops.two_ranks.started(x * 1.0)
@@ -131,6 +132,15 @@ class Sending(torch.nn.Module):
         dist.reduce(total, dst=1)
         dist.reduce(largest, 0, dist.ReduceOp.MAX, dist.group.WORLD)
         return taken, every[: 2 * self.rank], total if self.rank else x, x if self.rank else largest
+
+    def of_one(self, x: torch.Tensor, flag: Any) -> Any:
+        total, every = x * (2 if flag else 1), [torch.zeros(2, 3)]
+        dist.gather(total, every if self.rank else None, 1, self.second)
+        dist.all_to_all(every, [every[0] + 1], group=self.second)
+        dist.reduce(total, 1, group=self.second)
+        dist.broadcast(total, 1, self.second)
+        dist.all_reduce(total, group=self.second)
+        return total, every
 
     def waits_later(self, x: torch.Tensor, flag: Any) -> Any:
         begun = torch.ops.two_ranks.started(x.expand(50000, *x.shape) * 1.0)
@@ -162,7 +172,8 @@ def sending(rank: int) -> str:
             x = ops.all_reduce(x.expand(50000, 2, 3) * 1.0, "sum", name)
         return x, call != (5, 2)[rank]
 
-    for method in ("unused", "of_constant", "told", "exchanged", "waits_later", "waits_for_input", "padded"):
+    waiting = ("waits_later", "waits_for_input", "padded")
+    for method in ("unused", "of_constant", "told", "exchanged", "of_one", *waiting):
         function = getattr(model, method)
         with tempfile.TemporaryDirectory() as directory, torch.no_grad():
             cached = cache_compile(function, cache_dir=directory, on_gear_miss="pad")

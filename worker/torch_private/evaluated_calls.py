@@ -138,15 +138,29 @@ class CallHooks:
         return answer
 
     @steps_in("torch._dynamo.variables.functions:UserFunctionVariable", "call_function(tx, args, kwargs)")
+    @steps_in(
+        "torch._dynamo.variables.functions:CollectiveFunctionRewriteVariable",
+        "call_function(tx, args, kwargs)",
+    )
     def _collective(self, original: Any, variable: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        """Trace a collective that Dynamo breaks at, unless it is one to wait for later."""
+        """Trace a collective that Dynamo breaks at, unless it is one to wait for later.
+
+        On a rank outside its group it does nothing.
+        """
+        if getattr(variable.fn, "__module__", None) != dist.distributed_c10d.__name__:
+            return original(variable, tx, args, kwargs)
+        names = [*inspect.signature(variable.fn).parameters]
+
+        def given(name: str) -> list[Any]:
+            place = names.index(name) if name in names else len(names)
+            return [*args[place : place + 1], *(kwargs[each] for each in kwargs if each == name)]
+
+        if "async_op" in names and any(map(_is_no_member, given("group"))):
+            return ConstantVariable.create(None)
         traced = _COLLECTIVES.get(variable.fn)
-        if traced is None:
+        if traced is None or not all(each.is_constant_match(False) for each in given("async_op")):
             return original(variable, tx, args, kwargs)
-        place = [*inspect.signature(variable.fn).parameters].index("async_op")
-        asked = [*args[place : place + 1], *(kwargs[name] for name in kwargs if name == "async_op")]
-        if not all(each.is_constant_match(False) for each in asked):
-            return original(variable, tx, args, kwargs)
+        place = names.index("async_op")
         args, kwargs = [*args[:place], *args[place + 1 :]], {**kwargs}
         kwargs.pop("async_op", None)
         return VariableTracker.build(tx, traced).call_function(tx, args, kwargs)
@@ -399,6 +413,14 @@ def _holds_constants(variable: Any) -> bool:
         return False
     kinds = {*map(type, values(items)), *(map(type, items.values()) if isinstance(items, dict) else ())}
     return kinds <= {ConstantVariable}
+
+
+def _is_no_member(group: Any) -> bool:
+    """True for what `dist.new_group` gives to ranks outside the group: an integer, maybe a symbol."""
+    outside, found = dist.distributed_c10d.GroupMember.NON_GROUP_MEMBER, group.realize()
+    if isinstance(found, SymNodeVariable):
+        return bool(found.evaluate_expr() == outside)
+    return bool(found.is_constant_match(outside))
 
 
 def _is_known(variable: Any) -> bool:
