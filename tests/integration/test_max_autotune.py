@@ -579,7 +579,10 @@ class SixteenBits(torch.nn.Module):
         normed = torch.rms_norm(half, (8,)).float() * 2
         loss = torch.nn.functional.mse_loss
         once = [
-            (y + 0.1, y**3, y.add(x0, alpha=0.3), y.lerp(x0, 0.7), torch.nn.functional.glu(y), loss(y, x0))
+            (
+                *(torch.full_like(y, 0.1) + y, torch.full_like(y, 0.1) * y, y + 0.1),
+                *(y**3, y.add(x0, alpha=0.3), y.lerp(x0, 0.7), torch.nn.functional.glu(y), loss(y, x0)),
+            )
             for y, x0 in ((half, half.cos()), (short, short.cos()))
         ]
         return short.float(), short * 1.5 + short, half * 1.5 + half, normed, beside, once

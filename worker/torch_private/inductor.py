@@ -279,7 +279,10 @@ class AsEager:
             if target in _EXTREMES and not any(args[1:2]):  # a list of nothing is not handed on
                 args = (args[0], [*range(len(args[0].get_size()))] or [0], *args[2:])
             return fallback_handler(target, add_to_fallback_set=False)(*args, **kwargs)  # type: ignore[no-untyped-call]
-        made, traced = original(lowering, target, args, kwargs), node.meta.get("val")
+        traced = node.meta.get("val")
+        if target is torch.ops.aten.full.default and traced.dtype in SIXTEEN_BITS:
+            args = (args[0], _rounded(args[1], traced.dtype))
+        made = original(lowering, target, args, kwargs)
         if isinstance(made, TensorBox) and isinstance(traced, torch.Tensor):
             return made if made.get_dtype() == traced.dtype else to_dtype(made, traced.dtype)
         return made
@@ -312,9 +315,7 @@ class AsEager:
             if is_product and isinstance(number, IndexingConstant) and dtype in SIXTEEN_BITS:
                 made = IndexingConstant(index=number.index, dtype=torch.float32, device=device)
             elif isinstance(number, Constant) and not is_product and dtype in SIXTEEN_BITS:
-                made = Constant(
-                    value=torch.tensor(number.value, dtype=dtype).item(), dtype=dtype, device=device
-                )
+                made = Constant(value=_rounded(number.value, dtype), dtype=dtype, device=device)
             return value if made is None else ExpandView.create(made, list(value.get_size()))
 
         return [as_eager(value) for value in original(inputs, *given, **more)]
@@ -364,6 +365,11 @@ class AsEager:
 def _is_number_given(argument: torch._C.Argument) -> bool:
     """True if each call gives an argument, which is a number."""
     return isinstance(argument.type, torch.NumberType) and not argument.has_default_value()
+
+
+def _rounded(number: Any, dtype: torch.dtype) -> Any:
+    """A number as a tensor of a dtype holds it; a symbol as it is."""
+    return torch.tensor(number, dtype=dtype).item() if isinstance(number, int | float) else number
 
 
 def _may_divide_by_zero(node: Node) -> bool:
