@@ -491,3 +491,17 @@ def test_global_that_hides_a_builtin_is_noticed_and_so_is_its_end(monkeypatch: p
     assert misfits(hidden, Measures().forward, X) == ()
     monkeypatch.undo()
     assert misfits(hidden, Measures().forward, X) != ()
+
+
+class Distinguishes(nn.Module):
+    def forward(self, x: torch.Tensor, value: Any) -> torch.Tensor:
+        is_text = torch.jit.isinstance(value, str)
+        return x + 1 if is_text else x * torch.jit.isinstance(value, (float, torch.Tensor))
+
+
+def test_instances_are_told_apart_as_torchscript_does(tmp_path: Path) -> None:
+    """torchaudio's spectrograms ask so, which Dynamo refuses."""
+    model = Distinguishes()
+    function = cache_compile(model.forward, cache_dir=tmp_path)
+    for value in ("text", 2, 2.5, PLAIN_ROWS, None, [1]):
+        assert torch.equal(function(PLAIN_ROWS, value), model(PLAIN_ROWS, value))

@@ -58,6 +58,8 @@ _OWN: Final = frozenset({"warmrank.worker", "torch_npu", "torchair", "npugraph_e
 _COLLECTIVES: Final[Any] = {
     getattr(dist, made.__name__): made for made in (all_to_all, broadcast, gather, reduce)
 }
+# `torch.jit.isinstance` and what it calls for plain classes, as torchaudio does.
+_INSTANCE: Final = frozenset({"isinstance", "_isinstance", "check_args_exist"})
 _DISTRIBUTED: Final = str(_TORCH / "distributed")
 # Modules whose functions give the same for the same arguments, in every process of one Python and one torch.
 _PURE: Final = frozenset(
@@ -173,6 +175,8 @@ class CallHooks:
             return rule
         if hasattr(obj, "__wrapped__"):  # the name is another function's
             return rule
+        if obj.__module__ in {"torch.jit", "torch._jit_internal"} and obj.__name__ in _INSTANCE:
+            return UserFunctionVariable
         name = f"{str(obj.__module__).removesuffix('.functional')}.{obj.__name__}"  # as users call them
         return next((rules[name] for rules in _RULES if name in rules), rule)
 
