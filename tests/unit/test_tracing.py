@@ -440,6 +440,8 @@ class TellsOfContainers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.point = Point(1, [(2,)])
+        # Up to 2.12 Dynamo has no text for a list of objects.
+        self.points = [self.point] if torch.__version__ >= "2.13" else self.point
         self.held = OrderedDict(a={1, 2}, b=OrderedDict(c=(1,)))
         # From 2.15 on the text of a defaultdict is refused.
         self.counted = defaultdict(int, {1: 2}) if torch.__version__ < "2.15" else {}
@@ -451,9 +453,7 @@ class TellsOfContainers(nn.Module):
             for each in (self.held, made, [made], {1, 2}, frozenset({1}), {"a": {1, 2}}, {"a": (1,)})
         ]
         texts += [repr(each) for each in (self.held.keys(), made.items(), {"a": 1, "b": (2,)}.items())]
-        # Up to 2.12 Dynamo has no text for a list of objects.
-        points = [self.point] if torch.__version__ >= "2.13" else self.point
-        return x + 1, [*texts, made.__repr__(), str(self.counted), f"{self.point} {points}"]
+        return x + 1, [*texts, made.__repr__(), str(self.counted), f"{self.point} {self.points}"]
 
 
 def test_containers_are_told_of_by_their_names(tmp_path: Path) -> None:
