@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch.fx import Node
 
 SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+_BYTES = (torch.uint8, torch.int8)
 LOSSES = (
     torch.ops.aten.multi_margin_loss.default,
     torch.ops.aten.multilabel_margin_loss_forward.default,
@@ -111,7 +112,5 @@ def _finds_least_of_bools(node: Node) -> bool:
 def _reduces_bytes(node: Node) -> bool:
     """True if an operator finds an extreme or product of bytes: Inductor's vectors hold zeros besides."""
     values = [item.meta.get("val") for item in (*node.all_input_nodes, node)]
-    dtypes = [value.dtype for value in values if isinstance(value, torch.Tensor)]
-    return getattr(node.target, "_opname", "") in _EXTREMES and not {torch.uint8, torch.int8}.isdisjoint(
-        dtypes
-    )
+    has_bytes = any(isinstance(value, torch.Tensor) and value.dtype in _BYTES for value in values)
+    return getattr(node.target, "_opname", "") in _EXTREMES and has_bytes

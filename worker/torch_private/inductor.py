@@ -51,7 +51,7 @@ _OPTIONAL = frozenset({"aot_inductor.enable_line_tables", "aot_inductor.precompi
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _ENVIRONMENT = threading.Lock()
 _QUOTIENTS = (torch.ops.aten.div.Tensor_mode, torch.ops.aten.floor_divide.default)
-_EXTREMES = (torch.ops.aten.amin.default, torch.ops.aten.amax.default)
+_OVER_DIMS = (torch.ops.aten.amin.default, torch.ops.aten.amax.default)
 _PRODUCTS = (torch.ops.aten.mul.Tensor, torch.ops.aten.div.Tensor)
 _OF_TENSORS = {
     torch.ops.aten.remainder.Scalar: torch.ops.aten.remainder.Tensor,
@@ -276,7 +276,7 @@ class AsEager:
             if target in _QUOTIENTS and not isinstance(args[1], TensorBox):
                 target, kwargs = torch.ops.aten.div.Scalar_mode, {"rounding_mode": "floor", **kwargs}
                 args = (args[0], 0) if is_quotient else args
-            if target in _EXTREMES and not any(args[1:2]):  # a list of nothing is not handed on
+            if target in _OVER_DIMS and not any(args[1:2]):  # a list of nothing is not handed on
                 args = (args[0], [*range(len(args[0].get_size()))] or [0], *args[2:])
             return fallback_handler(target, add_to_fallback_set=False)(*args, **kwargs)  # type: ignore[no-untyped-call]
         traced = node.meta.get("val")
@@ -308,15 +308,17 @@ class AsEager:
         is_product = V.graph.current_node.target in _PRODUCTS
 
         def as_eager(value: Any) -> Any:
-            number = getattr(value, "data", None)
-            dtype: Any = getattr(number, "dtype", None)
-            device: Any = getattr(number, "device", None)
-            made: Any = None
-            if is_product and isinstance(number, IndexingConstant) and dtype in SIXTEEN_BITS:
-                made = IndexingConstant(index=number.index, dtype=torch.float32, device=device)
-            elif isinstance(number, Constant) and not is_product and dtype in SIXTEEN_BITS:
-                made = Constant(value=_rounded(number.value, dtype), dtype=dtype, device=device)
-            return value if made is None else ExpandView.create(made, list(value.get_size()))
+            number: Any = getattr(value, "data", None)
+            if getattr(number, "dtype", None) not in SIXTEEN_BITS:
+                return value
+            if is_product and isinstance(number, IndexingConstant):
+                made: Any = IndexingConstant(index=number.index, dtype=torch.float32, device=number.device)
+            elif isinstance(number, Constant) and not is_product:
+                rounded = _rounded(number.value, number.dtype)
+                made = Constant(value=rounded, dtype=number.dtype, device=number.device)
+            else:
+                return value
+            return ExpandView.create(made, list(value.get_size()))
 
         return [as_eager(value) for value in original(inputs, *given, **more)]
 

@@ -21,8 +21,10 @@ def with_checks(table: Mapping[Any, Any]) -> dict[Any, Any]:
     """Inductor's decompositions, with these in place of its own."""
     fills = {op: _from_the_end(table[op]) for op in _FILLS}
     rules = {op: rule for op, rule in {**table, **_ALONG, **fills}.items() if op not in _WITHOUT_CHECKS}
-    named = {op for op in rules if getattr(op, "_opname", "") in NAMES}
-    return {op: _unless_eagers(op, rule) if op in named else rule for op, rule in rules.items()}
+    return {
+        op: _unless_eagers(op, rule) if getattr(op, "_opname", "") in NAMES else rule
+        for op, rule in rules.items()
+    }
 
 
 def _unless_eagers(op: Any, rule: Callable[..., Any]) -> Callable[..., Any]:
